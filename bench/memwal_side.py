@@ -53,7 +53,7 @@ class MemwalTable:
 
     def rows(self) -> pa.Table:
         """Every row there is, base, SSTs and memtable."""
-        return self.table.scan()
+        return self.table.scan().read_all()
 
     def flush(self) -> None:
         """Memtable to SST."""

@@ -103,7 +103,7 @@ def _scan(values: Values) -> list[Contender]:
     filters = [f"value >= {start:.6f} AND value < {start + 0.01:.6f}" for start in starts]
 
     def ours(table: MemwalTable, passing: str) -> pa.Table:
-        return table.table.scan(filter=passing)
+        return table.table.scan(filter=passing).read_all()
 
     def theirs(table: LanceShard, passing: str) -> pa.Table:
         return table.scanner().filter(passing).to_table()

@@ -69,7 +69,7 @@ def _scan(values: Values) -> list[Contender]:
     columns = ["package", "version", "installed_kb"]
 
     def ours(table: MemwalTable, passing: str) -> pa.Table:
-        return table.table.scan(columns, filter=passing)
+        return table.table.scan(columns, filter=passing).read_all()
 
     def theirs(table: LanceShard, passing: str) -> pa.Table:
         return table.scanner().project(columns).filter(passing).to_table()

@@ -182,7 +182,7 @@ class LostRows(Exception):
 
 def check(client: RemoteTable, writers: Sequence[Writer]) -> None:
     """Raises: LostRows."""
-    there = set(client.scan(columns=["id"]).column("id").to_pylist())
+    there = set(client.scan(columns=["id"]).read_all().column("id").to_pylist())
     acked = {key for writer in writers for key in writer.acked}
     print(f"{len(acked):,} rows acked, {len(acked - there)} of them missing", flush=True)
     if acked - there:

@@ -29,7 +29,7 @@ def rows(numbers: Sequence[int | None]) -> pa.Table:
 
 def counted(table: Any, level: str = "latest") -> Counter[int | None]:
     """What a table holds, how often each."""
-    found = Counter(table.scan(["n"], level=level).column("n").to_pylist())
+    found = Counter(table.scan(["n"], level=level).read_all().column("n").to_pylist())
     assert table.count(level=level) == found.total()
     return found
 

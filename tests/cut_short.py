@@ -218,7 +218,7 @@ class Scene:
     def check(self) -> None:
         """Compare the table, and its dead letters, with what was landed."""
         with memwal.connect(self.sink._owner()) as table:
-            stored = table.scan(list(COLUMNS)).to_pylist()
+            stored = table.scan(list(COLUMNS)).read_all().to_pylist()
         rows = Counter((row["id"], row["name"], row["price"]) for row in stored)
         letters: Counter[str] = Counter()
         if Path(self.settings.dead_letters).exists():

@@ -166,11 +166,11 @@ class ReadsWorld:
                 raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
 
     def _check_rows(self, table: Any, level: str, model: Model) -> None:
-        assert by_id(table.scan(level=level)) == model
+        assert by_id(table.scan(level=level).read_all()) == model
         low, high = sorted(self.draw.integers(0, 100, 2).tolist())
         predicate = f"n >= {low} AND n < {high}"
         passing = {id: row for id, row in model.items() if low <= row["n"] < high}
-        assert by_id(table.scan(filter=predicate, level=level)) == passing
+        assert by_id(table.scan(filter=predicate, level=level).read_all()) == passing
         assert table.count(predicate, level=level) == len(passing)
         assert table.count(level=level) == len(model)
         ids = self.draw.permutation(70)[:20].tolist()
@@ -179,7 +179,10 @@ class ReadsWorld:
         ordered = sorted(passing.values(), key=lambda row: (-row["n"], row["id"]))
         limit, offset = int(self.draw.integers(1, 12)), int(self.draw.integers(0, 6))
         asked: dict[str, Any] = {"order_by": [("n", "descending"), "id"], "limit": limit, "offset": offset}
-        assert rows_of(table.scan(filter=predicate, level=level, **asked)) == ordered[offset : offset + limit]
+        assert (
+            table.scan(filter=predicate, level=level, **asked).read_all().to_pylist()
+            == ordered[offset : offset + limit]
+        )
 
     def _check_ranked(self, table: Any, level: str, model: Model) -> None:
         query = self.draw.normal(size=4).astype(np.float32)
@@ -255,17 +258,10 @@ def measured(model: Model, query: Any, metric: str) -> dict[int, float]:
     return found
 
 
-def rows_of(answer: Any) -> list[dict[str, Any]]:
-    """The rows of an answer."""
-    rows: list[dict[str, Any]] = (answer if isinstance(answer, pa.Table) else answer.read_all()).to_pylist()
-    return rows
-
-
-def by_id(answer: Any) -> Model:
+def by_id(answer: pa.Table) -> Model:
     """The rows of an answer by key, each once."""
-    rows = rows_of(answer)
-    found = {row["id"]: row for row in rows}
-    assert len(found) == len(rows), "a key came back twice"
+    found = {row["id"]: row for row in answer.to_pylist()}
+    assert len(found) == answer.num_rows, "a key came back twice"
     return found
 
 

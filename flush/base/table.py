@@ -223,6 +223,11 @@ class BaseTable:
             vars(newest)["shape"] = self.shape  # reads compare shapes; the same object makes that free
         return newest
 
+    @panics_as_errors
+    def is_kept(self) -> bool:
+        """Return whether this version is still on storage. Raises: the error of a storage that does not answer."""
+        return any(each["version"] == self.version for each in self.dataset.version_refs())
+
     def vector_models(self) -> dict[str, VectorModel]:
         """Return the trained model of each column's vector index; columns without a usable index are absent."""
         return vector_models(self.dataset, self.indexes, self.storage_options)

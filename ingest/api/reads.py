@@ -14,10 +14,13 @@ from memwal.ingest.api.arguments import text as a_text
 from memwal.ingest.api.changes import Changes, ChangesSource, opened, position_of
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
 from memwal.ingest.api.ordering import checked_order
+from memwal.ingest.api.results import RowStream, trimmed
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 
 Level = Literal["committed", "flushed", "durable", "latest"]
+_SHOWN = 8
+"""Columns that a table shows of itself."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
@@ -27,7 +30,8 @@ class ReadKind:
 
     `sends`: the argument that travels as Arrow data; keys go to their owners only. `counts`: the answer is a number,
     and answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best; without it
-    rows are concatenated, up to `limit`. `arms`: rows have two scores, and the best by either are kept.
+    rows are concatenated, up to `limit`. `arms`: rows have two scores, and the best by either are kept. `streams`: the
+    answer is a RowStream, else a table.
     """
 
     sends: Literal["keys", "vector"] | None = None
@@ -35,11 +39,12 @@ class ReadKind:
     score: str | None = None
     ascending: bool = True
     arms: bool = False
+    streams: bool = False
 
 
 READS: Mapping[str, ReadKind] = {
     "get": ReadKind(sends="keys"),
-    "scan": ReadKind(),
+    "scan": ReadKind(streams=True),
     "count": ReadKind(counts=True),
     "search": ReadKind(sends="vector", score="_distance"),
     "match": ReadKind(score="_score", ascending=False),
@@ -64,6 +69,30 @@ class Reads(ABC):
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         """Return the result of the method `read` of `ingest.read.reader.Reader` with `request`."""
 
+    @property
+    @abstractmethod
+    def _described(self) -> str:
+        """Where the table is, and how many regions it has, as far as that is known without asking anybody."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Hand all rows to another Arrow library, streamed: DuckDB, Polars, DataFusion, pyarrow take a table as it is.
+
+        Each such call is a `scan` at level `latest`; `scan` and `sql` read only some columns and rows.
+        """
+        return self.scan().__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True  # otherwise a table without rows would be false, and `if table` would count its rows
+
+    def __repr__(self) -> str:
+        key = f"key {', '.join(self.key)}" if self.key else "no key"
+        names = self.schema.names
+        columns = ", ".join(names[:_SHOWN]) + (f", … ({len(names)})" if len(names) > _SHOWN else "")
+        return f"<memwal.{type(self).__name__} {self._described}, {key}, columns {columns}, reads latest>"
+
     @translate_errors
     def get(self, keys: Any, columns: Sequence[str] | None = None, *, level: str = "latest") -> pa.Table:
         """Return the rows of `keys`, in the order of the keys; missing and deleted keys are left out.
@@ -84,11 +113,15 @@ class Reads(ABC):
         order_by: Any = None,
         offset: int = 0,
         level: str = "latest",
-    ) -> pa.Table:
-        """Return rows whose newest version passes `filter` (SQL), at most `limit`, after the first `offset`.
+    ) -> RowStream:
+        """Return rows whose newest version passes `filter` (SQL), at most `limit`, after the first `offset`, all of the
+        moment of this call.
 
+        The result streams: a loop takes batch by batch; `read_all`, `to_pandas` and `to_polars` gather all rows.
         `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"): nulls last, NaN
-        above infinity, text by its bytes. Without it rows come in no order.
+        above infinity, text by its bytes; the rows are gathered where they are read. Without it they come in no order.
+
+        A stream that can no longer be read to its end raises, from the loop, Unavailable: read again.
         """
         wanted, order, skipped = listed(columns), checked_order(order_by), not_negative("offset", offset)
         request: dict[str, Any] = {"columns": wanted, "filter": sql(filter), "limit": limit}
@@ -98,8 +131,8 @@ class Reads(ABC):
                 request["columns"] = list(dict.fromkeys([*wanted, *(name for name, _ in order)]))
         if skipped and limit is not None:
             request["limit"] = not_negative("limit", limit) + skipped
-        rows: pa.Table = self._answer("scan", level, **request)
-        return (rows if wanted is None or order is None else rows.select(wanted)).slice(skipped)
+        rows: RowStream = self._answer("scan", level, **request)
+        return trimmed(rows, request["columns"] if wanted is None else wanted, skipped)
 
     @translate_errors
     def count(self, filter: str | None = None, *, level: str = "latest") -> int:

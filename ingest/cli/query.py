@@ -88,7 +88,7 @@ def _run(table: Readable, query: Query) -> pa.Table:
         return table.search(near[0], vector, query.limit, **common, **how)
     if match:
         return table.match(*match, query.limit, **common)
-    return table.scan(limit=query.limit, order_by=_order(query.order_by), **common)
+    return table.scan(limit=query.limit, order_by=_order(query.order_by), **common).read_all()
 
 
 def _order(text: str | None) -> list[tuple[str, str]] | None:

@@ -232,7 +232,7 @@ class RemoteTable(Reads):
     @cached_property
     def splitter(self) -> Splitter:
         """Routes rows; created when rows first go to several daemons, and again after a change of columns."""
-        return Splitter(self.schema, self.key, self._described)
+        return Splitter(self.schema, self.key, self._description)
 
     def _describe(self, request: dict[str, Any], patience: float | None) -> None:
         described = self.router.describe(request, patience)
@@ -240,8 +240,12 @@ class RemoteTable(Reads):
         self.key = tuple(described["key"])
         self.upsert: str = described["upsert"]
         self.version: str = described["version"]
-        self._described = described
+        self._description = described
         self.__dict__.pop("splitter", None)
+
+    @property
+    def _described(self) -> str:
+        return f"{self.router.table} at {self.endpoint}, {len(self.router.regions)} regions"
 
     def _patiently(self, call: Callable[[float], T], seconds: float, *, repeatable: bool = True) -> T:
         """Return the result of `call`, repeated as `ingest.client.retry` decides; it gets the seconds that it may

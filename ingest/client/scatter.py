@@ -8,7 +8,8 @@ several each sees its own part only, so the client checks the whole, without sto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from memwal.flush.base.sharding import Routing
 from memwal.ingest.api.fusion import best_of_arms
 from memwal.ingest.api.ordering import first_rows
 from memwal.ingest.api.reads import ReadKind
+from memwal.ingest.api.results import RowStream, gathered
 from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import first_of_each_key
 from memwal.ingest.errors import BUSY, Unavailable
@@ -29,21 +31,46 @@ from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema
 _ROW, _AT = "_memwal_row", "_memwal_at"
 
 
-def merged(kind: ReadKind, answers: Sequence[pa.Table], request: dict[str, Any]) -> pa.Table:
+def merged(kind: ReadKind, answers: Sequence[Any], request: dict[str, Any]) -> pa.Table | RowStream:
     """Merge the answers of several owners to one read. Raises: Unavailable if columns changed in between."""
     parts = _alike(answers)
+    if kind.streams and (order := request.get("order_by")):
+        rows = pa.concat_tables([part.read_all() for part in parts])
+        return gathered(rows.take(first_rows(rows, order, request["limit"])))
+    if kind.streams:
+        return one_after_another(parts, request["limit"])
     if kind.score is not None:
         return best_of(parts, kind.score, request["k"], ascending=kind.ascending)
-    rows = pa.concat_tables(parts)
-    if kind.arms:
-        return best_of_arms(rows, request["n"])
-    limit = request["limit"]
-    if order := request.get("order_by"):
-        return rows.take(first_rows(rows, order, limit))
-    return rows if limit is None else rows.slice(0, limit)
+    return best_of_arms(pa.concat_tables(parts), request["n"])
 
 
-def _alike(answers: Sequence[pa.Table]) -> Sequence[pa.Table]:
+def one_after_another(answers: Sequence[RowStream], limit: int | None) -> RowStream:
+    """Return the rows of all streams, at most `limit`. The owners captured all of them before; each waits for its turn,
+    with as many rows on their way as gRPC holds.
+    """
+
+    def cancel() -> None:
+        for answer in answers:
+            answer.close()
+
+    return RowStream(answers[0].schema, _one_after_another(answers, limit), cancel)
+
+
+def _one_after_another(answers: Sequence[RowStream], limit: int | None) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in chain.from_iterable(answers):
+            part = batch if limit is None else batch.slice(0, limit)
+            limit = None if limit is None else limit - part.num_rows
+            if part.num_rows:
+                yield part
+            if limit == 0:
+                return
+    finally:
+        for answer in answers:
+            answer.close()
+
+
+def _alike(answers: Sequence[Any]) -> Sequence[Any]:
     if any(answer.schema != answers[0].schema for answer in answers):
         raise Unavailable("somebody changed the table's columns while it was read; read again", {"reason": BUSY})
     return answers

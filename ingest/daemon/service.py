@@ -4,7 +4,7 @@ DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  s
            (the Spark sink)
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
            "routing" too where the sender has split them itself
-DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result
+DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result; "scan" streams
            {"op": "changes", "since", "until", "images", "columns"}    the next changes, of all regions, whoever owns
            them; the stream's schema metadata `memwal:changes` has {"position", "more"}
 DoAction   "changes_position" {"at"} |
@@ -39,6 +39,7 @@ import pyarrow.flight as flight
 
 from memwal.ingest.api.changes import ChangesRequest, packed
 from memwal.ingest.api.reads import READS, Reads
+from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
@@ -117,9 +118,21 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         writer.write(json.dumps(self._write(request, rows)).encode())
 
     @_answering
-    def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
+    def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         request, rows = unpack(ticket.ticket)
-        return flight.RecordBatchStream(self._read(self._meant(request), rows))
+        answer = self._read(self._meant(request), rows)
+        if not isinstance(answer, RowStream):
+            return flight.RecordBatchStream(answer)
+        return flight.GeneratorStream(answer.schema, self._batches(answer, self.table))
+
+    def _batches(self, rows: RowStream, table: Table) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as gRPC asks for them; it drops this generator, and so the rows, when the client has gone."""
+        try:
+            yield from rows
+        except MemWalError as error:
+            raise_over_flight(self.told(error, table))
+        finally:
+            rows.close()
 
     @_answering
     def do_action(self, _context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
@@ -144,7 +157,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         options = {"durable": request["durable"], "timeout": request.get("timeout")}
         return asdict(write(rows, token=Token.parse(request["token"]), **options))
 
-    def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table:
+    def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table | RowStream:
         op = request.pop("op")
         if op == "changes":
             return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
@@ -153,8 +166,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             raise Invalid(f"unknown read {op!r}")
         if rows is not None:
             request[str(kind.sends)] = rows if kind.sends == "keys" else rows.column(0).combine_chunks()
-        found: pa.Table = getattr(self._of(request), op)(**request)
-        return found
+        answer: pa.Table | RowStream = getattr(self._of(request), op)(**request)
+        return answer
 
     def _of(self, request: dict[str, Any]) -> Reads:
         """Return the reads of the regions that `request` names, and remove these from it."""

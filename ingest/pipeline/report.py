@@ -108,7 +108,7 @@ def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
 
     They use values of stored rows, so that each finds something.
     """
-    rows = table.scan(limit=_SAMPLE)
+    rows = table.scan(limit=_SAMPLE).read_all()
     if not rows.num_rows:
         return []
     found = [_by_key(table, python_rows(rows.slice(0, 1))[0], indexes)] if table.key else []
@@ -141,7 +141,7 @@ def _by_key(table: RemoteTable, row: dict[str, Any], indexes: Sequence[IndexSpec
 
 def _by_filter(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:
     condition = f"{column} >= {_literal(row[column])}"
-    return [Query("by filter", condition, lambda: table.scan(columns, condition))]
+    return [Query("by filter", condition, lambda: table.scan(columns, condition).read_all())]
 
 
 def _by_vector(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:

@@ -41,6 +41,9 @@ KEYS_PER_FILTER = 1000
 INT64_MIN = -(2**63)
 PROBES = 20
 REFINE = 20
+AHEAD: dict[str, Any] = {"io_buffer_size": 32 << 20, "batch_readahead": 4, "fragment_readahead": 2}
+"""What Lance reads ahead of a scan's consumer. By default it took 284 MB for the first batch of a table of 540 MB
+(pylance 14.0.2, 2 cores), and with this 86 MB; reading all of it took 0.4 s instead of 0.3 s."""
 Positions = npt.NDArray[np.int64]
 
 
@@ -86,7 +89,7 @@ class BaseReads:
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """Yield rows that pass `filter`, at most `limit`, read as they are consumed."""
-        scanner = self._dataset.scanner(columns=list(columns), filter=filter, limit=limit)
+        scanner = self._dataset.scanner(columns=list(columns), filter=filter, limit=limit, **AHEAD)
         for batch in scanner.to_batches():
             yield pa.Table.from_batches([batch])
 

@@ -57,6 +57,10 @@ class LevelReads(Reads):
         """
         return flush.list_indexes(self._reader.base())
 
+    @property
+    def _described(self) -> str:
+        return f"{self.base.uri}, {self.base.buckets} regions"
+
     @abstractmethod
     def _views(self, level: Level, *, again: bool) -> list[RegionView]:
         """Capture the levels above the base, newest first; the reader opens the base only after this.

@@ -20,6 +20,7 @@ from memwal.flush.base.shape import Shape
 from memwal.ingest.api.arguments import at_least_one, text_columns
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.ordering import Order, check_orderable
+from memwal.ingest.api.results import RowStream, gathered
 from memwal.ingest.errors import Invalid
 from memwal.ingest.read.base import DISTANCE, BaseReads
 from memwal.ingest.read.base_match import SCORE
@@ -35,6 +36,7 @@ from memwal.ingest.read.request import (
     only_vectors,
     unknown_column,
 )
+from memwal.ingest.read.scan import after_first_batch, batches_of, streamed
 from memwal.ingest.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
 from memwal.ingest.read.top_k import concatenate, in_order, merge, merge_arms
 from memwal.ingest.refusals import expect_routing
@@ -130,27 +132,24 @@ class Reader:
         order_by: Order | None = None,
         *,
         buckets: Collection[int] | None = None,
-    ) -> pa.Table:
-        """Return rows whose newest version passes `filter` (SQL), at most `limit`, newest levels first.
+    ) -> RowStream:
+        """Stream rows whose newest version passes `filter` (SQL), at most `limit`, newest levels first. The first batch
+        is read before the return, so that its errors are raised here.
 
-        `order_by`: the order of the rows, of which `columns` has every column.
+        `order_by`: the order of the rows, of which `columns` has every column; then all are read before the return.
         """
         base, known = self._known()
-        out, left = checked_columns(columns, known.schema, known.gone), checked_limit(limit)
+        schema, most = known.projected(checked_columns(columns, known.schema, known.gone)), checked_limit(limit)
         if order_by is not None:
             checked_columns([name for name, _ in order_by], known.schema, known.gone, "order_by")
             check_orderable(order_by, known.schema)
         merged_view = self._merged_view(views, base, known, buckets)
         self._check_filter(merged_view, filter, known)
-        if order_by is not None and left != 0:  # Lance fails to sort for no rows
-            return concatenate([merged_view.first_rows(out, filter, left, order_by)], known.projected(out))
-        parts: list[pa.Table] = []
-        for rows in merged_view.visible_rows(out, filter, left):
-            parts.append(rows if left is None else rows.slice(0, left))
-            left = None if left is None else left - parts[-1].num_rows
-            if left == 0:
-                break
-        return concatenate(parts, known.projected(out))
+        if order_by is not None and most != 0:  # Lance fails to sort for no rows
+            rows = merged_view.first_rows(schema.names, filter, most, order_by)
+            return gathered(concatenate([rows], schema))
+        cut_short = partial(after_first_batch, base, filter, self)
+        return streamed(schema, batches_of(merged_view, schema, filter, most), cut_short)
 
     def count(
         self, views: Sequence[RegionView], filter: str | None = None, *, buckets: Collection[int] | None = None

@@ -15,6 +15,7 @@ from memwal.ingest.api.reads import READS
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.rpc.credentials import bearer
+from memwal.ingest.rpc.row_stream import streamed
 from memwal.ingest.rpc.wire import StreamSum, from_flight, pack
 from memwal.wal.errors import first_line
 
@@ -83,10 +84,16 @@ class Connection:
     def read(
         self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
     ) -> Any:
-        """Run one of `READS`, or the action "applied"; return its answer. `rows`: what the read `sends`."""
+        """Run one of `READS`, or the action "applied"; return its answer. `rows`: what the read `sends`. `timeout`:
+        of a read that streams, for the first batch, and for each further one.
+        """
         if read == "applied" or READS[read].counts:
             return self.act(read, request, timeout)
-        return self._rows({"op": read, **request}, rows, timeout)
+        request = {"op": read, **request}
+        if READS[read].streams:
+            ticket = flight.Ticket(pack({**self._table_name(), **request}, rows))
+            return streamed(self.endpoint, lambda: self._client.do_get(ticket, self._options(None)), timeout)
+        return self._rows(request, rows, timeout)
 
     @_translate_flight_errors
     def changes(self, request: Mapping[str, Any], timeout: float | None = None) -> pa.Table:

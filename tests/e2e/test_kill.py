@@ -58,7 +58,7 @@ class Life:
             table = self._wait_until(lambda: self._connected() or self.ended)
             with suppress(memwal.MemWalError):
                 while table is not True:
-                    yield versions(table.scan(["package", "version"]).to_pylist())
+                    yield versions(table.scan(["package", "version"]).read_all().to_pylist())
                     time.sleep(0.1)
 
     def _connected(self) -> Any:

@@ -143,7 +143,7 @@ def test_a_vector_index_is_searched_by_its_own_metric(tmp_path: Path) -> None:
         table.flush()
         table.commit()
         committed = table.search("vector", query, k=5, level="committed")
-        held = table.scan(["id", "vector"]).to_pydict()
+        held = table.scan(["id", "vector"]).read_all().to_pydict()
     vectors = np.array(held["vector"])
     distances = 1 - vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
     nearest = np.array(held["id"])[np.argsort(distances)[:5]].tolist()

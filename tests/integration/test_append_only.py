@@ -63,8 +63,8 @@ def test_reads_by_filter_vector_and_text_see_equal_rows_of_every_level(level: st
         table.put(rows([7]))
         expected = {"committed": 2, "flushed": 6, "durable": 7, "latest": 7}[level]
         assert table.count("n = 7", level=level) == expected
-        assert table.scan(["n"], "n = 7", level=level).num_rows == expected
-        assert table.scan(["n"], limit=5, level=level).num_rows == 5
+        assert table.scan(["n"], "n = 7", level=level).read_all().num_rows == expected
+        assert table.scan(["n"], limit=5, level=level).read_all().num_rows == 5
         near = table.search("vector", [7.0] * WIDTH, 10, columns=["n", "body"], level=level)
         assert near.column("n").to_pylist().count(7) == expected
         assert table.match("body", "word7", 50, level=level).num_rows == expected
@@ -174,7 +174,7 @@ def test_columns_come_go_and_are_renamed_meanwhile(uri: str) -> None:
         table.flush()
         table.commit()
         assert counted(table, "committed") == expected + Counter([1])
-        assert table.scan(["more"], "more = 5").num_rows == 1
+        assert table.scan(["more"], "more = 5").read_all().num_rows == 1
     clean(uri)
     lance.dataset(uri).drop_columns(["n"])
     with pytest.raises(memwal.Invalid, match=r"its regions\.by columns are missing in version"):

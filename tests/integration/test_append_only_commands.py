@@ -127,7 +127,7 @@ def test_a_clone_takes_rows_of_its_own(uri: str, tmp_path: Path, key: Any, clone
             table.flush()
             table.commit()
             expected = list(range(1, value + 1))
-            assert sorted(table.scan(level="committed")["n"].to_pylist()) == expected
+            assert sorted(table.scan(level="committed").read_all()["n"].to_pylist()) == expected
             assert sorted(lance.dataset(copy).to_table()["n"].to_pylist()) == expected
     clean(copy)
     assert lance.dataset(uri).to_table()["n"].to_pylist() == [1]

@@ -45,7 +45,7 @@ def send(table: Table, rows: pa.Table, regions: int | None = None) -> None:
 
 
 def shown(table: Table) -> dict[int, int]:
-    return {row["id"]: row["n"] for row in table.scan().to_pylist()}
+    return {row["id"]: row["n"] for row in table.scan().read_all().to_pylist()}
 
 
 def test_a_micro_batch_with_deletes_that_a_resize_met_half_applied_is_completed(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_put_that_changes_nothing_is_not_acked_by_an_owner_that_was_overtaken(
 
 READS: dict[str, Callable[[Any], int]] = {
     "count": lambda client: client.count("id < 6"),
-    "scan": lambda client: client.scan(["id"], filter="id < 6").num_rows,
+    "scan": lambda client: client.scan(["id"], filter="id < 6").read_all().num_rows,
     "get": lambda client: client.get(list(range(6))).num_rows,
 }
 

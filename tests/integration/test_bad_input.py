@@ -86,7 +86,7 @@ def test_rows_that_cannot_be_found_again_are_refused_with_column_and_row(case: s
 def reads_as_before(table: Any, more: dict[int, str | None]) -> None:
     """All good rows are found by every read, and `more` rows (id: body) by their keys."""
     known = {row["id"]: row["body"] for row in GOOD}
-    found = table.scan(["id", "body"]).to_pylist()
+    found = table.scan(["id", "body"]).read_all().to_pylist()
     assert {row["id"]: row["body"] for row in found} == known | more
     assert table.get([101, *more], columns=["body"]).to_pylist() == [{"body": known[101]}] + [
         {"body": body} for body in more.values()
@@ -95,7 +95,7 @@ def reads_as_before(table: Any, more: dict[int, str | None]) -> None:
     searched = table.search("vector", [1.0, 1.0, 0.0, 0.0], k=1_000)
     assert set(known) <= set(searched["id"].to_pylist())
     assert np.isfinite(searched["_distance"].to_numpy()).all()
-    assert set(table.scan(["id"], filter="price >= 100")["id"].to_pylist()) == set(known)
+    assert set(table.scan(["id"], filter="price >= 100").read_all()["id"].to_pylist()) == set(known)
 
 
 def test_the_row_named_is_the_callers_however_the_rows_are_chunked(table: Any) -> None:
@@ -198,4 +198,4 @@ def test_keys_that_look_alike_are_different_keys_at_every_level(name: str, setti
         assert table.count() == len(keys) // 2
         table.flush()
         table.commit()
-        assert sorted(table.scan(["v"])["v"].to_pylist()) == list(range(201, 200 + len(keys), 2))
+        assert sorted(table.scan(["v"]).read_all()["v"].to_pylist()) == list(range(201, 200 + len(keys), 2))

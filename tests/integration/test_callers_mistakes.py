@@ -45,12 +45,12 @@ def test_arrays_that_are_used_again_do_not_change_acknowledged_rows(tmp_path: Pa
         table.put(pa.table({"id": ids, "v": values}))
         table.delete(ids[:1])
         ids[:], values[:] = 99, 666
-        assert sorted(table.scan(["id", "v"]).to_pylist(), key=lambda row: row["id"]) == [
+        assert sorted(table.scan(["id", "v"]).read_all().to_pylist(), key=lambda row: row["id"]) == [
             {"id": key, "v": 7} for key in range(1, 5)
         ]
         table.flush()
         table.commit()
-        assert sorted(table.scan(["id"], level="committed")["id"].to_pylist()) == [1, 2, 3, 4]
+        assert sorted(table.scan(["id"], level="committed").read_all()["id"].to_pylist()) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("indexes", [{}, {"s": "fts"}], ids=["plain", "fts"])
@@ -60,7 +60,7 @@ def test_text_that_is_not_utf8_is_refused_and_the_table_lives_on(tmp_path: Path,
             table.put(pa.table({"id": [1, 2], "v": [1, 2], "s": _not_utf8(2)}))
         table.put([{"id": 3, "v": 3, "s": "fine"}])
     with memwal.open(tmp_path / "t.lance") as table:
-        assert table.scan(["id"])["id"].to_pylist() == [3]
+        assert table.scan(["id"]).read_all()["id"].to_pylist() == [3]
 
 
 @pytest.mark.parametrize(("producer", "sequence"), [("x", "5"), ("x", -1), ("", 1), (None, 1), ("x", True)])
@@ -79,9 +79,9 @@ def test_a_table_removed_under_its_writer_acknowledges_nothing_more(tmp_path: Pa
                 table.put([{"id": 2, "v": 2}])
         again.put([{"id": 3, "v": 3}])
         table.close()
-        assert again.scan(["id"])["id"].to_pylist() == [3]
+        assert again.scan(["id"]).read_all()["id"].to_pylist() == [3]
     with memwal.open(tmp_path / "t.lance") as reopened:
-        assert reopened.scan(["id"])["id"].to_pylist() == [3]
+        assert reopened.scan(["id"]).read_all()["id"].to_pylist() == [3]
 
 
 def test_a_writer_that_knows_it_is_fenced_answers_no_more_reads(tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ def test_a_column_added_by_a_stranger_is_null_in_rows_that_waited(tmp_path: Path
         lance.dataset(tmp_path / "t.lance").add_columns(pa.field("extra", pa.int64()))
         assert table.count() == 2
         table.flush()
-        assert sorted(table.scan(["id"])["id"].to_pylist()) == [1, 2]
+        assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [1, 2]
         table.commit()
     with memwal.open(tmp_path / "t.lance") as table:
         table.put([{"id": 3, "v": 3, "extra": 30}])
-        rows = table.scan(["id", "extra"]).to_pylist()
+        rows = table.scan(["id", "extra"]).read_all().to_pylist()
     assert sorted((row["id"], row["extra"]) for row in rows) == [(1, None), (2, None), (3, 30)]
 
 

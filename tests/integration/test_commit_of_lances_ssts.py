@@ -175,7 +175,7 @@ class World:
             found_ids = mine.filter(pa.array(self.base.route(mine) == bucket))["id"].to_pylist()
             assert set(found_ids) == expected
         with self.ours() as table:
-            self.same(table.scan())
+            self.same(table.scan().read_all())
 
 
 def close(writers: Iterable[ShardWriter]) -> None:
@@ -235,9 +235,9 @@ def test_what_shard_writer_flushed_is_committed(world: World) -> None:
     world.check_clean()
     world.check_lance_over_ssts()
     with world.ours() as table:
-        world.same(table.scan())
+        world.same(table.scan().read_all())
         assert table.commit().ssts == 3 * len(world.base.regions)
-        world.same(table.scan(level="committed"))
+        world.same(table.scan(level="committed").read_all())
     world.check_committed()
     world.check_collected()
 
@@ -277,7 +277,7 @@ def test_generations_of_both_in_one_commit(world: World) -> None:
         world.delete(table, [400])
         world.put(table, [300, 600], 7)
         table.flush()
-        world.same(table.scan())
+        world.same(table.scan().read_all())
         world.check_lance_over_ssts()
         report = table.commit()
     assert report.ssts > 2 * len(world.base.regions)

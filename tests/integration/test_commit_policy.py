@@ -74,7 +74,7 @@ def test_a_stream_of_micro_batches_leaves_few_fragments_segments_and_ssts(
     assert ssts < 10
     assert fragments <= 24
     assert segments <= 24
-    found = table.scan(["id"])["id"].to_pylist()
+    found = table.scan(["id"]).read_all()["id"].to_pylist()
     assert (len(found), set(found)) == (len(keys), keys)
     assert dataset.count_rows() >= len(keys) - 3 * ROWS
 

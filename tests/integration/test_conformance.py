@@ -82,12 +82,12 @@ class Readers:
 
     def agree(self, table: Any, *, base_alone: bool = False) -> None:
         """`table`: ours, in whichever form. `base_alone`: nothing is above the base, so all levels are one."""
-        flushed = content(table.scan(level="flushed"))
+        flushed = content(table.scan(level="flushed").read_all())
         self._lance_agrees(table, flushed)
-        committed = content(table.scan(level="committed"))
+        committed = content(table.scan(level="committed").read_all())
         self._lancedb_agrees(table, flushed, committed)
         if base_alone:
-            assert flushed == committed == content(table.scan())
+            assert flushed == committed == content(table.scan().read_all())
 
     def _lance_agrees(self, table: Any, expected: pa.Table) -> None:
         base, snapshots = lance.dataset(self.uri), self.snapshots()

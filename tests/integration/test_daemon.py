@@ -21,7 +21,7 @@ import memwal
 
 def names(table: Any, level: str = "latest") -> dict[int, str]:
     """What a table holds: name by id, each key once."""
-    rows = table.scan(["id", "name"], level=level).to_pylist()
+    rows = table.scan(["id", "name"], level=level).read_all().to_pylist()
     found = {row["id"]: row["name"] for row in rows}
     assert len(found) == len(rows)
     return found

@@ -118,7 +118,7 @@ class Stream:
 
     def rows(self) -> dict[int, str]:
         with memwal.connect(self.endpoint()) as table:
-            found = table.scan(["id", "name"]).to_pylist()
+            found = table.scan(["id", "name"]).read_all().to_pylist()
         assert len({row["id"] for row in found}) == len(found)
         return {row["id"]: row["name"] for row in found}
 
@@ -267,7 +267,7 @@ def test_csv_is_read_by_the_names_of_its_header(
         source.run()
     assert source.rows() == {1: "one", 2: "two", 3: "three", 4: "four"}
     with memwal.connect(source.endpoint()) as table:
-        assert sorted(table.scan(["price"])["price"].to_pylist()) == [10, 20, 30, 40]
+        assert sorted(table.scan(["price"]).read_all()["price"].to_pylist()) == [10, 20, 30, 40]
     assert "001.csv: columns that the table does not have are left out: more" in caplog.text
     source.land(["id,name,prize", "5,five,50"])
     with pytest.raises(memwal.Invalid, match=r"003\.csv: its header has no column 'price'; did you mean 'prize'"):

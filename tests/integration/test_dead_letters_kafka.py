@@ -41,7 +41,7 @@ def test_a_poison_record_every_100_records_of_a_topic(
 
     def rows() -> dict[int, int]:
         with memwal.open(uri) as table:
-            return {row["id"]: row["twice"] for row in table.scan().to_pylist()}
+            return {row["id"]: row["twice"] for row in table.scan().read_all().to_pylist()}
 
     twice = 'twice = { sql = "value.n * 2" }'
     ran = cli("run", configured(twice), "--once")

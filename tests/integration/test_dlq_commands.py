@@ -107,7 +107,7 @@ def test_replay_puts_what_fits_and_says_why_the_others_stay(typed: Any, config: 
     assert "2x fit: key column 'id' is null" in out
     assert json.loads(typed("dlq", "list", config, "--format", "json")[1])["letters"] == 4
     with memwal.open(uri) as table:
-        assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == made.rows([1, 2])
+        assert sorted(table.scan().read_all().to_pylist(), key=lambda row: row["id"]) == made.rows([1, 2])
 
 
 def test_replay_goes_through_the_daemon_that_owns_the_regions(
@@ -116,7 +116,7 @@ def test_replay_goes_through_the_daemon_that_owns_the_regions(
     _, endpoint = serve(config)
     assert "replayed 1 dead letter into" in typed("dlq", "replay", config, "--id", f"0001{'ab' * 8}")[1]
     with memwal.connect(endpoint) as table:
-        assert table.scan(["id"])["id"].to_pylist() == [2]
+        assert table.scan(["id"]).read_all()["id"].to_pylist() == [2]
 
 
 def test_purge_deletes_by_age_and_stage(typed: Any, config: Path) -> None:

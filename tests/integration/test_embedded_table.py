@@ -51,8 +51,8 @@ def test_a_key_of_every_type_lives_through_all_levels(kind: str, uri: str) -> No
             model.update(dict.fromkeys(some, value))
 
         def check() -> None:
-            assert {row["k"]: row["v"] for row in table.scan().to_pylist()} == model
-            assert table.scan().num_rows == len(model)
+            assert {row["k"]: row["v"] for row in table.scan().read_all().to_pylist()} == model
+            assert table.scan().read_all().num_rows == len(model)
             some = [*keys[::9], key_of(110)]
             found = table.get(some)
             assert {row["k"]: row["v"] for row in found.to_pylist()} == {k: model[k] for k in some if k in model}
@@ -70,7 +70,7 @@ def test_a_key_of_every_type_lives_through_all_levels(kind: str, uri: str) -> No
             put(keys[22:30], 2)
             check()
     with memwal.open(uri) as table:
-        assert {row["k"]: row["v"] for row in table.scan().to_pylist()} == model
+        assert {row["k"]: row["v"] for row in table.scan().read_all().to_pylist()} == model
         table.flush()
         table.commit()
     committed = lance.dataset(uri).to_table().to_pylist()
@@ -112,15 +112,15 @@ def test_a_composite_key_is_all_of_its_columns(uri: str) -> None:
             table.delete(gone)
             for each in gone:
                 model.pop(each, None)
-            assert {key_of(row): row["delay"] for row in table.scan().to_pylist()} == model
+            assert {key_of(row): row["delay"] for row in table.scan().read_all().to_pylist()} == model
             asked = [("AB", 1, DAY), ("", 0, DAY), ("none", 1, DAY)]
             found = {key_of(row): row["delay"] for row in table.get(asked).to_pylist()}
             assert found == {each: model[each] for each in asked if each in model}
             (table.flush, table.commit, lambda: None)[version]()
-            assert {key_of(row): row["delay"] for row in table.scan().to_pylist()} == model
+            assert {key_of(row): row["delay"] for row in table.scan().read_all().to_pylist()} == model
     with memwal.open(uri) as table:
         assert table.key == key
-        assert {key_of(row): row["delay"] for row in table.scan().to_pylist()} == model
+        assert {key_of(row): row["delay"] for row in table.scan().read_all().to_pylist()} == model
         table.flush()
         table.commit()
     committed = lance.dataset(uri).to_table().to_pylist()
@@ -236,7 +236,7 @@ def test_rows_cross_every_limit_without_being_asked(
             ids = [id for id in range(150) if (id * 7 + version) % 3]
             table.put(made.table(ids, version))
             model |= dict.fromkeys(ids, version)
-            found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
+            found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()}
             assert found == {id: f"row {id} v{v}" for id, v in model.items()}
         regions = table.status()["regions"]
         assert all(region["wal_position"] > 6 for region in regions), "a large put makes several entries"
@@ -289,11 +289,11 @@ def test_many_threads_put_and_read_at_once(open_small: Callable[..., Any], made:
         thread.join(120)
     assert problems == []
     expected = {id: f"row {id} v{v}" for mine in models for id, v in mine.items()}
-    assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()} == expected
+    assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()} == expected
     table.close()
     with memwal.open(uri, settings={"commit": {"interval": "0s"}}) as again:
-        assert {row["id"]: row["name"] for row in again.scan(["id", "name"]).to_pylist()} == expected
-        assert again.scan().num_rows == len(expected)
+        assert {row["id"]: row["name"] for row in again.scan(["id", "name"]).read_all().to_pylist()} == expected
+        assert again.scan().read_all().num_rows == len(expected)
         again.flush()
         again.commit()
     committed = lance.dataset(uri).to_table(columns=["id", "name"]).to_pylist()
@@ -311,7 +311,7 @@ def test_a_reader_never_sees_a_key_twice_or_go_back(open_small: Callable[..., An
         def read() -> None:
             newest = dict.fromkeys(range(30), 0)
             while not done.is_set():
-                rows = table.scan(["id", "name"]).to_pylist()
+                rows = table.scan(["id", "name"]).read_all().to_pylist()
                 versions = {row["id"]: int(row["name"].rsplit("v", 1)[1]) for row in rows}
                 if len(rows) != 30 or len(versions) != 30:
                     problems.append(f"{len(rows)} rows, {len(versions)} keys")
@@ -339,7 +339,7 @@ def test_a_reader_of_storage_misses_nothing_that_was_acked(open_small: Callable[
         def read() -> None:
             while not done.is_set():
                 promised = acked[0]
-                rows = reader.scan(["id", "name"]).to_pylist()
+                rows = reader.scan(["id", "name"]).read_all().to_pylist()
                 versions = {row["id"]: int(row["name"].rsplit("v", 1)[1]) for row in rows}
                 if len(rows) != 40 or len(versions) != 40:
                     problems.append(f"{len(rows)} rows, {len(versions)} keys")

@@ -89,12 +89,12 @@ def test_an_old_version_that_passes_a_filter_stays_hidden(table: Any) -> None:
     table.put(rows(range(50), price=5, text="violet"))
     for _ in range(2):
         expected = {*range(50), *range(100, ROWS)}
-        assert set(table.scan(["id"], "price < 10")["id"].to_pylist()) == expected
+        assert set(table.scan(["id"], "price < 10").read_all()["id"].to_pylist()) == expected
         assert table.count("price < 10") == len(expected)
         assert table.count("price >= 10") == 50
         assert set(table.search("v", [0.0] * 16, ROWS, "price < 10")["id"].to_pylist()) == expected
         assert set(table.match("text", "harbor", ROWS, "price < 10")["id"].to_pylist()) == set(range(100, ROWS))
-        assert set(table.scan(["id"], "price < 10", order_by="id")["id"].to_pylist()) == expected
+        assert set(table.scan(["id"], "price < 10", order_by="id").read_all()["id"].to_pylist()) == expected
         commit(table)
 
 
@@ -106,10 +106,12 @@ def test_a_limit_counts_visible_rows_only(table: Any) -> None:
     table.flush()
     table.delete(list(range(250, 500)))
     for limit in (1, 60, 100):
-        assert table.scan(limit=limit).num_rows == limit
-        assert table.scan(filter="price = 0", limit=limit).num_rows == limit
-        assert table.scan(["id"], order_by="id", limit=limit)["id"].to_pylist() == list(range(500, 500 + limit))
-    assert table.scan(limit=1000).num_rows == 100
+        assert table.scan(limit=limit).read_all().num_rows == limit
+        assert table.scan(filter="price = 0", limit=limit).read_all().num_rows == limit
+        assert table.scan(["id"], order_by="id", limit=limit).read_all()["id"].to_pylist() == list(
+            range(500, 500 + limit)
+        )
+    assert table.scan(limit=1000).read_all().num_rows == 100
 
 
 def test_an_sst_that_is_committed_while_a_read_begins_counts_once(
@@ -129,7 +131,10 @@ def test_an_sst_that_is_committed_while_a_read_begins_counts_once(
                     table.upkeep.collect()
                     return base(of)
 
-                for read in (lambda: reader.count(level=level), lambda: reader.scan(["id"], level=level).num_rows):  # noqa: B023
+                for read in (
+                    lambda: reader.count(level=level),
+                    lambda: reader.scan(["id"], level=level).read_all().num_rows,
+                ):  # noqa: B023
                     table.put(rows(range(10), price=2))
                     table.delete([ROWS + 1])
                     table.flush()

@@ -105,7 +105,7 @@ def test_rows_without_a_key_stay_where_they_are_sent(uri: str) -> None:
         clean(uri)
         table.commit()
         table.commit()
-        counted = Counter((row["a"], row["d"], row["c"]) for row in table.scan().to_pylist())
+        counted = Counter((row["a"], row["d"], row["c"]) for row in table.scan().read_all().to_pylist())
         expected = [(a, f"b{n}", 0.5 if a == 3 else None) for n in range(50) for a in (1, 2, 3)]
         assert counted == Counter(expected)
     clean(uri)

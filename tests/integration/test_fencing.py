@@ -21,7 +21,7 @@ SETTINGS = {"commit": {"interval": "0s"}}
 
 def names(table: Any) -> dict[int, str]:
     """What a table holds: name by id, each key once."""
-    rows = table.scan(["id", "name"]).to_pylist()
+    rows = table.scan(["id", "name"]).read_all().to_pylist()
     found = {row["id"]: row["name"] for row in rows}
     assert len(found) == len(rows)
     return found

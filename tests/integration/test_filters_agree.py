@@ -165,7 +165,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Any,
 def answer(table: Any, level: str, filter: str) -> Any:
     """The ids found, and whether they were counted right; or the kind of the error."""
     try:
-        found = sorted(table.scan(["id"], filter=filter, level=level)["id"].to_pylist())
+        found = sorted(table.scan(["id"], filter=filter, level=level).read_all()["id"].to_pylist())
         return found, table.count(filter, level=level) == len(found)
     except Invalid as error:
         return error.kind if len(error.lines) == 1 else error.lines

@@ -173,7 +173,7 @@ def test_an_open_table_keeps_few_directories_and_reads_right_at_every_level(
         seen: dict[str, int] = {}
         while not done.is_set():
             for level, reader in (("committed", table), ("flushed", beside), ("durable", beside), ("latest", table)):
-                found = reader.scan(["id", "name"], level=level)
+                found = reader.scan(["id", "name"], level=level).read_all()
                 rows = found.num_rows
                 if rows < seen.get(level, 0) or found["id"].unique() != found["id"].combine_chunks():
                     wrong.append(f"{level}: {rows} rows after {seen.get(level)}")
@@ -196,7 +196,7 @@ def test_an_open_table_keeps_few_directories_and_reads_right_at_every_level(
         expected = {number: f"row {number} v{min(number, ROUNDS - 1)}" for number in range(1, ROUNDS + 1)}
         expected[0] = "row 0 v99"
         for level in ("latest", "durable"):
-            found = table.scan(["id", "name"], level=level)
+            found = table.scan(["id", "name"], level=level).read_all()
             assert dict(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True)) == expected
     with memwal.open(uri, storage_options=options, settings=BY_HAND) as again:
         assert again.count() == ROUNDS + 1
@@ -260,7 +260,7 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
         load = memwal.ingest.read.reader.load_sst
         monkeypatch.setattr("memwal.ingest.read.reader.load_sst", sleepy)
         stored = StoredTable(flush.BaseTable.open(uri), store)
-        assert stored.scan(["id"], level="flushed")["id"].to_pylist() == [1, 2]
+        assert stored.scan(["id"], level="flushed").read_all()["id"].to_pylist() == [1, 2]
         assert len(loads) == 1
 
 

@@ -53,14 +53,14 @@ def by_id(table: pa.Table) -> list[dict[str, object]]:
 
 def test_every_level_is_read_from_storage(kind: Kind, uri: str) -> None:
     table = memwal.open(uri, read_only=True)
-    assert by_id(table.scan(level="committed")) == rows(COMMITTED).to_pylist()
-    assert by_id(table.scan(level="flushed")) == [*rows(COMMITTED).to_pylist(), *rows(FLUSHED).to_pylist()]
-    assert by_id(table.scan(level="durable")) == newest(kind)
+    assert by_id(table.scan(level="committed").read_all()) == rows(COMMITTED).to_pylist()
+    assert by_id(table.scan(level="flushed").read_all()) == [*rows(COMMITTED).to_pylist(), *rows(FLUSHED).to_pylist()]
+    assert by_id(table.scan(level="durable").read_all()) == newest(kind)
 
 
 def test_the_next_owner_goes_on(kind: Kind, uri: str) -> None:
     with memwal.open(uri) as table:
-        assert by_id(table.scan()) == newest(kind)
+        assert by_id(table.scan().read_all()) == newest(kind)
         assert not table.put(rows(LOGGED), token=TOKEN).applied
         if kind.key:
             assert table.get([DELETED, LOGGED.start]).to_pylist() == rows(LOGGED).to_pylist()[:1]
@@ -72,5 +72,5 @@ def test_the_next_owner_goes_on(kind: Kind, uri: str) -> None:
         table.put(rows(more))
         table.flush()
         table.commit()
-        assert by_id(table.scan(level="committed")) == [*newest(kind), *rows(more).to_pylist()]
+        assert by_id(table.scan(level="committed").read_all()) == [*newest(kind), *rows(more).to_pylist()]
     assert verify_table(wal.open_store(uri), uri, deep=True).findings == ()

@@ -221,7 +221,7 @@ def test_only_the_caller_at_fault_is_refused(tmp_path: Path, gate: Gate) -> None
         for n in (2, 6):
             assert "column 'v'" in str(callers.answers[n])
         assert gate.entries <= 3
-        assert sorted(table.scan(["id"])["id"].to_pylist()) == [0, 4]
+        assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [0, 4]
 
 
 def test_a_fence_wakes_every_waiter_with_both_epochs(tmp_path: Path, gate: Gate) -> None:
@@ -262,7 +262,7 @@ def test_closing_answers_every_waiter_and_keeps_what_was_acknowledged(tmp_path: 
     with pytest.raises(Invalid, match="closed"):
         table.put(_row(1))
     with _open(tmp_path) as again:
-        there = set(again.scan(["id"])["id"].to_pylist())
+        there = set(again.scan(["id"]).read_all()["id"].to_pylist())
         assert {n for n, answer in callers.answers.items() if isinstance(answer, Receipt)} <= there
 
 
@@ -284,7 +284,7 @@ def test_a_write_that_was_not_begun_in_time_is_withdrawn(
         gate.open()
         assert first.all() == {Receipt: 1}
         assert table.put(_row(3)).applied
-        assert sorted(table.scan(["id"])["id"].to_pylist()) == [1, 3]
+        assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [1, 3]
         assert table.put(_row(2), token="loader:1").applied
 
 
@@ -300,7 +300,7 @@ def test_a_write_that_was_begun_is_unknown_and_its_token_settles_it(
         ids[:] = 99  # the caller's memory is the caller's again
         gate.open()
         assert not table.put(pa.table({"id": [7, 8], "v": ["a", "b"]}), token="loader:1").applied
-        assert sorted(table.scan(["id"])["id"].to_pylist()) == [7, 8]
+        assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [7, 8]
 
 
 def _interrupting(gate: Gate) -> threading.Thread:
@@ -330,7 +330,7 @@ def test_an_interrupt_gives_the_caller_its_memory_back(tmp_path: Path, gate: Gat
         ids[:] = 99
         gate.open()
         table.put(_row(1))
-        assert sorted(table.scan(["id"])["id"].to_pylist()) == [1, 7, 8]
+        assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [1, 7, 8]
 
 
 def test_a_close_that_was_interrupted_can_be_made_again(tmp_path: Path, gate: Gate) -> None:

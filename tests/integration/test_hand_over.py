@@ -85,7 +85,7 @@ class World:
 
     def check(self, table: Any) -> None:
         """What a reader of ours finds, by a scan, a count and lookups."""
-        assert self.same(table.scan())
+        assert self.same(table.scan().read_all())
         assert table.count() == len(self.oracle)
         ids = [*sorted(self.oracle)[:3], 999]
         assert {each["id"] for each in table.get(self.keys(ids)).to_pylist()} == set(ids) & set(self.oracle)
@@ -262,7 +262,7 @@ def test_rows_are_the_same_at_each_hand_over(world: World) -> None:
         world.put(table, range(40), 99, token=("loader", 6))
         table.flush()
         table.commit()
-        assert world.same(table.scan(level="committed"))
+        assert world.same(table.scan(level="committed").read_all())
     assert world.same(lance.dataset(world.uri).to_table())
     with world.theirs():
         pass

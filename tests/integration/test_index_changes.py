@@ -66,7 +66,7 @@ def check_reads(table: Any) -> None:
     for level in LEVELS:
         found = table.match("text", "zebra", 10_000, level=level)
         assert set(found["id"].to_pylist()) == matching(table, level, "zebra"), level
-        every = table.scan(["id", "v"], level=level)
+        every = table.scan(["id", "v"], level=level).read_all()
         distances = ((np.stack(every["v"].to_numpy()) - query) ** 2).sum(axis=1)
         nearest = every["id"].to_numpy()[np.argsort(distances)[:10]]
         assert table.search("v", query, 10, level=level)["id"].to_pylist() == nearest.tolist(), level

@@ -87,8 +87,8 @@ def body_of(made: Any, id: int) -> dict[str, Any]:
 
 def answers(table: Any, queries: Any) -> dict[str, Any]:
     """What every kind of read gives, in a form that does not depend on the order of equals."""
-    rows = sorted(table.scan(["id", "name", "price"]).to_pylist(), key=lambda row: row["id"])
-    filtered = sorted(table.scan(["id"], filter="price < 300")["id"].to_pylist())
+    rows = sorted(table.scan(["id", "name", "price"]).read_all().to_pylist(), key=lambda row: row["id"])
+    filtered = sorted(table.scan(["id"], filter="price < 300").read_all()["id"].to_pylist())
     near = [table.search("vector", query, k=5, columns=["id"]) for query in queries]
     matched = sorted(table.match("body", "harbor", k=1000, columns=["id"])["id"].to_pylist())
     return {

@@ -33,7 +33,7 @@ def check_every_read(table: Any, made: Made, alive: dict[int, int], level: str) 
         matching = {id for id, row in rows.items() if word in row["body"].split()}
         answered = table.match("body", word, 1000, columns=["id"], level=level)["id"].to_pylist()
         assert sorted(answered) == sorted(matching)
-    cheap = table.scan(["id"], filter="price < 200", level=level)["id"].to_pylist()
+    cheap = table.scan(["id"], filter="price < 200", level=level).read_all()["id"].to_pylist()
     assert sorted(cheap) == sorted(id for id, row in rows.items() if row["price"] < 200)
 
 

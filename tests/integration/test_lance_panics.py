@@ -126,7 +126,7 @@ def test_a_commit_that_panics_is_one_of_the_six_kinds_and_the_next_one_does_it(
 
 def test_a_read_that_panics_is_one_of_the_six_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Callable[[Any], Any]] = [
-        lambda table: table.scan(),
+        lambda table: table.scan().read_all(),
         lambda table: table.count("v = 'x'"),
         lambda table: table.get([1]),
     ]

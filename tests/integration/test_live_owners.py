@@ -192,7 +192,7 @@ def test_a_daemon_claims_again_what_a_writer_that_has_gone_took(
     wait_until(lambda: serving(uri, endpoint))
     with memwal.connect(endpoint) as client:
         client.put(made.rows(range(4, 6)), token="loader:3")
-        found = {row["id"]: row["name"] for row in client.scan(["id", "name"]).to_pylist()}
+        found = {row["id"]: row["name"] for row in client.scan(["id", "name"]).read_all().to_pylist()}
     assert found == {id: f"row {id} v{int(id == 2)}" for id in range(6)}
 
 
@@ -230,5 +230,5 @@ def test_a_lancedb_merge_insert_fences_the_daemon_for_a_while_only(
     assert epochs(uri) == [3]
     with memwal.connect(endpoint) as client:
         client.put(made.rows([10]))
-        found = {row["id"]: row["name"] for row in client.scan(["id", "name"]).to_pylist()}
+        found = {row["id"]: row["name"] for row in client.scan(["id", "name"]).read_all().to_pylist()}
     assert found == {**{id: f"row {id} v0" for id in (0, 1, 3, 10)}, 2: "row 2 v1", 9: "row 9 v1"}

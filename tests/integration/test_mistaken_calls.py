@@ -84,7 +84,7 @@ def test_each_form_of_a_table_says_how_it_is_written(name: str, tables: list[Any
 
 def test_one_column_is_a_list_of_columns(tables: list[Any]) -> None:
     for table in tables:
-        assert table.scan("name").column_names == ["name"]
+        assert table.scan("name").schema.names == ["name"]
         assert table.get([1], "name").column_names == ["name"]
 
 

@@ -135,7 +135,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
 
     @invariant()
     def shows_the_model(self) -> None:
-        read = self.table.scan().to_pylist()
+        read = self.table.scan().read_all().to_pylist()
         assert len(read) == len(self.model)
         assert {row["k"]: row for row in read} == self.model
 
@@ -238,7 +238,7 @@ def test_columns_that_a_stream_does_not_have_are_kept_where_no_delete_comes_betw
         Op("x", True, 0, 0),
     ]
     merging.put_region(REGION, stream(partial, ["k", "v", "must"]), None)
-    found = {row.pop("k"): row for row in merging.scan().to_pylist()}
+    found = {row.pop("k"): row for row in merging.scan().read_all().to_pylist()}
     assert found == {"a": {"v": 2, "must": 2, "text": "text 1"}, "b": {"v": 3, "must": 3, "text": None}}
 
 

@@ -53,7 +53,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_id(table: Any, **read: Any) -> list[dict[str, Any]]:
-    return sorted(table.scan(**read).to_pylist(), key=lambda row: row["id"])
+    return sorted(table.scan(**read).read_all().to_pylist(), key=lambda row: row["id"])
 
 
 @pytest.mark.usefixtures("small_slices")

@@ -103,7 +103,7 @@ def test_an_executor_that_is_killed_costs_no_acked_row_and_sigterm_drains_all_da
     assert driver.wait() == 0
     wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started))
     with memwal.open(uri) as table:
-        assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == rows(range(50), 2) + rows(
+        assert sorted(table.scan().read_all().to_pylist(), key=lambda row: row["id"]) == rows(range(50), 2) + rows(
             range(50, 100), 1
         )
 
@@ -136,7 +136,7 @@ def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 0
     with memwal.open(uri) as table:
-        assert {row["id"]: row["name"] for row in table.scan().to_pylist()} == expected
+        assert {row["id"]: row["name"] for row in table.scan().read_all().to_pylist()} == expected
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
     assert driver.wait() == 0
     wait_until(lambda: not cluster.started_by_workers())
     with memwal.open(str(tmp_path / "table.lance")) as table:
-        found = sorted(table.scan().to_pylist(), key=lambda row: row["id"])
+        found = sorted(table.scan().read_all().to_pylist(), key=lambda row: row["id"])
     assert found == rows(range(50), 2) + rows(range(50, 100), 1)
 
 
@@ -173,6 +173,6 @@ def test_a_stream_outlives_executors_and_the_master_with_every_row_once(
     assert running.wait() == 0
     wait_until(lambda: not cluster.started_by_workers())
     with memwal.open(str(tmp_path / "table.lance")) as table:
-        assert sorted(table.scan().column("id").to_pylist()) == list(range(300))
+        assert sorted(table.scan().read_all().column("id").to_pylist()) == list(range(300))
     letters = cli("dlq", "list", path, "--format", "json", cwd=tmp_path)
     assert json.loads(letters.out)["letters"] == 1

@@ -134,7 +134,7 @@ def test_rows_come_in_the_order_that_was_asked_for(layered: tuple[Any, dict[str,
                     end = None if limit is None else offset + limit
                     found = table.scan(
                         ["id"], filter=predicate, limit=limit, order_by=order_by, offset=offset, level=level
-                    )
+                    ).read_all()
                     assert found.column_names == ["id"]
                     assert found["id"].to_pylist() == expected[offset:end], (level, order_by, predicate, limit, offset)
 
@@ -149,7 +149,7 @@ def test_an_offset_leaves_out_the_best_rows(layered: tuple[Any, dict[str, Model]
         both = table.hybrid([0.0] * 4, "zebra", 20, level=level)["_relevance_score"].to_pylist()
         assert table.hybrid([0.0] * 4, "zebra", 10, offset=10, candidates=100, level=level).num_rows == 10
         assert len(both) == 20
-        assert table.scan(limit=10_000, offset=5, level=level).num_rows == len(levels[level]) - 5
+        assert table.scan(limit=10_000, offset=5, level=level).read_all().num_rows == len(levels[level]) - 5
 
 
 # ---- vectors without an index --------------------------------------------------------------------------------------
@@ -218,11 +218,14 @@ def test_a_hybrid_search_takes_the_only_vector_column_without_an_index(layered: 
             r"'body' \(string\) holds no vectors of a fixed size; columns of vectors: plain",
         ),
         (lambda t: t.match("word", "zebra"), "'word' .string. has no fts index; columns with one: body; add one"),
-        (lambda t: t.scan(order_by="plain"), "order_by: column 'plain' is of type .*, whose values have no order"),
-        (lambda t: t.scan(order_by="wrod"), "order_by: column 'wrod' does not exist; did you mean 'word'?"),
-        (lambda t: t.scan(order_by=[]), "order_by: the list is empty"),
-        (lambda t: t.scan(order_by=[("x", "up")]), "write a column, or a list of columns and of pairs"),
-        (lambda t: t.scan(limit=3, offset=2.0), "offset is 2.0; write a whole number, at least 0"),
+        (
+            lambda t: t.scan(order_by="plain").read_all(),
+            "order_by: column 'plain' is of type .*, whose values have no order",
+        ),
+        (lambda t: t.scan(order_by="wrod").read_all(), "order_by: column 'wrod' does not exist; did you mean 'word'?"),
+        (lambda t: t.scan(order_by=[]).read_all(), "order_by: the list is empty"),
+        (lambda t: t.scan(order_by=[("x", "up")]).read_all(), "write a column, or a list of columns and of pairs"),
+        (lambda t: t.scan(limit=3, offset=2.0).read_all(), "offset is 2.0; write a whole number, at least 0"),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(

@@ -235,17 +235,17 @@ FILTERS: dict[str, Callable[[Row], bool]] = {
 def test_every_read_answers_from_the_newest_versions_only(world: World) -> None:
     views, reader = world.views(), world.reader()
 
-    assert world.by_key(reader.scan(views)) == world.truth
+    assert world.by_key(reader.scan(views).read_all()) == world.truth
     assert reader.count(views) == len(world.truth)
     for filter, passes in FILTERS.items():
         expected = {key: row for key, row in world.truth.items() if passes(row)}
-        assert world.by_key(reader.scan(views, filter=filter)) == expected, filter
+        assert world.by_key(reader.scan(views, filter=filter).read_all()) == expected, filter
         assert reader.count(views, filter) == len(expected), filter
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7, 100, 10_000])
 def test_a_limit_is_met_with_live_rows_whenever_there_are_enough(world: World, limit: int) -> None:
-    found = world.by_key(world.reader().scan(world.views(), limit=limit))
+    found = world.by_key(world.reader().scan(world.views(), limit=limit).read_all())
 
     assert len(found) == min(limit, len(world.truth))
     assert found.items() <= world.truth.items()
@@ -268,15 +268,15 @@ def test_columns_come_as_asked_with_the_types_of_the_table(world: World) -> None
 
     for rows in (
         reader.get(views, asked, wanted),
-        reader.scan(views, wanted),
+        reader.scan(views, wanted).read_all(),
         reader.search(views, "vec", [0.0] * WIDTH, 5, columns=wanted),
         reader.match(views, "text", "python", 5, columns=wanted),
-        reader.scan(views, wanted, "size > 1000"),
+        reader.scan(views, wanted, "size > 1000").read_all(),
         reader.get(views, [], wanted),
     ):
         assert rows.column_names[:2] == wanted
         assert [field.type for field in rows.schema][:2] == [VALUES.field(name).type for name in wanted]
-    assert reader.scan(views).column_names == world.base.schema.names
+    assert reader.scan(views).read_all().column_names == world.base.schema.names
 
 
 def nearest(world: World, vector: np.ndarray, passes: Callable[[Row], bool]) -> list[float]:
@@ -375,7 +375,7 @@ class TestStaleReads:
         views, reader = world.views(), world.reader()
 
         sizes = [5, 6, 7]
-        assert sorted(reader.scan(views, ["size"], "size < 8").column("size").to_pylist()) == sizes
+        assert sorted(reader.scan(views, ["size"], "size < 8").read_all().column("size").to_pylist()) == sizes
         assert reader.count(views, "size < 8") == 3
         assert reader.search(views, "vec", [0.0] * WIDTH, 9, "size < 8").column("size").to_pylist() == sizes
         assert sorted(reader.match(views, "text", "python", 9, "size < 8").column("size").to_pylist()) == sizes
@@ -420,7 +420,7 @@ def test_views_captured_before_a_commit_of_their_memtables_are_given_back(tmp_pa
     for read in (reader.scan, reader.count):
         with pytest.raises(CaptureOvertaken):
             read(views)
-    assert world.by_key(reader.scan(world.views())) == truth
+    assert world.by_key(reader.scan(world.views()).read_all()) == truth
     assert reader.count(world.views()) == 80
 
 
@@ -430,7 +430,7 @@ def test_a_committed_sst_that_is_still_listed_does_not_hide_newer_base_rows(tmp_
     world.commit()
     world.into_base([simple(world, 1, 2, 2.0)])
 
-    assert world.reader().scan(world.views()).column("size").to_pylist() == [2]
+    assert world.reader().scan(world.views()).read_all().column("size").to_pylist() == [2]
 
 
 # ---- from storage alone, and refusals
@@ -469,7 +469,7 @@ def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_
 
     def sizes(level: Any) -> list[int]:
         views = views_from_storage(world.base, world.store, level)
-        return sorted(world.reader().scan(views, ["size"]).column("size").to_pylist())
+        return sorted(world.reader().scan(views, ["size"]).read_all().column("size").to_pylist())
 
     assert sizes("committed") == [0, 1]
     assert sizes("flushed") == [0, 2, 11]
@@ -479,10 +479,10 @@ def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
-        (lambda r: r.scan([], ["siz"]), "column 'siz' does not exist; did you mean 'size'?"),
-        (lambda r: r.scan([], None, "siz > 3"), "column 'siz' does not exist; did you mean 'size'?"),
+        (lambda r: r.scan([], ["siz"]).read_all(), "column 'siz' does not exist; did you mean 'size'?"),
+        (lambda r: r.scan([], None, "siz > 3").read_all(), "column 'siz' does not exist; did you mean 'size'?"),
         (lambda r: r.count([], "size >"), "Expected: an expression"),
-        (lambda r: r.scan([], None, "size = 'x'"), "could not convert"),
+        (lambda r: r.scan([], None, "size = 'x'").read_all(), "could not convert"),
         (lambda r: r.search([], "text", [0.0] * WIDTH), "holds no vectors of a fixed size; columns of vectors: vec"),
         (lambda r: r.search([], "vec", [0.0] * 3), "vector has width 3, column 'vec' has 8"),
         (lambda r: r.search([], "vec", [0.0] * WIDTH, 0), "k is 0"),

@@ -113,7 +113,7 @@ def test_the_command_line_and_the_library_answer_alike(
     ran = cli("query", small_config(), "--limit", "100", "--columns", "id", "--format", "json")
     told = sorted(row["id"] for row in json.loads(ran.out))
     with memwal.connect(uri, fallback="durable") as table:
-        assert told == sorted(table.scan(["id"])["id"].to_pylist()) == list(range(16))
+        assert told == sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == list(range(16))
 
 
 @pytest.mark.parametrize(

@@ -166,10 +166,10 @@ def work_on(table: Any, stored: StoredTable, notes: Notes) -> dict[str, Callable
         time.sleep(0.3)
 
     def scanned(level: str) -> pa.Table:
-        return table.scan(columns=["id", "version"], level=level)
+        return table.scan(columns=["id", "version"], level=level).read_all()
 
     def scanned_from_storage(level: str) -> pa.Table:
-        return stored.scan(columns=["id", "version"], level=level)
+        return stored.scan(columns=["id", "version"], level=level).read_all()
 
     def got(level: str) -> pa.Table:
         ids = rng.choice(KEYS, 50, replace=False)

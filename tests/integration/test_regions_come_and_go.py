@@ -71,9 +71,11 @@ def test_owners_together_answer_as_one_would(owners: tuple[Table, Table], made: 
     put(owners, made.table(range(200, 230), 1))
     model = {id: made.row(id, int(50 <= id < 80 or id >= 200)) for id in range(20, 230)}
     one, other = halves(owners)
-    found = {row["id"]: row["name"] for part in (one, other) for row in part.scan(["id", "name"]).to_pylist()}
+    found = {
+        row["id"]: row["name"] for part in (one, other) for row in part.scan(["id", "name"]).read_all().to_pylist()
+    }
     assert found == {id: row["name"] for id, row in model.items()}
-    assert one.scan(["id"]).num_rows + other.scan(["id"]).num_rows == len(model)
+    assert one.scan(["id"]).read_all().num_rows + other.scan(["id"]).read_all().num_rows == len(model)
     assert one.count() + other.count() == len(model)
     wanted = "price < 300"
     assert one.count(wanted) + other.count(wanted) == sum(row["price"] < 300 for row in model.values())
@@ -81,8 +83,10 @@ def test_owners_together_answer_as_one_would(owners: tuple[Table, Table], made: 
     got = [row["id"] for part in (one, other) for row in part.get(keys, ["id"]).to_pylist()]
     assert sorted(got) == [id for id in keys if id in model]
     for limit in (1, 7, 1000):
-        assert sum(part.scan(["id"], limit=limit).num_rows for part in (one, other)) >= min(limit, len(model))
-        assert all(part.scan(["id"], limit=limit).num_rows <= limit for part in (one, other))
+        assert sum(part.scan(["id"], limit=limit).read_all().num_rows for part in (one, other)) >= min(
+            limit, len(model)
+        )
+        assert all(part.scan(["id"], limit=limit).read_all().num_rows <= limit for part in (one, other))
     query = made.row(7_000)["vector"]
     near = sorted(
         (row["_distance"], row["id"]) for part in (one, other) for row in part.search("vector", query, 5).to_pylist()

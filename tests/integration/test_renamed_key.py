@@ -23,7 +23,7 @@ def put(table: Table, name: str, ids: list[int], v: int) -> None:
 
 
 def found(table: Table) -> dict[int, int]:
-    rows = table.scan().read_all() if hasattr(table.scan(), "read_all") else table.scan()
+    rows = table.scan().read_all()
     return {row["key"]: row["v"] for row in rows.to_pylist()}
 
 

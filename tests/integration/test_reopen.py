@@ -116,7 +116,7 @@ def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, 
             assert_clean(wal.open_store(uri), uri, deep=False)
     assert opened >= lives // 2, "most lives should get to write"
     with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
-        found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
+        found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()}
         assert table.count() == len(found)
         promises.check(found, whole=regions == 1)
         table.flush()
@@ -138,7 +138,9 @@ def test_every_change_on_storage_may_be_the_last(uri: str, script: Callable[...,
         follow(running, promises, None, whole=True)
     assert_clean(wal.open_store(uri), uri)
     with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
-        promises.check({row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}, whole=True)
+        promises.check(
+            {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()}, whole=True
+        )
 
 
 def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Callable[..., Any]) -> None:
@@ -171,15 +173,15 @@ def test_rows_put_without_durability_become_durable_by_themselves(
     table.delete([1], durable=False)
     assert table.put(made.rows([4])).positions.popitem()[1] == 3
     table = open_small(wal={"linger_max": "1h"})
-    assert sorted(table.scan(["id"])["id"].to_pylist()) == [2, 3, 4]
+    assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [2, 3, 4]
     table.put(made.rows([5]), durable=False)
     table.close()
     table = open_small(wal={"linger_max": "1h"})
-    assert sorted(table.scan(["id"])["id"].to_pylist()) == [2, 3, 4, 5]
+    assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [2, 3, 4, 5]
     table.put(made.rows([6]), durable=False)
     table.flush()
     table = open_small()
-    assert sorted(table.scan(["id"])["id"].to_pylist()) == [2, 3, 4, 5, 6]
+    assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [2, 3, 4, 5, 6]
     table = open_small(wal={"linger_max": "1h"})
     table.put(made.rows([7]), durable=False)
     assert table.count(level="durable") == 6, "a durable read makes durable what it returns"

@@ -101,8 +101,8 @@ def same_answers(client: Any, oracle: Any, made: Any, level: str) -> None:
     """Every read, with and without filter, columns and limit."""
     assert client.count(level=level) == oracle.count(level=level)
     assert client.count("price < 300", level=level) == oracle.count("price < 300", level=level)
-    assert ordered(client.scan(level=level)) == ordered(oracle.scan(level=level))
-    some = client.scan(["name", "id"], "price >= 200", 7, level=level)
+    assert ordered(client.scan(level=level).read_all()) == ordered(oracle.scan(level=level).read_all())
+    some = client.scan(["name", "id"], "price >= 200", 7, level=level).read_all()
     assert some.column_names == ["name", "id"]
     assert some.num_rows == min(7, oracle.count("price >= 200", level=level))
     keys = [3, 140, 3, 999, *range(60, 20, -3), 1]
@@ -262,7 +262,7 @@ def test_regions_that_move_are_not_noticed(kind: str, moving: Any, made: Any, wa
     wait_until(lambda: busy.all_did(18))
     busy.end()
     expected = {*range(done["put"] * 10), *range(1_000_000, 1_000_000 + done["stream"] * 10)}
-    found = Counter(client.scan([number]).column(0).to_pylist())
+    found = Counter(client.scan([number]).read_all().column(0).to_pylist())
     assert found == Counter(dict.fromkeys(expected, 1))
 
 
@@ -381,7 +381,7 @@ def test_a_spark_task_follows_its_regions(pair: Callable[..., Any], made: Any, u
         assert sorted(receipt["region"] for receipt in receipts) == sorted(map(str, both.regions))
         assert [receipt["applied"] for receipt in receipts] == [applied] * REGIONS
         assert sum(receipt["rows"] for receipt in receipts) == 200
-    assert ordered(client.scan()) == ordered(made.table(range(200)))
+    assert ordered(client.scan().read_all()) == ordered(made.table(range(200)))
 
 
 def test_commands_find_all_owners(

@@ -119,7 +119,9 @@ def test_every_read_at_every_level_then_flush_and_commit(open_s3: Callable[..., 
     assert names["durable"] == names["latest"] == ["row 1 v1", "row 2 v1"]
     assert table.get([4], ["name"]).to_pylist() == [{"name": "row 4 v1"}]
     for level in LEVELS:
-        assert table.scan(["id"], level=level).num_rows == (300 if level in ("committed", "flushed") else 299)
+        assert table.scan(["id"], level=level).read_all().num_rows == (
+            300 if level in ("committed", "flushed") else 299
+        )
         nearest = table.search("vector", made.row(9)["vector"], 1, columns=["id"], level=level)
         assert ids(nearest) == [9]
         word = made.row(9)["body"].split()[0]
@@ -137,7 +139,7 @@ def test_a_table_opened_again_has_every_row(open_s3: Callable[..., Any], s3_tabl
         table.flush()
         table.put(made.rows(range(15, 25), 1))
     again = open_s3(s3_table)
-    assert ids(again.scan(["id"])) == list(range(25))
+    assert ids(again.scan(["id"]).read_all()) == list(range(25))
     assert [region["epoch"] for region in again.status()["regions"]] == [2, 2]
 
 
@@ -148,7 +150,7 @@ def test_the_older_of_two_writers_is_fenced(open_s3: Callable[..., Any], s3_tabl
     with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
         older.put(made.rows([10]))
     newer.put(made.rows([11]))
-    assert ids(newer.scan(["id"])) == [*range(10), 11]
+    assert ids(newer.scan(["id"]).read_all()) == [*range(10), 11]
 
 
 def test_a_killed_writer_loses_no_acknowledged_row(start: Callable[..., Any], s3_table: Any) -> None:
@@ -166,7 +168,7 @@ def test_a_killed_writer_loses_no_acknowledged_row(start: Callable[..., Any], s3
     process.kill()
     acked = max([acked, *(json.loads(line).get("ack", 0) for line in process.lines)])
     with memwal.open(s3_table.uri, storage_options=s3_table.storage_options, settings=QUIET) as table:
-        found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
+        found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()}
     assert {1000 + number for number in range(1, acked + 1)} <= set(found)
     assert int(found[0].split("/")[1]) in (acked, acked + 1)
 
@@ -338,7 +340,7 @@ def test_storage_that_fails_is_asked_a_bounded_number_of_times(
     assert len(str(refused.value).splitlines()) == 1
     fault_proxy.heal()
     again = open_s3(s3_table_through_proxy, regions=1)
-    assert set(range(5)) <= set(ids(again.scan(["id"])))
+    assert set(range(5)) <= set(ids(again.scan(["id"]).read_all()))
 
 
 def test_a_read_while_storage_is_down_is_unavailable_and_not_corrupt(

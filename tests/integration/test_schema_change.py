@@ -40,7 +40,9 @@ def test_a_nullable_column_added_to_a_table_in_use(
         again.put([made.row(5, 1) | {"grade": 7}, made.row(40) | {"grade": 8}])
         again.flush()
         again.commit()
-        found = {row["id"]: row["grade"] for row in again.scan(["id", "grade"], level="committed").to_pylist()}
+        found = {
+            row["id"]: row["grade"] for row in again.scan(["id", "grade"], level="committed").read_all().to_pylist()
+        }
     rows = range(30) if reopened else range(31)
     assert found == dict.fromkeys(rows, None) | {5: 7, 40: 8}
 
@@ -63,7 +65,7 @@ def test_a_column_dropped_from_a_table_in_use(
         again.commit()
         assert again.get([5]).to_pylist() == [rest]
         assert again.count() == 30
-        assert dropped not in again.scan(limit=1).column_names
+        assert dropped not in again.scan(limit=1).read_all().column_names
 
 
 def test_what_lance_refuses_while_rows_may_be_on_their_way(

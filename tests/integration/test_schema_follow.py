@@ -34,7 +34,7 @@ class Open:
         return lance.dataset(self.uri)
 
     def there(self, level: str = "latest") -> dict[int, Any]:
-        return {row["id"]: row for row in self.reader.scan(level=level).to_pylist()}
+        return {row["id"]: row for row in self.reader.scan(level=level).read_all().to_pylist()}
 
     def expected(self, ids: Any, **changed: Any) -> dict[int, Any]:
         """The rows as they were put, but for `changed`: a column's new name, or None where it is gone."""
@@ -110,7 +110,7 @@ def test_reads_of_an_open_table_go_on_without_a_dropped_column(opened: Open, dro
     told = f"column '{dropped}' was dropped from the table in version {version}"
     reader = opened.reader
     reads: list[Callable[[], Any]] = [
-        lambda: reader.scan([dropped]),
+        lambda: reader.scan([dropped]).read_all(),
         lambda: reader.get([5], [dropped]),
         lambda: reader.count(f"{dropped} IS NOT NULL"),
         lambda: reader.search(dropped, [0.0] * 8),
@@ -225,10 +225,10 @@ def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open)
     opened.lance.drop_columns(["name"])
     expected = opened.expected(range(30), price="cost", vector="at", name=None)
     with memwal.open(opened.uri, settings={"commit": {"interval": "0s"}}) as again:  # fences the first owner
-        assert {row["id"]: row for row in again.scan().to_pylist()} == expected
+        assert {row["id"]: row for row in again.scan().read_all().to_pylist()} == expected
         again.flush()
         again.commit()
-        assert {row["id"]: row for row in again.scan(level="committed").to_pylist()} == expected
+        assert {row["id"]: row for row in again.scan(level="committed").read_all().to_pylist()} == expected
     sound(opened.uri)
 
 

@@ -86,7 +86,7 @@ class Stream:
 
     def names(self) -> dict[int, str]:
         with memwal.connect(self.sink._owner()) as table:
-            return {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}
+            return {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()}
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_columns_that_a_frame_does_not_have_keep_what_is_stored(stream: Callable
     for id in range(20, 40):
         expected[id] = {**expected.get(id, dict.fromkeys(made.schema.names) | {"id": id}), "price": 2}
     with memwal.connect(source.sink._owner()) as table:
-        assert {row["id"]: row for row in table.scan().to_pylist()} == expected
+        assert {row["id"]: row for row in table.scan().read_all().to_pylist()} == expected
 
 
 def test_a_micro_batch_that_repeats_a_key_is_refused(stream: Callable[..., Stream], made: Any) -> None:

@@ -97,11 +97,11 @@ def test_a_filter_that_only_the_old_version_passes_finds_nothing(table: Any, set
     table.delete([2])
     settle()
     for filter in ("price = 1", "price < 5", "price <> 9", "price IN (1, 2)", "id < 5 AND price = 1"):
-        assert table.scan(filter=filter).num_rows == 0
+        assert table.scan(filter=filter).read_all().num_rows == 0
         assert table.count(filter) == 0
         assert table.search("vector", NEAR, k=5, filter=filter).num_rows == 0
         assert table.match("body", "harbor", k=5, filter=filter).num_rows == 0
-    assert sorted(ids(table.scan(filter="id < 5"))) == [0, 1]
+    assert sorted(ids(table.scan(filter="id < 5").read_all())) == [0, 1]
 
 
 def test_thousands_of_nearer_rows_that_were_replaced_or_deleted_cost_no_result(
@@ -135,7 +135,7 @@ def test_a_key_inserted_again_after_a_delete_is_its_new_row_alone(table: Any, se
     settle()
     assert table.get(1).to_pylist() == rows([1], FAR, price=2, body="meadow").to_pylist()
     assert table.count("price = 1") == 0
-    assert ids(table.scan(filter="price = 2")) == [1]
+    assert ids(table.scan(filter="price = 2").read_all()) == [1]
     assert table.match("body", "harbor").num_rows == 0
     assert ids(table.match("body", "meadow")) == [1]
     assert ids(table.search("vector", FAR, k=1)) == [1]
@@ -150,7 +150,7 @@ def test_a_delete_is_visible_in_every_read_when_it_returns(table: Any, settle: C
     for n in (0, 150, 299):
         table.delete([n])
         assert table.get(n).num_rows == 0
-        assert n not in ids(table.scan(filter="price >= 0"))
+        assert n not in ids(table.scan(filter="price >= 0").read_all())
         assert n not in ids(table.search("vector", vectors[n], k=300))
         assert n not in ids(table.match("body", "harbor", k=300))
     settle()

@@ -41,7 +41,7 @@ def test_no_answer_is_an_unknown_outcome_and_ends_the_writer(tmp_path: Path, mon
     table.close()
     with _open(tmp_path) as again:
         assert again.put([{"id": 2, "v": 2}], token="writer:2").applied
-        assert sorted(again.scan(["id"])["id"].to_pylist()) == [1, 2]
+        assert sorted(again.scan(["id"]).read_all()["id"].to_pylist()) == [1, 2]
 
 
 def test_unavailable_storage_costs_the_put_and_not_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,4 +145,4 @@ def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: py
         stop.set()
         writing.join()
         assert ended
-        assert 0 in table.scan(["id"], level="flushed")["id"].to_pylist()
+        assert 0 in table.scan(["id"], level="flushed").read_all()["id"].to_pylist()

@@ -107,13 +107,13 @@ def by_id(rows: pa.Table) -> Model:
 def test_scan_and_count_return_the_newest_rows_of_every_level(layered: tuple[Any, dict[str, Model]]) -> None:
     table, levels = layered
     for level in LEVELS:
-        assert by_id(table.scan(level=level)) == levels[level], level
+        assert by_id(table.scan(level=level).read_all()) == levels[level], level
         assert table.count(level=level) == len(levels[level]), level
 
 
 def test_the_default_level_is_latest(layered: tuple[Any, dict[str, Model]]) -> None:
     table, levels = layered
-    assert by_id(table.scan()) == levels["latest"]
+    assert by_id(table.scan().read_all()) == levels["latest"]
     assert table.count() == len(levels["latest"])
     assert by_id(table.get(list(range(50)))) == levels["latest"]
 
@@ -124,7 +124,7 @@ def test_filters_judge_the_newest_version_only(layered: tuple[Any, dict[str, Mod
         for low, high in ((0, 300), (300, 800), (250, 260)):
             predicate = f"price >= {low} AND price < {high}"
             expected = {id: row for id, row in levels[level].items() if low <= row["price"] < high}
-            assert by_id(table.scan(filter=predicate, level=level)) == expected, (level, predicate)
+            assert by_id(table.scan(filter=predicate, level=level).read_all()) == expected, (level, predicate)
             assert table.count(predicate, level=level) == len(expected), (level, predicate)
 
 
@@ -344,16 +344,16 @@ def test_both_arms_of_a_hybrid_search_see_one_moment(table: Any, made: Any, monk
 
 def test_columns_and_limit_are_what_was_asked_for(layered: tuple[Any, dict[str, Model]], made: Any) -> None:
     table, levels = layered
-    assert table.scan(columns=["price"]).column_names == ["price"]
-    assert sorted(table.scan(columns=["price"])["price"].to_pylist()) == sorted(
+    assert table.scan(columns=["price"]).read_all().column_names == ["price"]
+    assert sorted(table.scan(columns=["price"]).read_all()["price"].to_pylist()) == sorted(
         row["price"] for row in levels["latest"].values()
     )
     assert table.get([1, 2], columns=["name", "id"]).column_names == ["name", "id"]
-    assert table.scan(limit=7).num_rows == 7
-    assert table.scan(limit=1000).num_rows == len(levels["latest"])
+    assert table.scan(limit=7).read_all().num_rows == 7
+    assert table.scan(limit=1000).read_all().num_rows == len(levels["latest"])
     assert table.search("vector", made.row(1)["vector"], k=3, columns=["name"]).column_names == ["name", "_distance"]
     assert table.match("body", "harbor", k=3, columns=["name"]).column_names == ["name", "_score"]
-    assert "_tombstone" not in table.scan().column_names
+    assert "_tombstone" not in table.scan().read_all().column_names
 
 
 # ---- writes --------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_a_row_is_in_every_read_when_its_put_returns(table: Any, made: Any) -> N
             receipt = table.put([row], durable=durable)
             assert (receipt.rows, receipt.applied) == (1, True)
             assert table.get(7).to_pylist() == [row]
-            assert table.scan().to_pylist() == [row]
+            assert table.scan().read_all().to_pylist() == [row]
             assert table.count(f"price = {row['price']}") == 1
             assert table.search("vector", row["vector"], k=1)["id"].to_pylist() == [7]
             assert table.match("body", f"marker{version}{durable:d}")["id"].to_pylist() == [7]
@@ -419,11 +419,11 @@ def test_rows_come_in_every_promised_form(table: Any, made: Any) -> None:
     }
     for form, given in forms.items():
         assert table.put(given).rows == 10, form
-        assert by_id(table.scan()) == by_id(rows), form
+        assert by_id(table.scan().read_all()) == by_id(rows), form
         table.delete(list(range(10)))
         assert table.count() == 0, form
     table.put([{"id": 1}, {"id": 2, "price": 5}])
-    assert by_id(table.scan(columns=["id", "price", "body"])) == {
+    assert by_id(table.scan(columns=["id", "price", "body"]).read_all()) == {
         1: {"id": 1, "price": None, "body": None},
         2: {"id": 2, "price": 5, "body": None},
     }
@@ -434,11 +434,11 @@ def test_rows_come_in_every_promised_form(table: Any, made: Any) -> None:
 def test_the_last_of_two_rows_with_one_key_in_one_put_wins(table: Any, made: Any) -> None:
     table.put(made.rows([1, 2], 0) + made.rows([1], 1) + made.rows([3, 1], 2))
     expected = {1: made.row(1, 2), 2: made.row(2, 0), 3: made.row(3, 2)}
-    assert by_id(table.scan()) == expected
+    assert by_id(table.scan().read_all()) == expected
     table.flush()
-    assert by_id(table.scan(level="flushed")) == expected
+    assert by_id(table.scan(level="flushed").read_all()) == expected
     table.commit()
-    assert by_id(table.scan(level="committed")) == expected
+    assert by_id(table.scan(level="committed").read_all()) == expected
 
 
 def test_deleting_what_is_not_there_changes_nothing(table: Any, made: Any) -> None:
@@ -447,7 +447,7 @@ def test_deleting_what_is_not_there_changes_nothing(table: Any, made: Any) -> No
     table.delete([3, 4])
     table.flush()
     table.commit()
-    assert by_id(table.scan(level="committed")) == {2: made.row(2)}
+    assert by_id(table.scan(level="committed").read_all()) == {2: made.row(2)}
 
 
 def test_a_token_is_applied_once(table: Any, made: Any) -> None:
@@ -455,7 +455,7 @@ def test_a_token_is_applied_once(table: Any, made: Any) -> None:
     again = table.put(made.rows(range(10), 9), token="loader:1")
     assert (again.rows, again.applied) == (10, False)
     assert table.put(made.rows(range(10), 9), token=("loader", 0)).applied is False
-    assert by_id(table.scan()) == by_id(made.table(range(10), 0))
+    assert by_id(table.scan().read_all()) == by_id(made.table(range(10), 0))
     assert table.put(made.rows([3], 1), token=memwal.Token("loader", 2)).applied is True
     assert table.put(made.rows([3], 2), token="other:1").applied is True
     assert table.get(3).to_pylist() == made.rows([3], 2)
@@ -498,16 +498,16 @@ def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
         assert len(text.splitlines()) == 1, case
         assert [name for name in named if name not in text] == [], (case, text)
         assert tree(Path(uri)) == before, case
-        assert by_id(table.scan()) == by_id(made.table(range(3))), case
+        assert by_id(table.scan().read_all()) == by_id(made.table(range(3))), case
     table.put(made.rows([9]))
     assert table.count() == 4
 
 
 BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "level": (lambda table: table.scan(level="lastest"), ("lastest", "latest")),
-    "column of scan": (lambda table: table.scan(columns=["prize"]), ("prize", "price")),
+    "level": (lambda table: table.scan(level="lastest").read_all(), ("lastest", "latest")),
+    "column of scan": (lambda table: table.scan(columns=["prize"]).read_all(), ("prize", "price")),
     "column of get": (lambda table: table.get(1, columns=["prize"]), ("prize", "price")),
-    "column of filter": (lambda table: table.scan(filter="prize > 3"), ("prize", "price")),
+    "column of filter": (lambda table: table.scan(filter="prize > 3").read_all(), ("prize", "price")),
     "filter": (lambda table: table.count("price >"), ("price >",)),
     "search column": (lambda table: table.search("vektor", [0.0] * 8), ("vektor", "vector")),
     "search width": (lambda table: table.search("vector", [0.0] * 5), ("vector", "5", "8")),

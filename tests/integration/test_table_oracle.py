@@ -127,7 +127,7 @@ class TableAgainstDict(RuleBasedStateMachine):
     def filter(self, low: int, span: int) -> None:
         expected = {key: row for key, row in self.model.items() if low <= row["n"] <= low + span}
         predicate = f"n BETWEEN {low} AND {low + span}"
-        assert rows_of(self.table.scan(filter=predicate)) == expected
+        assert rows_of(self.table.scan(filter=predicate).read_all()) == expected
         assert self.table.count(predicate) == len(expected)
 
     @rule(k=st.integers(1, 30), bound=st.one_of(st.none(), st.integers(0, 99)))
@@ -148,14 +148,14 @@ class TableAgainstDict(RuleBasedStateMachine):
     @invariant()
     def every_row_is_there_once(self) -> None:
         if hasattr(self, "table"):
-            assert rows_of(self.table.scan()) == self.model
+            assert rows_of(self.table.scan().read_all()) == self.model
             assert self.table.count() == len(self.model)
 
     @precondition(lambda self: self.exact and hasattr(self, "table"))
     @invariant()
     def every_level_is_what_it_was_made(self) -> None:
-        assert rows_of(self.table.scan(level="flushed")) == self.flushed
-        assert rows_of(self.table.scan(level="committed")) == self.committed
+        assert rows_of(self.table.scan(level="flushed").read_all()) == self.flushed
+        assert rows_of(self.table.scan(level="committed").read_all()) == self.committed
 
     def stored(self, rows: list[dict[str, Any]]) -> int:
         """Let the model take a put; returns how many rows it leaves out."""
@@ -180,7 +180,7 @@ class TableAgainstDict(RuleBasedStateMachine):
         if hasattr(self, "table"):
             self.table.flush()
             self.table.commit()
-            assert rows_of(self.table.scan(level="committed")) == self.model
+            assert rows_of(self.table.scan(level="committed").read_all()) == self.model
             self.table.close()
         shutil.rmtree(self.directory)
 

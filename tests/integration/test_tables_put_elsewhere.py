@@ -36,7 +36,7 @@ def filled(open_small: Open, made: Made, at: str, commits: int = 3) -> None:
 
 
 def versions_of_rows(table: Any) -> dict[int, str]:
-    return {row["id"]: row["name"].split()[-1] for row in table.scan(["id", "name"]).to_pylist()}
+    return {row["id"]: row["name"].split()[-1] for row in table.scan(["id", "name"]).read_all().to_pylist()}
 
 
 def without_its_regions(uri: str, _: Path) -> str:
@@ -223,7 +223,7 @@ def test_a_read_whose_version_is_cleaned_up_beside_it_is_made_again(
         monkeypatch.setattr(Reader, "_merged_view", cleaned_up_after_it_was_opened)
         requests = {"match": {"column": "body", "text": "harbor"}, "search": {"column": "vector", "vector": [0.0] * 8}}
         getattr(table, read)(**requests.get(read, {}))
-        assert len(table.scan()) == 9
+        assert len(table.scan().read_all()) == 9
         assert len(merged_views) >= 2
 
 

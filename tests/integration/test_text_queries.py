@@ -261,5 +261,5 @@ def test_texts_that_could_break_an_index_are_kept_and_found(tmp_path: Path, leve
         for text in ("needle", "+needle -zzz", "need*"):
             found = table.match("body", text, 100, columns=["id"], level=level)
             assert set(found["id"].to_pylist()) == holding
-        rows = {row["id"]: row["body"] for row in table.scan(level=level).to_pylist()}
+        rows = {row["id"]: row["body"] for row in table.scan(level=level).read_all().to_pylist()}
         assert rows == dict(enumerate(BAD.values()))

@@ -62,7 +62,7 @@ def impatient(fault: Fault) -> dict[str, Any]:
 
 
 def values(table: Any) -> dict[int, str]:
-    found = table.scan().to_pylist()
+    found = table.scan().read_all().to_pylist()
     assert len({row["id"] for row in found}) == len(found), "a row twice"
     return {row["id"]: row["v"] for row in found}
 
@@ -192,7 +192,7 @@ def test_one_call_reaches_every_bucket_and_deletes_reach_fresh_rows(open_small: 
         table.put(made.rows(range(40)))
         assert all(region["memtable_rows"] for region in table.status()["regions"])
         table.delete([{"id": id} for id in range(0, 40, 2)])
-        assert sorted(table.scan(["id"])["id"].to_pylist()) == list(range(1, 40, 2))
+        assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == list(range(1, 40, 2))
         assert table.get([0, 1])["id"].to_pylist() == [1]
 
 
@@ -212,7 +212,7 @@ def test_a_committed_sst_still_listed_does_not_shadow_a_newer_base_row(
     stranger = lance.dataset(uri).merge_insert("id").when_matched_update_all()
     stranger.execute(pa.table({"id": [3, 5], "n": [300, 500]}, schema=SCHEMA))
     with memwal.open(uri, settings={"commit": {"interval": 0}, "gc": {"interval": 0}}) as table:
-        found = {row["id"]: row["n"] for row in table.scan(level=level).to_pylist()}
+        found = {row["id"]: row["n"] for row in table.scan(level=level).read_all().to_pylist()}
         assert {id: found[id] for id in (3, 5)} == {3: 300, 5: 500}
         table.commit()
-        assert {row["id"]: row["n"] for row in table.scan(level="committed").to_pylist()}[3] == 300
+        assert {row["id"]: row["n"] for row in table.scan(level="committed").read_all().to_pylist()}[3] == 300

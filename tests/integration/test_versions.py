@@ -54,7 +54,7 @@ def send(table: Any, *given: Row) -> int:
 
 
 def names(table: Any, level: str = "latest") -> dict[int, str]:
-    return {row["id"]: row["name"] for row in table.scan(["id", "name"], level=level).to_pylist()}
+    return {row["id"]: row["name"] for row in table.scan(["id", "name"], level=level).read_all().to_pylist()}
 
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
@@ -110,7 +110,7 @@ def test_a_late_row_of_a_merge_gives_none_of_its_columns(tmp_path: Path) -> None
         assert table.put(late).skipped == 1
         assert table.put(late.drop_columns("name")).skipped == 1
         assert table.put(rows((1, 60, "")).select(["id", "at"])).skipped == 0
-        (found,) = table.scan().to_pylist()
+        (found,) = table.scan().read_all().to_pylist()
         assert (found["name"], found["at"].microsecond) == ("one", 60)
         with pytest.raises(Invalid, match="column 'at' is missing"):
             table.put(late.select(["id", "name"]))

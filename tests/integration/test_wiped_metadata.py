@@ -44,7 +44,7 @@ def test_restoring_the_version_that_is_named_brings_every_acked_row_back(tmp_pat
     lance.dataset(uri, version=good).restore()
     with memwal.open(uri, settings=settings) as table:
         wanted = dict.fromkeys(range(5), 1) | dict.fromkeys(range(5, 14), 2) | dict.fromkeys(range(14, 20), 3)
-        found = table.scan()
+        found = table.scan().read_all()
         assert dict(zip(found.column("id").to_pylist(), found.column("v").to_pylist(), strict=True)) == wanted
         table.flush()
         table.commit()

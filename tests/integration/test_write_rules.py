@@ -54,7 +54,7 @@ def rows(ids: Any, version: int = 0) -> list[dict[str, Any]]:
 
 def found(table: Any, level: str = "latest") -> dict[int, Any]:
     """All rows by n, each key once."""
-    read = table.scan(level=level).to_pylist()
+    read = table.scan(level=level).read_all().to_pylist()
     by_key = {each["n"]: each for each in read}
     assert len(by_key) == len(read)
     return by_key
@@ -169,7 +169,7 @@ def test_other_tables_take_missing_columns_as_nulls_still(tmp_path: Path) -> Non
     for upsert in ("replace", "insert"):
         with opened(tmp_path / upsert, upsert) as table:
             table.put([{"k": "", "n": 0, "must": 1, "m": 5}, {"k": "", "n": 1, "must": 1}])
-            assert [each["m"] for each in table.scan(["m", "n"]).sort_by("n").to_pylist()] == [5, None]
+            assert [each["m"] for each in table.scan(["m", "n"]).read_all().sort_by("n").to_pylist()] == [5, None]
             with pytest.raises(Invalid, match="required column 'must' is missing: add it to the rows"):
                 table.put([{"k": "", "n": 0}])
 
@@ -383,7 +383,7 @@ def test_a_region_stream_is_one_put(tmp_path: Path) -> None:
                 assert table.count() == 0
             else:
                 assert table.put_region(region, mine, None).rows == mine.num_rows
-                assert {each["text"] for each in table.scan().to_pylist()} == {f"v{versions}"}
+                assert {each["text"] for each in table.scan().read_all().to_pylist()} == {f"v{versions}"}
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_init_adopts_a_table_with_its_rules(
     assert "upsert insert" in ran.out
     with memwal.open(uri) as table:
         assert table.put([{"id": 2, "name": "other"}, {"id": 3, "name": "c"}]).skipped == 1
-        assert table.scan().sort_by("id")["name"].to_pylist() == ["a", "b", "c"]
+        assert table.scan().read_all().sort_by("id")["name"].to_pylist() == ["a", "b", "c"]
 
 
 def test_a_daemon_merges_what_its_clients_give(
@@ -444,7 +444,7 @@ def test_a_daemon_merges_what_its_clients_give(
         for id in range(10, 40):
             old = expected.get(id, dict.fromkeys(made.schema.names) | {"id": id})
             expected[id] = {**old, "price": id - 10}
-        assert {each["id"]: each for each in table.scan().to_pylist()} == expected
+        assert {each["id"]: each for each in table.scan().read_all().to_pylist()} == expected
         table.flush()
         table.commit()
         table.put(pa.table({"id": [39], "name": ["late"]}))

@@ -111,7 +111,10 @@ def main() -> None:
         wal.open_store = lambda *at, **named: Mortal(really_open(*at, **named), kill_at, when)
     indexes = {"vector": "ivf_pq", "body": "fts"}
     with memwal.open(uri, schema=SCHEMA, key="id", regions=regions, indexes=indexes, settings=SETTINGS) as table:
-        say(state={row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()}, rows=table.count())
+        say(
+            state={row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()},
+            rows=table.count(),
+        )
         for op in ops:
             say(**{"try": op})
             run(table, op)

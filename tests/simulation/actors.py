@@ -60,7 +60,7 @@ class StorageReader(Visitor):
         before, one_of = self._seen.get(level, {}), list(oracle.one_of)
         floors = {key: max(known.get(key, (0, 0)), before.get(key, (0, 0))) for key in {*known, *before}}
         try:
-            found = self._table.scan(level=level)
+            found = self._table.scan(level=level).read_all()
         except Unavailable as error:
             self.world.say(f"read {level}: {type(error.__cause__ or error).__name__}")
             return

@@ -156,7 +156,7 @@ class DaemonWorld(World):
     def expect(self, name: str, level: Any, store: wal.ObjectStore) -> None:
         """Storage shows what the batches of a producer come to. Raises Wrong; Unavailable."""
         found = Counter(
-            row for row in pairs(StoredTable(self.base, store).scan(level=level)) if self.is_of(name, row[0])
+            row for row in pairs(StoredTable(self.base, store).scan(level=level).read_all()) if self.is_of(name, row[0])
         )
         there = self.checkpoints[name]
         expected: Counter[Row] = there.state if self.append else Counter(list(there.state))

@@ -232,7 +232,7 @@ class Process:
                 for key in each.rows:
                     floors[key] = max(floors.get(key, (0, 0)), each.order)
         try:
-            found = OwnerReads(self.world, self._reader, core).scan(level="latest")
+            found = OwnerReads(self.world, self._reader, core).scan(level="latest").read_all()
         except (Unavailable, FencedError, UnknownOutcome) as error:
             self.world.say(f"read: {_line(error)}")
             return

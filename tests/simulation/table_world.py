@@ -154,9 +154,9 @@ class TableWorld(World):
 
     def _check_levels(self, when: str, manifests: list[wal.RegionManifest]) -> None:
         table, oracle = StoredTable(self.base, self.disk.inner), self.oracle
-        durable = list(pairs(table.scan(level="durable")))
-        flushed = sorted(pairs(table.scan(level="flushed")))
-        committed = sorted(pairs(table.scan(level="committed")))
+        durable = list(pairs(table.scan(level="durable").read_all()))
+        flushed = sorted(pairs(table.scan(level="flushed").read_all()))
+        committed = sorted(pairs(table.scan(level="committed").read_all()))
         for level, rows, floors in (
             ("durable", durable, oracle.durable),
             ("flushed", flushed, oracle.flushed),

@@ -311,7 +311,7 @@ class World:
 
     def _check(self, who: str, table: StoredTable, level: str) -> None:
         """One read at the end: every acked row, and what proves itself here must be in every later check too."""
-        found = list(pairs(table.scan(level=level)))
+        found = list(pairs(table.scan(level=level).read_all()))
         ours = [row for row in found if row[0] in self.oracle.region_of]
         self.say(f"{who}: {len(ours)} rows, {len(found) - len(ours)} of strangers")
         self.oracle.durable |= self.oracle.check(f"the end, {who}", ours, self.oracle.durable)

@@ -72,7 +72,7 @@ class Resized:
 
     def expect(self, table: Table | None = None) -> None:
         """The rows are there, each once: in the base table, or as `table` shows them."""
-        rows = (lance.dataset(self.uri).to_table() if table is None else table.scan()).to_pylist()
+        rows = (lance.dataset(self.uri).to_table() if table is None else table.scan().read_all()).to_pylist()
         assert sorted((row["id"], row["n"]) for row in rows) == sorted(self.oracle.items())
 
 
@@ -354,7 +354,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
         writer.join()
     assert acked == list(range(len(acked)))
     with world.open() as table:
-        found = sorted(row["id"] for row in table.scan().to_pylist())
+        found = sorted(row["id"] for row in table.scan().read_all().to_pylist())
         assert found == list(range(len(found)))  # each once, and one put more than was acknowledged at most
         assert len(found) - 10 * len(acked) in (0, 10)
     assert_clean(world.store, world.uri)

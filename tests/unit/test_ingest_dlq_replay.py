@@ -61,7 +61,7 @@ class World:
         return Replaying(self.opened(), target, table or self.table, mapping).replay(condition, None)
 
     def ids(self) -> list[int]:
-        return sorted(self.table.scan(["id"])["id"].to_pylist())
+        return sorted(self.table.scan(["id"]).read_all()["id"].to_pylist())
 
     def left(self) -> list[int]:
         return sorted(self.opened().dataset.to_table(["row"])["row"].to_pylist())
@@ -227,7 +227,7 @@ def test_the_newest_letter_of_a_key_counts(world: Callable[..., World]) -> None:
     at = world(key="id")
     at.write(*({"id": n % 4, "n": n} for n in range(12)))
     at.replay()
-    assert sorted(at.table.scan()["n"].to_pylist()) == [8, 9, 10, 11]
+    assert sorted(at.table.scan().read_all()["n"].to_pylist()) == [8, 9, 10, 11]
 
 
 KAFKA = {"format": "kafka", "brokers": "127.0.0.1:1", "topics": ["orders"]}
@@ -240,7 +240,9 @@ def test_records_go_through_the_mapping_of_the_source(world: Callable[..., World
     outcome = at.replay(source=KAFKA | {"columns": {"n": "value.m"}})
     assert outcome.replayed == 3
     assert sorted(reason.partition(":")[0] for reason in outcome.stay) == ["map", "map", "parse"]
-    assert sorted((row["id"], row["n"]) for row in at.table.scan().to_pylist()) == [(0, 6), (9, 90)], "2 was deleted"
+    assert sorted((row["id"], row["n"]) for row in at.table.scan().read_all().to_pylist()) == [(0, 6), (9, 90)], (
+        "2 was deleted"
+    )
     assert at.left() == [3, 4, 5]
 
 
@@ -267,4 +269,4 @@ def test_headers_are_replayed_where_letters_have_them(world: Callable[..., World
     at.write({"id": 0}, {"id": 1}, topic="orders", headers=[{"key": "n", "value": b"4"}, {"key": "n", "value": b"5"}])
     outcome = at.replay(source=KAFKA | {"columns": {"n": "headers.n"}})
     assert (outcome.replayed, list(outcome.stay)) == (2, [])
-    assert sorted((row["id"], row["n"]) for row in at.table.scan().to_pylist()) == [(0, 5), (1, 5)]
+    assert sorted((row["id"], row["n"]) for row in at.table.scan().read_all().to_pylist()) == [(0, 5), (1, 5)]

@@ -148,7 +148,7 @@ def test_columns_are_added_once_by_whoever_is_first(open_small: Callable[..., An
     added = {name: str(schema.field(name).type) for name in schema.names if name not in made.schema.names}
     assert added == {"grade": "int64", "note": "string", "more": "bool"}
     table.put([{**made.row(2), "grade": 5}])
-    assert {row["id"]: row["grade"] for row in table.scan(["id", "grade"]).to_pylist()} == {1: None, 2: 5}
+    assert {row["id"]: row["grade"] for row in table.scan(["id", "grade"]).read_all().to_pylist()} == {1: None, 2: 5}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.api.reads import READS, Reads
+from memwal.ingest.api.results import RowStream
 from memwal.ingest.client.scatter import best_of, in_asked_order, merged, merged_status
 from memwal.ingest.errors import Unavailable
 
@@ -49,15 +50,20 @@ def test_every_read_says_how_it_travels() -> None:
     assert set(READS) == methods - {"hybrid"}  # it ranks what `candidates` returns
 
 
+def streamed(values: list[int], name: str = "a") -> RowStream:
+    rows = pa.table({name: values})
+    return RowStream(rows.schema, iter(rows.to_batches()))
+
+
 def test_a_limit_counts_over_all_answers() -> None:
-    answers = [pa.table({"a": [1, 2]}), pa.table({"a": [3, 4]})]
-    assert merged(READS["scan"], answers, {"limit": 3}).column("a").to_pylist() == [1, 2, 3]
-    assert merged(READS["scan"], answers, {"limit": None}).num_rows == 4
+    for limit, expected in ((3, [1, 2, 3]), (2, [1, 2]), (0, []), (None, [1, 2, 3, 4])):
+        merged_rows = merged(READS["scan"], [streamed([1, 2]), streamed([3, 4])], {"limit": limit})
+        assert merged_rows.read_all().column("a").to_pylist() == expected
 
 
 def test_answers_with_different_columns_are_asked_for_again() -> None:
     with pytest.raises(Unavailable, match="changed the table's columns") as told:
-        merged(READS["scan"], [pa.table({"a": [1]}), pa.table({"b": [1]})], {"limit": None})
+        merged(READS["scan"], [streamed([1]), streamed([1], "b")], {"limit": None})
     assert told.value.details == {"reason": "busy"}
 
 

@@ -47,7 +47,7 @@ def test_rows_of_several_files_and_regions_arrive_and_the_newest_of_a_key_wins(
     receipts = pa.Table.from_batches(task()(ended([newer, older.slice(0, 25), older.slice(25)])))
     assert sorted(receipts["region"].to_pylist()) == sorted(region["id"] for region in table.status()["regions"])
     assert sum(receipts["rows"].to_pylist()) == 60
-    assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).to_pylist()} == {
+    assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()} == {
         id: f"row {id} v{int(id < 20)}" for id in range(40)
     }
 
@@ -61,7 +61,7 @@ def test_a_bad_row_in_the_last_batch_keeps_all_others_from_being_sent(
     good = made.table(range(20)).cast(nullable)
     with pytest.raises(TaskError, match=r"row 20 of a\.parquet"):
         list(task()(ended([placed(good, "a.parquet"), placed(bad, "a.parquet")])))
-    assert not table.scan(["id"]).num_rows
+    assert not table.scan(["id"]).read_all().num_rows
 
 
 def test_of_more_bytes_than_it_may_keep_nothing_is_sent_and_the_receipt_says_so(
@@ -74,7 +74,7 @@ def test_of_more_bytes_than_it_may_keep_nothing_is_sent_and_the_receipt_says_so(
     assert receipt["said"].to_pylist() == [TOO_MANY]
     assert receipt["rows"].to_pylist() == [0]
     assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
-    assert not table.scan(["id"]).num_rows
+    assert not table.scan(["id"]).read_all().num_rows
     assert sum(answer["rows"][0].as_py() for answer in task()(ended(batches))) == 60
 
 
@@ -86,7 +86,7 @@ def test_batches_with_bad_rows_and_without_go_together(uri: str, made: Any, serv
     good = placed(made.table(range(20)), "a").append_column(PROBLEM, pa.nulls(20, pa.string()))
     answers = pa.Table.from_batches(both(ended([good, bad]))).to_pylist()
     assert [answer["rows"] for answer in answers if answer["letters"] is not None] == [1]
-    assert sorted(table.scan(["id"])["id"].to_pylist()) == [*range(20), *range(21, 40)]
+    assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [*range(20), *range(21, 40)]
 
 
 def test_rows_without_the_paths_of_their_files_arrive_in_the_same_order(
@@ -96,7 +96,7 @@ def test_rows_without_the_paths_of_their_files_arrive_in_the_same_order(
     files = [packed(made.table(range(20), version=n), 9 - n, landed=n - 1) for n in (3, 0, 1)]
     receipts = pa.Table.from_batches(task(without_paths=True)(ended(files)))
     assert sum(receipts["rows"].to_pylist()) == 60
-    assert {row["name"] for row in table.scan(["name"]).to_pylist()} == {f"row {id} v3" for id in range(20)}
+    assert {row["name"] for row in table.scan(["name"]).read_all().to_pylist()} == {f"row {id} v3" for id in range(20)}
     assert {receipt["landed_first"] for receipt in receipts.to_pylist()} == {-0.001}
     assert {receipt["landed_last"] for receipt in receipts.to_pylist()} == {0.002}
 
@@ -126,7 +126,7 @@ def test_paths_are_asked_for_before_anything_is_sent_where_they_would_be_told_or
         (receipt,) = asked(left)
         assert receipt["said"].to_pylist() == [PATHS_NEEDED]
         assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
-    assert not table.scan(["id"]).num_rows
+    assert not table.scan(["id"]).read_all().num_rows
 
 
 def test_no_rows_open_no_connection(uri: str, made: Any, open_small: Callable[..., Any]) -> None:

@@ -136,7 +136,7 @@ def test_each_region_gets_one_stream_and_answers_with_one_receipt(
     assert receipts["landed_first"].to_pylist() == [2.0, 2.0]
     positions = {region["id"]: region["wal_position"] for region in table.status()["regions"]}
     assert dict(zip(receipts["region"].to_pylist(), receipts["position"].to_pylist(), strict=True)) == positions
-    assert sorted(table.scan(["id"])["id"].to_pylist()) == list(range(40))
+    assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == list(range(40))
 
 
 def test_the_row_of_the_newer_file_wins_inside_a_micro_batch(
@@ -147,7 +147,7 @@ def test_the_row_of_the_newer_file_wins_inside_a_micro_batch(
     older = placed(made.table(range(20), version=0), "b", landed=1_000)
     rows = shuffled(list(route(iter([newer, older]))))
     list(SendTask(endpoint, table.base.regions, "query", 0, 30.0)(iter([rows])))
-    assert set(table.scan(["name"])["name"].to_pylist()) == {f"row {id} v1" for id in range(20)}
+    assert set(table.scan(["name"]).read_all()["name"].to_pylist()) == {f"row {id} v1" for id in range(20)}
 
 
 def test_columns_that_are_changed_between_two_micro_batches_are_found_by_workers_and_owner(
@@ -165,7 +165,7 @@ def test_columns_that_are_changed_between_two_micro_batches_are_found_by_workers
     lance.dataset(uri).alter_columns({"path": "price", "name": "cost"})
     newer = made.table(range(10, 20)).append_column("grade", pa.array([7] * 10))
     send(newer.rename_columns([name.replace("price", "cost") for name in newer.column_names]), 1)
-    found = {row["id"]: row for row in table.scan(["id", "cost", "grade"]).to_pylist()}
+    found = {row["id"]: row for row in table.scan(["id", "cost", "grade"]).read_all().to_pylist()}
     assert found == {id: {"id": id, "cost": made.row(id)["price"], "grade": None if id < 10 else 7} for id in range(20)}
 
 
@@ -228,7 +228,7 @@ def test_rows_that_delete_travel_with_those_that_put_and_need_only_their_key(
     routed = shuffled([each for batch in rows for each in route(iter([batch]))])
     receipts = pa.Table.from_batches(SendTask(endpoint, table.base.regions, "query", 0, 30.0)(iter([routed])))
     assert sum(receipts["rows"].to_pylist()) == 19
-    assert {row["id"]: row["name"] for row in table.scan().to_pylist()} == {
+    assert {row["id"]: row["name"] for row in table.scan().read_all().to_pylist()} == {
         3: "row 3 v0",
         **{id: f"row {id} v1" for id in range(8, 15)},
     }
@@ -298,7 +298,7 @@ def test_bad_rows_are_taken_out_one_by_one(
         assert [(each["rows"], each["letters"]) for each in told] == [(4, 0 if repeated or mode == "skip" else 4)]
         assert "fit: key column 'id' is null: give it a value (2x)" in told[0]["said"]
         assert {each["applied"] for each in answers if each["letters"] is None} == {not repeated}
-    assert sorted(table.scan(["id"])["id"].to_pylist()) == [0, 5]
+    assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [0, 5]
     if mode == "skip":
         return
     found = lance.dataset(f"{uri}.dlq").to_table().sort_by("offset").to_pylist()

@@ -60,7 +60,7 @@ def applied_of(table: Any) -> set[int | None]:
 def check(table: Any, uri: str, bad: bool) -> None:
     """Every row is there once, and every letter."""
     expected = [at for at in range(ROWS) if at % EACH or not bad]
-    assert sorted(table.scan(["id"])["id"].to_pylist()) == expected
+    assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == expected
     if bad:
         letters = lance.dataset(f"{uri}.dlq").to_table(["offset"])["offset"].to_pylist()
         assert sorted(letters) == list(range(0, ROWS, EACH))

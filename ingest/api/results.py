@@ -1,0 +1,212 @@
+"""What a read of many rows returns: a stream of Arrow batches, which are read as the caller takes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Self
+
+import pyarrow as pa
+
+from memwal.ingest.errors import Invalid, MemWalError, classify
+
+_CLOSED = "the result was closed; make the read again"
+_READ = "the rows of this result were read already, and it gives them once; make the read again"
+
+
+class RowStream:
+    """The rows of one read, as a `pyarrow.RecordBatchReader` gives them: batch by batch, each row once.
+
+    Rows are read while the caller takes them, so memory holds a few batches, however large the answer. All rows are of
+    the moment at which the read was made; `close`, the last row, an error, or dropping the result lets that moment go.
+    Any Arrow library takes a result as it is (`__arrow_c_stream__`): DuckDB, Polars, DataFusion, pyarrow.
+
+    Thread safety. One thread at a time; `close` from any thread, also while another one reads.
+    Errors. Only `ingest.errors` kinds, also from the iteration; an answer that is not whole always raises. Through
+    `__arrow_c_stream__` the other library raises an error of its own with the same text.
+    """
+
+    schema: pa.Schema
+
+    def __init__(
+        self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object] | None = None
+    ) -> None:
+        """`batches`: of `schema`; what they hold is let go with the iterator. `cancel`: makes a `next` that waits in
+        another thread return soon.
+        """
+        self.schema = schema
+        self._batches: Iterator[pa.RecordBatch] | None = batches
+        self._cancel, self._closing = cancel, False
+        self._reading = threading.Lock()
+        self._failure: MemWalError | None = None
+
+    # ---- as pyarrow.RecordBatchReader ----------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            with self._reading:
+                return self._next()
+        finally:
+            if self._closing:
+                self.close()
+
+    def read_next_batch(self) -> pa.RecordBatch:
+        """Return the next batch. Raises: StopIteration after the last one."""
+        return next(self)
+
+    def read_all(self) -> pa.Table:
+        """Return all rows that are left as a table in memory. Raises also: Invalid if every row was read before."""
+        self._refuse_if_read()
+        return pa.Table.from_batches(list(self), schema=self.schema)
+
+    def read_pandas(self, **options: Any) -> Any:
+        """As `to_pandas`; `options`: those of `pyarrow.Table.to_pandas`."""
+        _expect_installed("pandas")
+        return self.read_all().to_pandas(**options)
+
+    def close(self) -> None:
+        """Let the moment go. Returns at once, from any thread; another thread that waits for rows gets Invalid."""
+        self._closing = True
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
+        if self._reading.acquire(blocking=False):  # else the thread that reads ends it
+            try:
+                if self._batches is not None:
+                    self._end(Invalid(_CLOSED))
+            finally:
+                self._reading.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Hand the rows to another Arrow library. `requested_schema`: types that it wants, honoured if Arrow can cast.
+
+        Raises: Invalid if every row was read before.
+        """
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    # ---- other forms ---------------------------------------------------------------------------------------------
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return the rows as a real `pyarrow.RecordBatchReader`, which lets the moment go when it is dropped."""
+        self._refuse_if_read()
+        return pa.RecordBatchReader.from_batches(self.schema, _HandedOver(self))
+
+    def to_table(self) -> pa.Table:
+        """As `read_all`."""
+        return self.read_all()
+
+    def to_pandas(self) -> Any:
+        """Return all rows that are left as a pandas frame. Raises: Invalid if pandas is not installed."""
+        return self.read_pandas()
+
+    def to_polars(self) -> Any:
+        """Return all rows that are left as a Polars frame. Raises: Invalid if Polars is not installed."""
+        return _expect_installed("polars").from_arrow(self.read_all())
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{field.name}: {field.type}" for field in self.schema)
+        return f"<memwal.RowStream {columns}>"
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _next(self) -> pa.RecordBatch:
+        if self._batches is None:
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            raise StopIteration
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._end(None)
+            raise
+        except BaseException as error:
+            # Imported only here: it imports Lance, and a daemon starts without pandas.
+            from memwal.wal.panics import as_exception, is_panic
+
+            if not isinstance(error, Exception) and not is_panic(error):  # an interrupt
+                self._end(Invalid(_CLOSED))
+                raise
+            failure = Invalid(_CLOSED) if self._closing else classify(as_exception(error))
+            # A copy is kept: the error's traceback holds the frames of the read, and with them its moment.
+            self._end(type(failure)(failure.message, failure.details))
+            raise failure from error
+
+    def _end(self, failure: MemWalError | None) -> None:
+        """Let go of the rows; later reads raise `failure`, or find no more rows for None."""
+        batches, self._batches, self._failure = self._batches, None, failure
+        self._cancel = None
+        close = getattr(batches, "close", None)  # of a generator
+        if close is not None:
+            close()
+
+    def _refuse_if_read(self) -> None:
+        # pyarrow's reader gives an empty table here, which looks like an answer without rows.
+        if self._batches is None:
+            raise self._failure.with_traceback(None) if self._failure is not None else Invalid(_READ)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_failure"):  # else __init__ failed
+            with suppress(Exception):
+                self.close()
+
+
+def gathered(rows: pa.Table) -> RowStream:
+    """Return rows that are in memory as a result."""
+    return RowStream(rows.schema, iter(rows.to_batches()))
+
+
+def trimmed(rows: RowStream, columns: list[str] | None, skipped: int) -> RowStream:
+    """Return `rows` with `columns` only (None: all), without the first `skipped`."""
+    if not skipped and columns in (None, rows.schema.names):
+        return rows
+    names = rows.schema.names if columns is None else list(dict.fromkeys(columns))
+    schema = pa.schema([rows.schema.field(name) for name in names], rows.schema.metadata)
+    return RowStream(schema, _trimmed(rows, names, skipped), rows.close)
+
+
+def _trimmed(rows: RowStream, columns: list[str], skipped: int) -> Iterator[pa.RecordBatch]:
+    with rows:
+        for batch in rows:
+            part = batch.slice(skipped).select(columns)
+            skipped = max(0, skipped - batch.num_rows)
+            if part.num_rows:
+                yield part
+
+
+class _HandedOver:
+    """The rows for another library; the result is closed when that one drops them. (A generator that was never started
+    would not notice.)
+    """
+
+    def __init__(self, rows: RowStream) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._rows)
+
+    def __del__(self) -> None:
+        self._rows.close()
+
+
+def _expect_installed(library: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise Invalid(f"to_{library}: {library} is not installed; pip install {library}") from None

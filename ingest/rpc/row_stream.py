@@ -1,0 +1,137 @@
+"""The rows of a scan as a daemon sends them.
+
+1. The call is made and the first batch awaited within the timeout of the read. Until then the client may ask again.
+2. The daemon produces a batch when gRPC has room for it, about 4 MB ahead of the client.
+3. A client that closes or drops its result cancels the call, and the daemon drops the read.
+4. A stream is whole only if the daemon has ended it. If the daemon is lost, or sends nothing for the time of the
+   timeout while the client waits for a batch, the client gets Unavailable.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from memwal.ingest.api.results import RowStream
+from memwal.ingest.errors import LOST, MemWalError, Unavailable
+from memwal.ingest.rpc.wire import from_flight
+from memwal.ingest.threads import Worker
+
+
+def streamed(endpoint: str, call: Callable[[], Any], timeout: float | None) -> RowStream:
+    """Return the rows of `call`, which opens a Flight stream without a deadline: a deadline would also count the time
+    in which the caller takes no rows. `timeout`: seconds for the first batch, and for each further one.
+
+    Raises: Flight's errors, and Unavailable (reason "lost") after the timeout.
+    """
+    incoming = _Incoming(endpoint, timeout)
+    return RowStream(incoming.opened(call), incoming.batches(), incoming.cancel)
+
+
+class _Incoming:
+    """One Flight stream.
+
+    Thread safety. One thread reads; `cancel` from any thread.
+    """
+
+    def __init__(self, endpoint: str, timeout: float | None) -> None:
+        self._endpoint, self._timeout = endpoint, timeout
+        self._reader: Any = None
+        self._first: pa.RecordBatch | None = None
+        self._ended, self._stalled, self._cancelled = threading.Event(), False, False
+        self._awaited, self._waits = 0, False
+
+    def opened(self, call: Callable[[], Any]) -> pa.Schema:
+        """Make the call, read the first batch, and return the schema."""
+        if self._timeout is None:
+            self._open(call)
+        else:
+            done, failed = threading.Event(), list[BaseException]()
+
+            def work() -> None:
+                try:
+                    self._open(call)
+                except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                    failed.append(error)
+                done.set()
+
+            Worker("scan", work)
+            if not done.wait(self._timeout):
+                self.cancel()
+                raise self._silent()
+            if failed:
+                raise failed.pop()
+        return self._reader.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, and end the call with the iterator."""
+        try:
+            batch, self._first = self._first, None
+            if batch is None:
+                return
+            yield batch
+            if self._timeout is not None:
+                Worker("scan-watch", self._watch)
+            while (batch := self._next()) is not None:
+                yield batch
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the call; a read that waits for the daemon ends with an error."""
+        self._cancelled = True
+        self._ended.set()
+        if self._reader is not None:
+            self._reader.cancel()
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _open(self, call: Callable[[], Any]) -> None:
+        self._reader = call()
+        self._first = _read(self._reader)
+        if self._cancelled:  # nobody waits for it any more
+            self._reader.cancel()
+
+    def _next(self) -> pa.RecordBatch | None:
+        self._awaited, self._waits = self._awaited + 1, True
+        try:
+            return _read(self._reader)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            raise self._silent() if self._stalled else self._cut_short(error) from None
+        finally:
+            self._waits = False
+
+    def _cut_short(self, error: Exception) -> MemWalError:
+        translated = from_flight(error, self._endpoint)
+        if translated.details.get("reason") != LOST:
+            return translated
+        return Unavailable(f"the daemon at {self._endpoint} was lost while its rows were read; read again", _LOST)
+
+    def _silent(self) -> Unavailable:
+        text = f"the daemon at {self._endpoint} has sent no rows for {self._timeout:g} s; read again"
+        return Unavailable(text, _LOST)
+
+    def _watch(self) -> None:
+        """End the call if one batch is awaited for the whole timeout."""
+        seen = 0
+        while not self._ended.wait(self._timeout):
+            if self._waits and seen == self._awaited:
+                self._stalled = True
+                self.cancel()
+            seen = self._awaited
+
+
+_LOST = {"reason": LOST}
+
+
+def _read(reader: Any) -> pa.RecordBatch | None:
+    """Return the next batch, None after the last."""
+    try:
+        batch: pa.RecordBatch = reader.read_chunk().data
+    except StopIteration:
+        return None
+    return batch

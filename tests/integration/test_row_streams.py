@@ -1,0 +1,381 @@
+"""Results stream: what is held, what a stream shows beside writes, when its moment goes, and how it fails."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import memwal
+from memwal.ingest.api.results import RowStream
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.read import merged
+from memwal.ingest.read.base import BaseReads
+from memwal.ingest.read.merged import MergedView
+from memwal.memtable import Snapshot
+
+Open, Made = Callable[..., Any], Any
+ROWS, WIDTH = 60_000, 128
+WAYS = ("embedded", "flight", "two daemons", "storage")
+
+
+def wide(ids: range, version: int = 0) -> pa.Table:
+    """Rows of 1 KB each."""
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.full(len(ids) * WIDTH, version, np.float64)), WIDTH)
+    return pa.table(
+        {"id": pa.array(ids, pa.int64()), "version": pa.array([version] * len(ids), pa.int64()), "vector": vectors}
+    )
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def owner(tmp_path: Path, ends: ExitStack) -> Any:
+    """A table of 60 MB in two regions: half of its rows in the base, some in SSTs, some in memtables."""
+    settings = {"memtable": {"size_max": "200MiB", "unflushed_max": "400MiB"}, "commit": {"interval": "1h"}}
+    table = memwal.open(tmp_path / "wide.lance", schema=wide(range(0)).schema, key="id", regions=2, settings=settings)
+    ends.enter_context(table)
+    for ids in (range(20_000), range(20_000, 40_000)):
+        table.put(wide(ids))
+    table.flush()
+    table.commit()
+    table.put(wide(range(35_000, 45_000), 1))
+    table.flush()
+    table.put(wide(range(44_000, ROWS), 2))
+    return table
+
+
+class Ways:
+    """Ways into one table; the services behind them."""
+
+    def __init__(self, owner: Any, ends: ExitStack) -> None:
+        self._owner, self._ends = owner, ends
+        self.services: list[FlightService] = []
+
+    def into(self, way: str) -> Any:
+        if way == "embedded":
+            return self._owner
+        if way == "storage":
+            return self._ends.enter_context(memwal.open(self._owner.base.uri, read_only=True))
+        if way == "two daemons":  # one process, each with the regions of its own by what the client believes
+            client = self._ends.enter_context(memwal.connect([self._serve(), self._serve()]))
+            regions, router = client.router.regions, client.router
+            owners = zip(regions, router.endpoints, strict=True)
+            router._believe({region: router._owners[region]._replace(endpoint=at) for region, at in owners})
+            assert router.sole is None
+            return client
+        return self._ends.enter_context(memwal.connect(self._serve()))
+
+    def _serve(self) -> str:
+        service = FlightService(self._owner, "grpc://127.0.0.1:0")
+        self.services.append(service)
+        self._ends.callback(service.shutdown)
+        return f"grpc://127.0.0.1:{service.port}"
+
+
+@pytest.fixture
+def ways(owner: Any, ends: ExitStack) -> Ways:
+    return Ways(owner, ends)
+
+
+def versions(rows: pa.Table) -> dict[int, int]:
+    assert len(set(rows["id"].to_pylist())) == rows.num_rows
+    return dict(zip(rows["id"].to_pylist(), rows["version"].to_pylist(), strict=True))
+
+
+EXPECTED = {id: 0 if id < 35_000 else 1 if id < 44_000 else 2 for id in range(ROWS)}
+
+
+def within(seconds: float, met: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not met() and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    return met()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """The views that scans hold, as weak references."""
+    references: list[weakref.ref[Any]] = []
+    through = BaseReads.__init__
+
+    def remembered(self: BaseReads, *args: Any) -> None:
+        through(self, *args)
+        references.append(weakref.ref(self))
+
+    monkeypatch.setattr(BaseReads, "__init__", remembered)
+    return references
+
+
+# ---- what is held --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_scan_holds_a_few_batches_whatever_the_size_of_the_table(
+    ways: Ways, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [0]
+    through = MergedView.visible_rows
+
+    def counted(self: MergedView, *args: Any) -> Iterator[pa.Table]:
+        for rows in through(self, *args):
+            made[0] += rows.num_rows
+            yield rows
+
+    table = ways.into(way)
+    monkeypatch.setattr(MergedView, "visible_rows", counted)
+    monkeypatch.setattr(merged, "ROWS_PER_STEP", 1_000)
+    before = pa.total_allocated_bytes()
+    taken, ahead, most = 0, 0, 0
+    with table.scan() as rows:
+        for batch in rows:
+            taken += batch.num_rows
+            time.sleep(0.005)  # so that whatever runs ahead does
+            ahead = max(ahead, made[0] - taken)
+            most = max(most, pa.total_allocated_bytes() - before)
+    assert taken == ROWS
+    # gRPC holds 4 to 8 MB of a stream, and two streams run ahead here; Lance gives batches of 8,192 rows.
+    assert ahead <= (35_000 if way == "two daemons" else 25_000)
+    assert most < 45e6, f"{most / 1e6:.0f} MB of a table of 62 MB"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_row_comes_once_in_its_newest_version(ways: Ways, way: str) -> None:
+    table = ways.into(way)
+    assert versions(table.scan(["id", "version"]).read_all()) == EXPECTED
+    some = table.scan(["id"], filter="version = 1", limit=5_000)
+    assert some.schema.names == ["id"]
+    assert set(some.read_all()["id"].to_pylist()) <= set(range(35_000, 44_000))
+    assert table.scan(limit=0).read_all().num_rows == 0
+    assert table.scan(filter="id < 0").read_all().num_rows == 0
+
+
+# ---- beside writes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_shows_its_moment_and_never_holds_up_a_writer(owner: Any, ways: Ways, way: str) -> None:
+    rows = ways.into(way).scan(["id", "version"])
+    first = rows.read_next_batch()
+    began = time.monotonic()
+    owner.put(wide(range(1_000), 7))
+    owner.delete(list(range(50_000, 50_100)))
+    owner.flush()
+    owner.commit()
+    owner.put(wide(range(ROWS, ROWS + 10), 8))
+    assert time.monotonic() - began < 20
+    assert owner.count() == ROWS - 100 + 10
+    assert versions(pa.concat_tables([pa.table(first), rows.read_all()])) == EXPECTED
+
+
+def test_a_stream_whose_files_are_collected_raises_or_is_right(owner: Any) -> None:
+    """Base files are opened one after another: whoever removes a version under a stream must not change its rows."""
+    rows = owner.scan(["id", "version"])
+    taken = [rows.read_next_batch()]
+    owner.put(wide(range(40_000), 7))
+    owner.flush()
+    owner.commit()
+    dataset = owner._reader.base().dataset
+    dataset.optimize.compact_files()
+    dataset.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    refused = None
+    try:
+        taken += list(rows)
+    except memwal.Unavailable as error:
+        refused = str(error)
+    if refused is None:
+        assert versions(pa.Table.from_batches(taken)) == EXPECTED
+    else:
+        assert "was removed while it was read; read again" in refused
+    assert owner.scan(["id"]).read_all().num_rows == ROWS
+
+
+def test_files_that_vanish_under_a_stream_are_an_error_and_never_fewer_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memwal.ingest.read.base.AHEAD", {"batch_readahead": 1, "fragment_readahead": 1})
+    with memwal.open(tmp_path / "t.lance", schema=wide(range(0)).schema, key="id", regions=1) as table:
+        for at in range(8):
+            table.put(wide(range(at * 4_000, (at + 1) * 4_000)))
+            table.flush()
+            table.commit()
+        rows = table.scan()
+        rows.read_next_batch()
+        shutil.rmtree(tmp_path / "t.lance" / "data")
+        with pytest.raises(memwal.MemWalError) as told:
+            list(rows)
+        with pytest.raises(type(told.value)):  # and again: it does not look like the end
+            rows.read_next_batch()
+        with suppress(memwal.MemWalError):
+            table.close()
+
+
+# ---- the end of a moment -------------------------------------------------------------------------------------------
+
+LEAVES: dict[str, Callable[[RowStream], object]] = {
+    "close": lambda rows: rows.close(),
+    "the last row": lambda rows: rows.read_all(),
+    "a context": lambda rows: rows.__exit__(None, None, None),
+    "another library": lambda rows: rows.to_reader().close(),
+}
+
+
+@pytest.mark.parametrize("leave", [*LEAVES, "dropped"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_abandoned_result_lets_its_moment_go_within_a_second(
+    ways: Ways, way: str, leave: str, held: list[weakref.ref[Any]]
+) -> None:
+    table = ways.into(way)
+    rows = table.scan()
+    rows.read_next_batch()
+    assert [view for view in held if view() is not None], "the test sees no view"
+    if leave == "dropped":
+        del rows
+    else:
+        LEAVES[leave](rows)
+    assert within(1.0, lambda: not [view for view in held if view() is not None])
+
+
+def test_a_result_that_was_never_read_lets_its_moment_go(owner: Any, held: list[weakref.ref[Any]]) -> None:
+    rows = owner.scan()
+    assert [view for view in held if view() is not None]
+    del rows
+    assert within(1.0, lambda: not [view for view in held if view() is not None])
+
+
+def test_a_failed_result_lets_its_moment_go(owner: Any, held: list[weakref.ref[Any]], monkeypatch: Any) -> None:
+    monkeypatch.setattr(Snapshot, "take", lambda *_: (_ for _ in ()).throw(OSError("a broken disk")))
+    kept = None
+    with pytest.raises(memwal.Unavailable, match="a broken disk"):
+        kept = owner.scan()
+    assert kept is None
+    assert within(1.0, lambda: not [view for view in held if view() is not None])
+
+
+def test_close_ends_a_read_that_waits_in_another_thread(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, go_on = threading.Event(), threading.Event()
+    through = BaseReads.batches
+
+    def slow(self: BaseReads, *args: Any) -> Iterator[pa.Table]:
+        for rows in through(self, *args):
+            yield rows
+            stuck.set()
+            go_on.wait(20)
+
+    monkeypatch.setattr(BaseReads, "batches", slow)
+    rows = ways.into("flight").scan(filter="id < 30000")
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            list(rows)
+        except memwal.MemWalError as error:
+            raised.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert stuck.wait(10)
+    time.sleep(0.2)
+    rows.close()
+    reader.join(2)
+    assert not reader.is_alive()
+    assert isinstance(raised[0], memwal.Invalid)
+    assert "closed" in str(raised[0])
+    go_on.set()
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_raised_by_the_call(ways: Ways) -> None:
+    for way in WAYS:
+        table = ways.into(way)
+        for mistake in ({"columns": ["idd"]}, {"filter": "idd > 3"}, {"limit": -1}, {"level": "newest"}):
+            with pytest.raises(memwal.Invalid):
+                table.scan(**mistake)
+
+
+@pytest.mark.parametrize("way", ["flight", "two daemons"])
+def test_an_error_of_the_owner_in_mid_stream_reaches_the_reader(
+    ways: Ways, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through = BaseReads.batches
+
+    def failing(self: BaseReads, *args: Any) -> Iterator[pa.Table]:
+        batches = through(self, *args)
+        yield next(batches)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(BaseReads, "batches", failing)
+    rows = ways.into(way).scan()
+    taken: list[pa.RecordBatch] = []
+    with pytest.raises(memwal.Unavailable, match="the disk is gone"):
+        taken.extend(rows)
+    assert 0 < sum(batch.num_rows for batch in taken) < ROWS
+
+
+def test_a_daemon_that_sends_nothing_is_given_up(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    through = BaseReads.batches
+
+    def stalling(self: BaseReads, *args: Any) -> Iterator[pa.Table]:
+        batches = through(self, *args)
+        yield next(batches)
+        go_on.wait(20)
+
+    monkeypatch.setattr("memwal.ingest.client.remote.READ_TIMEOUT", 0.4)
+    monkeypatch.setattr(BaseReads, "batches", stalling)
+    rows = ways.into("flight").scan()
+    with pytest.raises(memwal.Unavailable, match=r"has sent no rows for .* s; read again"):
+        list(rows)
+    go_on.set()
+
+
+def test_a_slow_reader_is_not_given_up(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memwal.ingest.client.remote.READ_TIMEOUT", 0.5)
+    monkeypatch.setattr(merged, "ROWS_PER_STEP", 1_000)
+    rows = ways.into("flight").scan()
+    taken = rows.read_next_batch().num_rows
+    time.sleep(1.6)
+    assert taken + rows.read_all().num_rows == ROWS
+
+
+def test_a_result_gives_its_rows_once(owner: Any) -> None:
+    rows = owner.scan(["id"])
+    assert rows.read_all().num_rows == ROWS
+    assert list(rows) == []
+    with pytest.raises(StopIteration):
+        rows.read_next_batch()
+    for again in (rows.read_all, rows.to_pandas, rows.to_polars, rows.to_reader, rows.__arrow_c_stream__):
+        with pytest.raises(memwal.Invalid, match="read already"):
+            again()
+    rows = owner.scan(["id"])
+    rows.close()
+    rows.close()
+    with pytest.raises(memwal.Invalid, match="closed"):
+        next(rows)
+
+
+def test_the_watch_over_a_stream_ends_with_it(ways: Ways) -> None:
+    table = ways.into("flight")
+    for _ in range(5):
+        table.scan(["id"]).read_all()
+        table.scan().read_next_batch()
+    names = {"scan", "scan-watch"}
+    assert within(2.0, lambda: not [thread for thread in threading.enumerate() if thread.name in names])
