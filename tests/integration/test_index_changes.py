@@ -57,7 +57,11 @@ def fill(table: Any) -> None:
 
 
 def matching(table: Any, level: str, word: str) -> set[int]:
-    return {row["id"] for row in table.scan(["id", "text"], level=level).to_pylist() if word in row["text"].split()}
+    return {
+        row["id"]
+        for row in table.scan(["id", "text"], level=level).read_all().to_pylist()
+        if word in row["text"].split()
+    }
 
 
 def check_reads(table: Any) -> None:

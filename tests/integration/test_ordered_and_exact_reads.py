@@ -55,6 +55,10 @@ class _Shares(Reads):
     def __init__(self, table: Any) -> None:
         self._table, self.schema, self.key = table, table.schema, table.key
 
+    @property
+    def _described(self) -> str:
+        return "shares"
+
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         answers = [
             getattr(self._table.only([region]), read)(**request, level=level) for region in self._table.base.regions
