@@ -89,6 +89,22 @@ def not_negative(name: str, value: Any) -> int:
     return int(value)
 
 
+def seconds(name: str, value: Any) -> float | None:
+    """Return an argument, called `name`: seconds above 0, None for no limit. Raises: Invalid."""
+    if value is not None and not (isinstance(value, int | float) and value > 0):
+        raise Invalid(f"{name} = {value}: give seconds above 0, or None to wait for as long as it takes")
+    return value
+
+
+def keys_or_filter(keys: Any, filter: Any) -> str | None:
+    """Return the filter of a delete, None if it is given keys. Raises: Invalid unless exactly one is given."""
+    if keys is not None and filter is not None:
+        raise Invalid("delete() takes keys or filter, not both")
+    if keys is None and filter is None:
+        raise Invalid('delete(): give keys, such as [17, 18], or filter="price > 5"')
+    return sql(filter)
+
+
 def distance_range(given: Any) -> tuple[float | None, float | None] | None:
     """Return the lowest distance and the one to stay below, None for no limit. Raises: Invalid."""
     if given is None:

@@ -204,6 +204,21 @@ def tail(
 
 
 @app.command()
+def delete(
+    config: Config,
+    key: Annotated[
+        list[str] | None, typer.Option(help="key to delete, repeatable; separate the columns of a key by commas")
+    ] = None,
+    filter: Annotated[str | None, typer.Option(help='delete every row that passes, such as "seen < 17"')] = None,
+    dry_run: DryRun = False,
+) -> int:
+    """Delete rows by key or by filter: through the daemons that own the regions; if none answers, claim the regions."""
+    from memwal.ingest.cli.delete import delete as delete_rows
+
+    return delete_rows(settings_of(config), os.environ, console(), tuple(key or ()), filter, dry_run=dry_run)
+
+
+@app.command()
 def flush(config: Config) -> int:
     """Flush memtables to SSTs: through the daemon that owns the regions; if none answers, claim the regions briefly."""
     from memwal.ingest.cli.steps import flush_table

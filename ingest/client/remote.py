@@ -19,11 +19,14 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.flush import CommitReport
+from memwal.ingest.api.arguments import keys_or_filter
+from memwal.ingest.api.deletes import FilterDelete
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.rows import as_table, size_bound
 from memwal.ingest.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
 from memwal.ingest.client.changes import RemoteChanges
+from memwal.ingest.client.deletes import RoutedDeletes
 from memwal.ingest.client.retry import Attempts, abandon_if_moved
 from memwal.ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
@@ -105,14 +108,25 @@ class RemoteTable(Reads):
             self.refresh()
             if isinstance(rows, Sequence):
                 given = as_table(rows, self.schema, alike=self.upsert == "merge")
-        return self._write(given, False, durable, token, timeout)
+        request = {"op": "write", "delete": False, "durable": durable}
+        return self._write(given, request, Token.parse(token), timeout)
 
     @translate_errors
     def delete(
-        self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+        self,
+        keys: Any = None,
+        *,
+        filter: str | None = None,
+        durable: bool = True,
+        token: TokenLike = None,
+        timeout: float | None = None,
     ) -> Receipt:
-        """As `Table.delete`; sent again as a put is."""
-        return self._write(normalise_keys(keys, self.schema, self.key), True, durable, token, timeout)
+        """As `Table.delete`; sent again as a put is, a delete by filter piece by piece."""
+        if (where := keys_or_filter(keys, filter)) is not None:
+            deletes = RoutedDeletes(self._write, self._record, self._base_version)
+            return FilterDelete(self, deletes, where, self.clock).run(token, durable=durable, timeout=timeout)
+        request = {"op": "write", "delete": True, "durable": durable}
+        return self._write(normalise_keys(keys, self.schema, self.key), request, Token.parse(token), timeout)
 
     @translate_errors
     def open_stream(
@@ -271,26 +285,26 @@ class RemoteTable(Reads):
             with suppress(Unavailable):  # the next attempt raises it
                 self._describe({}, PROBE_TIMEOUT)
 
-    def _write(self, rows: pa.Table, delete: bool, durable: bool, token: TokenLike, timeout: float | None) -> Receipt:
-        parsed = Token.parse(token)
-        request = {
-            "delete": delete,
-            "durable": durable,
-            "token": None if parsed is None else f"{parsed.producer}:{parsed.sequence}",
-            "timeout": timeout,
-        }
+    def _write(self, rows: pa.Table, request: dict[str, Any], token: Token | None, timeout: float | None) -> Receipt:
+        """Send `rows` to their owners. `request`: of the op "write" or "delete", without token and timeout."""
+        request = {**request, "token": None if token is None else _text(token), "timeout": timeout}
         # The daemon refuses a wrong timeout, as the embedded table does.
         limited = type(timeout) in (int, float) and timeout > 0  # type: ignore[operator]
         seconds = float(timeout) if limited else WRITE_TIMEOUT  # type: ignore[arg-type]
-        grace, rises = ANSWER_TIMEOUT if limited else 0.0, self._rising.rises(parsed)
-        write = RoutedWrite(self.router, lambda: self.splitter, rows, request, grace, may_go_down=not rises)
+        grace, checked = ANSWER_TIMEOUT if limited else 0.0, request["op"] == "delete" or self._rising.rises(token)
+        write = RoutedWrite(self.router, lambda: self.splitter, rows, request, grace, may_go_down=not checked)
         with self._in_flight.of(size_bound(rows), seconds):
             try:
-                receipt = self._patiently(write.attempt, seconds, repeatable=parsed is not None)
-                self._rising.taken(parsed)
+                receipt = self._patiently(write.attempt, seconds, repeatable=token is not None)
+                self._rising.taken(token)
                 return receipt
             except MemWalError as error:
                 raise write.outcome(error) from None
+
+    def _record(self, token: Token, durable: bool, timeout: float | None) -> list[dict[str, int]]:
+        """Record `token` in every region; return the owners' answers. Sent again until it is recorded."""
+        request = {"token": _text(token), "durable": durable}
+        return self._patiently(partial(self._of_owners, "record", request), timeout or WRITE_TIMEOUT)
 
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         request["level"] = level
@@ -340,6 +354,9 @@ class RemoteTable(Reads):
         to = self.router.owner(first)
         return self._all_of([Call(to, [first], partial(to.act, action, request, within))])[0]
 
+    def _base_version(self) -> int:
+        return int(self._patiently(partial(self._of_first, "base_version", {}), READ_TIMEOUT))
+
     def _all_of(self, calls: Sequence[Call[T]]) -> list[T]:
         answers = self.router.answers(calls)
         failed = [answer for answer in answers if isinstance(answer, MemWalError)]
@@ -361,3 +378,7 @@ class RemoteTable(Reads):
             calls.append(Call(to, regions, partial(to.read, read, asking, asked, within)))
         found = in_asked_order(self._all_of(calls), keys)
         return found if columns is None else found.select([*dict.fromkeys(columns)])
+
+
+def _text(token: Token) -> str:
+    return f"{token.producer}:{token.sequence}"

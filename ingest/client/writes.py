@@ -45,8 +45,9 @@ class RoutedWrite:
         *,
         may_go_down: bool = False,
     ) -> None:
-        """`request`: of the op "write", for all parts. `grace`: seconds to wait for an answer beyond the call's
-        timeout. `may_go_down`: the token's number may be below an earlier one of its name, so regions are asked first.
+        """`request`: of the op "write" or "delete", for all parts. `grace`: seconds to wait for an answer beyond the
+        call's timeout. `may_go_down`: the token's number may be below an earlier one of its name, so regions are asked
+        first.
         """
         self._may_go_down = may_go_down
         self._router, self._splitter, self._request, self._grace = router, splitter, request, grace
@@ -150,7 +151,8 @@ class RoutedWrite:
     def _bucketed(self, rows: pa.Table, splitter: Splitter) -> tuple[pa.Table, npt.NDArray[np.int32]]:
         """Return rows, checked before the first split, and their buckets."""
         if not self._checked:
-            rows = splitter.checked_keys(rows) if self._request["delete"] else splitter.checked(rows)
+            deletes = self._request["op"] == "delete" or self._request["delete"]
+            rows = splitter.checked_keys(rows) if deletes else splitter.checked(rows)
             self._checked = True
         return rows, splitter.buckets(rows)
 

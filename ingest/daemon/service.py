@@ -4,13 +4,16 @@ DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  s
            (the Spark sink)
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
            "routing" too where the sender has split them itself
+           {"op": "delete", "filter", "version", "durable", "token", "timeout"}    keys, deleted if their row passes
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result; "scan" streams
            {"op": "changes", "since", "until", "images", "columns"}    the next changes, of all regions, whoever owns
            them; the stream's schema metadata `memwal:changes` has {"position", "more"}
 DoAction   "changes_position" {"at"} |
            "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
            "indexes" | "create_index" {"column", "kind", "parameters"} | "drop_index" {"name"}   for all regions
+           "base_version"              the newest version of the base table
            "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
+           "record" {"token", "durable", "regions", "routing"}  records the token as applied in each of them
            "schema" {"look": true}     looks first whether somebody changed the table's columns
            "regions"                   which regions are here; answers while they are being claimed, too
            "release" {"region", "flush"}   releases a region, so that the asker can claim it
@@ -38,6 +41,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest.api.changes import ChangesRequest, packed
+from memwal.ingest.api.deletes import Where
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Token
@@ -153,9 +157,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
         table = self.table  # a resize may replace it at any moment
         expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
+        parsed = Token.parse(request["token"])
+        options: dict[str, Any] = {"token": parsed, "durable": request["durable"], "timeout": request.get("timeout")}
+        if request["op"] == "delete":
+            return asdict(table.deletes.piece(rows, Where(request["filter"], request["version"]), **options))
         write = table.delete if request["delete"] else table.put
-        options = {"durable": request["durable"], "timeout": request.get("timeout")}
-        return asdict(write(rows, token=Token.parse(request["token"]), **options))
+        return asdict(write(rows, **options))
 
     def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table | RowStream:
         op = request.pop("op")
@@ -180,6 +187,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             **{name: partial(self._count, name) for name, kind in READS.items() if kind.counts},
             "applied": self._applied,
             "changes_position": lambda request: self.table.changes_position(request["at"]),
+            "record": self._record,
+            "base_version": lambda _: self.table.deletes.base_version(),
             "status": lambda _: self.table.status(),
             "flush": lambda _: self.table.flush(),
             "commit": lambda _: asdict(self.table.commit()),
@@ -205,6 +214,14 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _create_index(self, request: dict[str, Any]) -> str:
         return self.table.create_index(request["column"], request["kind"], **request["parameters"])
+
+    def _record(self, request: dict[str, Any]) -> dict[str, int]:
+        table, token = self.table, Token.parse(request["token"])
+        if token is None:
+            raise Invalid("record: the token is missing")
+        expect_routing(table.base.uri, request["routing"], table.base.routing_version)
+        regions = map(UUID, request["regions"])
+        return table.deletes.record(token, durable=request["durable"], timeout=None, regions=regions)
 
     def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has rows with unknown columns

@@ -46,6 +46,10 @@ class CaptureOvertaken(Exception):
     """A commit overtook a view between its capture and the opening of the base: capture again. Callers never see it."""
 
 
+class BaseChanged(Exception):
+    """The base has another version than the caller knows: look at its rows too. Callers of tables never see it."""
+
+
 class Reshaped(Unavailable):
     """The base has other columns than a view: take over the base's columns, and capture again."""
 

@@ -61,12 +61,12 @@ class MergedView:
             yield from stack.levels
 
     def rows_of(
-        self, keys: pa.Table, columns: list[str], *, tombstones: bool = False
+        self, keys: pa.Table, columns: list[str], *, tombstones: bool = False, base: bool = True
     ) -> Iterator[tuple[pa.Table, Positions]]:
         """Yield the live rows of `keys` (distinct) per level, and for each row the position of its key.
 
         A level is asked only for keys that no newer level has. `tombstones`: yield rows that delete too, and the column
-        `_tombstone` last.
+        `_tombstone` last. `base`: whether to ask the base too.
         """
         wanted = np.arange(keys.num_rows)
         for level in self.levels():
@@ -80,7 +80,7 @@ class MergedView:
                 live = ~rows.column(TOMBSTONE).to_numpy() | tombstones
                 yield picked_rows(rows if tombstones else rows.select(columns), live), wanted[held][live]
                 wanted = wanted[~held]
-        if len(wanted):
+        if len(wanted) and base:
             rows, at = self.base.get(picked(keys, wanted), columns)
             none = pa.array(np.zeros(rows.num_rows, dtype=np.bool_))
             yield rows.append_column(TOMBSTONE, none) if tombstones else rows, wanted[at]

@@ -26,7 +26,7 @@ from memwal.ingest.read.base import DISTANCE, BaseReads
 from memwal.ingest.read.base_match import SCORE
 from memwal.ingest.read.bucketed import BucketReads
 from memwal.ingest.read.known import KnownColumns
-from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped, Stack
+from memwal.ingest.read.levels import BaseChanged, CaptureOvertaken, RegionView, Reshaped, Stack
 from memwal.ingest.read.merged import MergedView
 from memwal.ingest.read.rankings import Nearness, relevance
 from memwal.ingest.read.request import (
@@ -105,19 +105,24 @@ class Reader:
         shape: Shape | None = None,
         *,
         tombstones: bool = False,
+        above: int | None = None,
         buckets: Collection[int] | None = None,
     ) -> pa.Table:
         """Return the live rows of `keys`, in the order of their first appearance; missing keys are left out.
 
         `keys`: any form that `ingest.api.keys.normalise_keys` takes. `shape`: the shape that the base must have.
-        `tombstones`: return rows that delete too, and the column `_tombstone` last. Raises: Reshaped.
+        `tombstones`: return rows that delete too, and the column `_tombstone` last. `above`: return no rows of the
+        base, which must have this version. Raises: Reshaped, BaseChanged.
         """
         base, known = self._known()
         if shape is not None and known.shape != shape:
             raise Reshaped
+        if above not in (None, base.version):
+            raise BaseChanged
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
-        parts = list(self._merged_view(views, base, known, buckets).rows_of(asked, out, tombstones=tombstones))
+        view = self._merged_view(views, base, known, buckets)
+        parts = list(view.rows_of(asked, out, tombstones=tombstones, base=above is None))
         schema = known.projected(out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
         rows = concatenate([rows for rows, _ in parts], schema)

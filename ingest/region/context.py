@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 from uuid import UUID
 
 import pyarrow as pa
@@ -24,10 +24,21 @@ IndexMode = Literal["sync", "async"]
 """When rows enter the vector and text indexes: before their write is acknowledged, or after. Reads find them anyway."""
 OnReplay = Callable[[UUID, str, int, int], None]
 """Called while a region is opened, with the region, "reading" or "applying", entries done, entries in all."""
-Find = Callable[[RegionView, pa.Table, Sequence[str], Shape | None], pa.Table]
-"""Return the live rows of some distinct keys, with some columns of a shape, from the levels in a region's view and the
-newest base table; if the last column is `_tombstone`, rows that delete too. Raises: OverTaken for a view that a commit
-overtook; Reshaped if the base has another shape; errors of reading storage."""
+
+
+class Find(Protocol):
+    """Looks stored rows up. Thread safety. Any thread."""
+
+    def __call__(
+        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
+    ) -> pa.Table:
+        """Return the live rows of `keys` (distinct), with some columns of a shape, from the levels in a region's view
+        and the newest base table; if the last column is `_tombstone`, rows that delete too.
+
+        `above`: only rows above the base, which must have this version. Raises: CaptureOvertaken for a view that a
+        commit overtook; Reshaped if the base has another shape; BaseChanged; errors of reading storage.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

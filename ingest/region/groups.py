@@ -8,7 +8,8 @@ for writes that have gathered:
 2. Writes whose token was applied before are set aside (`Repeats`); they are answered with the group. Each token is
    applied once, even if the table was resized meanwhile.
 3. The rows of the others are checked and copied as a whole (`ingest.region.admission`), and completed to whole rows if
-   the table's rules depend on stored rows (`ingest.region.resolve`).
+   the table's rules depend on stored rows (`ingest.region.resolve`). A delete with a condition is a group by itself:
+   its keys are narrowed to those whose newest row passes (`ingest.region.conditions`).
 4. If that refuses some writes they get their error, and the others start again at 2: their result may have built on
    rows of a refused one.
 """
@@ -20,10 +21,13 @@ from dataclasses import dataclass
 
 from memwal.flush.resizing.applied_maps import exceptions_by_producer, left_over, settle
 from memwal.ingest.api.rows import size_bound
+from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid
 from memwal.ingest.region.admission import Admission, fitted
+from memwal.ingest.region.conditions import Conditions
 from memwal.ingest.region.context import RegionContext
-from memwal.ingest.region.resolve import Refused, View, resolver_of
+from memwal.ingest.region.resolve import Refused, resolver_of
+from memwal.ingest.region.stored_rows import View
 from memwal.ingest.region.write_queue import Ack, Write
 from memwal.memtable import Checked
 from memwal.wal.applied import NAMES_MAX, AppliedMap
@@ -81,6 +85,7 @@ class WriteGroups:
         self._context, self._repeats, self._view = context, repeats, view
         self._admission = Admission(context)
         self._resolver = resolver_of(context, self._admission)
+        self._conditions = Conditions(context, self._admission)
 
     def group(self, gathered: Sequence[Write], applied: AppliedMap) -> WriteGroup | None:
         """Return the group of the writes that can be written, None if none can. `applied`: the region's map."""
@@ -114,10 +119,11 @@ class WriteGroups:
             rows = self._admission.gather(fresh) if fresh else None
         except Exception as error:  # noqa: BLE001 - handed on to the writes at fault
             return self._without_faulty(writes, error)
-        if rows is not None and rows.num_rows and self._resolver is not None:
+        resolver = self._resolver if not fresh or fresh[0].where is None else self._conditions
+        if rows is not None and rows.num_rows and resolver is not None:
             _copied(fresh)  # storage may take its time now
             try:
-                rows, skipped = self._resolver.resolve(fresh, rows, self._view)
+                rows, skipped = resolver.resolve(fresh, rows, self._view)
             except Refused as refused:
                 return _without_refused(writes, fresh, rows, refused)
             except Exception as error:  # noqa: BLE001 - nothing was written: the callers get it
@@ -142,7 +148,10 @@ class WriteGroups:
 
 
 def entry_sized(writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Write]]:
-    """Yield runs of `writes` that fit into one entry of `size_max` bytes together, or are a single larger write."""
+    """Yield runs of `writes` that fit into one entry of `size_max` bytes together, or are a single larger write.
+
+    A write with a condition is alone: what it deletes depends on the writes before it.
+    """
     if len(writes) == 1:
         yield writes
         return
@@ -150,7 +159,7 @@ def entry_sized(writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Wri
     size = 0
     for write in writes:
         more = size_bound(write.rows)
-        if run and size + more > size_max:
+        if run and (size + more > size_max or write.where is not None or run[-1].where is not None):
             yield run
             run, size = [], 0
         run.append(write)
@@ -199,7 +208,8 @@ class Repeats:
     ) -> tuple[list[Write], AppliedMap]:
         """Return the writes of `group` that were not applied before, in order, and the applied map after them.
 
-        A write that a resize met half applied is cut down to the rows that were not applied.
+        A write that a resize met half applied is cut down to the rows that were not applied. One with a condition
+        leaves the map as it is.
         """
         fresh, after = [], applied.copy() if any(write.token for write in group) else applied
         for write in group:
@@ -208,16 +218,20 @@ class Repeats:
                 repeated = after.get(token.producer, -1) >= token.sequence
                 if repeated and not self._left_over(write, after, admission):
                     continue
-                if token.producer in self._half_applied:
-                    settle(after, self._half_applied, token.producer, token.sequence)
-                else:
-                    after[token.producer] = token.sequence
+                if write.where is None:
+                    self._record(token, after)
             fresh.append(write)
         return fresh, after
 
     def half_applied(self, producer: str, applied: Mapping[str, int]) -> bool:
         """Return whether a resize met the newest sequence of `producer` half applied, and the rest still is to come."""
         return any(key in applied for key in self._half_applied.get(producer, ()))
+
+    def _record(self, token: Token, applied: AppliedMap) -> None:
+        if token.producer in self._half_applied:
+            settle(applied, self._half_applied, token.producer, token.sequence)
+        else:
+            applied[token.producer] = token.sequence
 
     @staticmethod
     def refused(write: Write, applied: AppliedMap) -> bool:
@@ -238,6 +252,8 @@ class Repeats:
         token, route = write.token, admission.context.route_into
         if token is None or token.producer not in self._half_applied or route is None:
             return False
+        if not write.rows.num_rows:  # it says that no rows are to come
+            return token.sequence == applied.get(token.producer) and self.half_applied(token.producer, applied)
         try:
             admission.check(write.rows, deletes=write.deletes)
         except Exception:  # noqa: BLE001 - `_together` refuses it, with the reason

@@ -14,23 +14,19 @@ The log, the memtables, SSTs and the base table hold only whole rows of which th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.api.rows import Mask, Places, key_text
-from memwal.ingest.errors import Unavailable
 from memwal.ingest.read.base import match_keys
-from memwal.ingest.read.levels import CaptureOvertaken, RegionView
-from memwal.ingest.read.local import ATTEMPTS
 from memwal.ingest.region.admission import Admission
 from memwal.ingest.region.context import RegionContext
+from memwal.ingest.region.stored_rows import View, look_up
 from memwal.ingest.region.write_queue import Write
 from memwal.ingest.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
 from memwal.memtable import TOMBSTONE, Checked, InvalidRows
-
-View = Callable[[], RegionView]
 
 
 class Refused(Exception):
@@ -51,8 +47,7 @@ class Resolver:
         """Requires: `context.find`, and rules that depend on stored rows."""
         if context.find is None:
             raise ValueError("the table's puts depend on stored rows, but context.find, which looks them up, is None")
-        self._find, self._shape = context.find, context.shape
-        self._admission = admission
+        self._context, self._admission = context, admission
         self._key, self._required = list(context.key), frozenset(context.required)
         self._columns = [name for name in context.schema.names if name not in (*self._key, TOMBSTONE)]
         self._merges, self._version = context.rules.upsert == "merge", context.rules.version
@@ -188,18 +183,10 @@ class Resolver:
         if not len(wanted):
             return at, checked.rows.select(list(columns)).slice(0, 0)
         keys = checked.rows.select(self._key).take(pa.array(group.first[wanted]))
-        stored = self._look_up(keys, columns, view)
+        stored = look_up(self._context, keys, columns, view)
         rows, places = match_keys(stored.select(self._key), keys)
         at[wanted[places]] = rows
         return at, stored
-
-    def _look_up(self, keys: pa.Table, columns: Sequence[str], view: View) -> pa.Table:
-        for _ in range(ATTEMPTS):
-            try:
-                return self._find(view(), keys, columns, self._shape)
-            except CaptureOvertaken:
-                continue
-        raise Unavailable(f"{ATTEMPTS} commits overtook the lookup of stored rows; retry with the same token")
 
 
 def resolver_of(context: RegionContext, admission: Admission) -> Resolver | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush.base.shape import Shape
+from memwal.ingest.api.deletes import Where
 from memwal.ingest.api.rows import Deletes
 from memwal.ingest.api.tokens import RegionCounts, Token
 from memwal.ingest.read.levels import RegionView
@@ -112,6 +113,9 @@ class Write:
     `shape`: the shape of the rows; None if the columns of the table never change.
     `since`: monotonic seconds at which its caller submitted it.
     `repeated`: rows cut off, because the region has applied them under this token before.
+    `where`: a condition, only if `deletes` is True. Of the keys those are deleted whose newest row passes when the
+    region's thread comes to the write. Such a write does not record its token: it is one piece of a larger delete, at
+    whose end a write of no rows does.
     `copied`: whether the region has its own copy and no longer reads the caller's memory.
     """
 
@@ -124,6 +128,7 @@ class Write:
     since: float = 0.0
     shape: Shape | None = None
     repeated: int = 0
+    where: Where | None = None
     _fate: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -139,6 +144,10 @@ class Write:
         self.rows = self.rows.filter(pa.array(rows))
         if not isinstance(self.deletes, bool):
             self.deletes = self.deletes[rows]
+
+    def again(self) -> Write:
+        """Return the same write, not submitted and not answered yet."""
+        return replace(self, done=Pending(), copied=False, _fate=threading.Lock())
 
     def take(self) -> bool:
         """Return True on the first call only: of the region, to write the rows, or of the caller, to withdraw them."""

@@ -28,7 +28,7 @@ from memwal.ingest.read.levels import RegionView
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
-from memwal.ingest.region.write_queue import DurableView, Freeze, Item, Reshape, Write, WriteQueue
+from memwal.ingest.region.write_queue import Ack, DurableView, Freeze, Item, Reshape, Write, WriteQueue
 from memwal.ingest.threads import Worker
 from memwal.wal.retries import Backoff
 
@@ -280,7 +280,7 @@ class RegionWriter:
             self._core.serve(writes)
         finally:
             answered = [write for write in writes if write.done.done()]  # not the withdrawn ones
-            acked = [(write.done.result(), write.deleted) for write in answered if write.done.exception() is None]
+            acked = [_counted(write) for write in answered if write.done.exception() is None]
             seconds = self._context.clock.monotonic() - writes[0].since
             self._meter.served(seconds, acked, len(answered) - len(acked))
 
@@ -370,3 +370,9 @@ class RegionWriter:
             work()
         except BaseException as error:  # noqa: BLE001 - handed on to every waiter
             self._queue.break_off(self._core.end(error))
+
+
+def _counted(write: Write) -> tuple[Ack, int]:
+    """Return the ack of a write and how many keys it deleted; those whose row did not pass its condition stay."""
+    ack = write.done.result()
+    return ack, write.deleted - (0 if write.where is None else ack.skipped)

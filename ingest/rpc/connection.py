@@ -24,6 +24,8 @@ R = TypeVar("R")
 
 ASK_WHO = ("schema", "regions")
 """Actions that ask which table the daemon serves, so they name none."""
+_OF_REGIONS = ("applied", "record")
+"""Actions of some of the daemon's regions."""
 BATCH_ROWS = 16_384
 """Rows per Flight message: enough to amortise the call, few enough to fit gRPC's buffers."""
 
@@ -84,10 +86,11 @@ class Connection:
     def read(
         self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
     ) -> Any:
-        """Run one of `READS`, or the action "applied"; return its answer. `rows`: what the read `sends`. `timeout`:
-        of a read that streams, for the first batch, and for each further one.
+        """Run one of `READS`, or an action of some regions; return its answer. `rows`: what the read `sends`.
+
+        `timeout`: of a read that streams, for the first batch, and for each further one.
         """
-        if read == "applied" or READS[read].counts:
+        if read in _OF_REGIONS or READS[read].counts:
             return self.act(read, request, timeout)
         request = {"op": read, **request}
         if READS[read].streams:
@@ -102,8 +105,8 @@ class Connection:
 
     @_translate_flight_errors
     def write(self, rows: pa.Table, request: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """Send rows or keys of any number of regions of this daemon; return its answer."""
-        put = self._open_put({"op": "write", **request}, rows.schema, timeout)
+        """Send rows or keys of any number of regions of this daemon; return its answer. `request`: with its "op"."""
+        put = self._open_put(request, rows.schema, timeout)
         put.write(rows)
         return put.finish()
 

@@ -14,16 +14,15 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-import numpy as np
 import pyarrow as pa
 
 from memwal import wal
 from memwal.flush import BaseTable, CommitReport, Upsert
-from memwal.flush.base.shape import Shape
 from memwal.flush.parallel_map import AT_ONCE, each
-from memwal.ingest.api.keys import normalise_keys
+from memwal.ingest.api.arguments import keys_or_filter
+from memwal.ingest.api.deletes import FilterDelete
 from memwal.ingest.api.reads import Level
-from memwal.ingest.api.rows import as_table, split_deletes
+from memwal.ingest.api.rows import as_table
 from memwal.ingest.api.tokens import Applied, Receipt, Token, TokenLike
 from memwal.ingest.changes.pieces import StoredChanges
 from memwal.ingest.errors import Invalid, translate_errors
@@ -32,20 +31,20 @@ from memwal.ingest.read.local import LevelReads
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.region.context import RegionContext
-from memwal.ingest.region.write_queue import Ack, Write
+from memwal.ingest.region.stored_rows import StoredRows
+from memwal.ingest.region.write_queue import Ack
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.table import indexes
 from memwal.ingest.table.at_exit import close_at_exit
 from memwal.ingest.table.columns import TableColumns
 from memwal.ingest.table.commit_loop import CommitLoop
+from memwal.ingest.table.deletes import RegionDeletes
 from memwal.ingest.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.table.resize import Resizing
 from memwal.ingest.table.share import RegionReads
 from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
 from memwal.ingest.table.writes import TableWrites
 from memwal.ingest.threads import Periodic
-from memwal.memtable import TOMBSTONE, tombstones
-from memwal.wal.panics import RustPanic, panics_as_errors
 
 _LOG = logging.getLogger("memwal.table")
 
@@ -61,11 +60,12 @@ class Table(LevelReads):
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
         """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
         super().__init__(base, Reader(base, context.store, routing=base.routing_version))
-        context = replace(context, find=self._stored)
+        context = replace(context, find=StoredRows(self._reader))
         self.regions = RegionSet(base, context)
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
         self._writes = TableWrites(self._columns, self.regions)
+        self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
         self._commits = CommitLoop(steps, upkeep.commit, context.clock)
         self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
@@ -110,17 +110,29 @@ class Table(LevelReads):
 
     @translate_errors
     def delete(
-        self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+        self,
+        keys: Any = None,
+        *,
+        filter: str | None = None,
+        durable: bool = True,
+        token: TokenLike = None,
+        timeout: float | None = None,
     ) -> Receipt:
-        """Delete rows by key; keys that do not exist are no error. `keys`: as for `get`. Raises: as `put`; Invalid
-        if the table has no key.
+        """Delete rows by key, or all rows that pass `filter` (SQL). `keys`: as for `get`; those that do not exist are
+        no error.
+
+        By filter: rows whose newest version passes at `latest` when the call begins; a row that is changed meanwhile so
+        that it no longer passes stays. The receipt's `rows` is the number of rows deleted, `skipped` that of rows that
+        passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If the
+        call fails after some rows were deleted, it raises UnknownOutcome, and the same call again deletes what is left.
+        With a `token` it is applied once per region, and every region records the token.
+        Raises: as `put`; Invalid if the table has no key.
         """
-        admission = self._columns.admission
-        normalised = normalise_keys(keys, self.schema, self.key)
-        deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
         self._refuse_if_closed()
-        parsed = Token.parse(token)
-        return self._writes.write(admission, deleting, parsed, durable=durable, timeout=timeout, deletes=True)
+        if (where := keys_or_filter(keys, filter)) is not None:
+            delete = FilterDelete(self, self.deletes, where, self._context.clock)
+            return delete.run(token, durable=durable, timeout=timeout)
+        return self._writes.delete(keys, Token.parse(token), durable=durable, timeout=timeout)
 
     @translate_errors
     def put_region(self, region: UUID, rows: pa.Table, token: Token | None, routing: int | None = None) -> Ack:
@@ -136,16 +148,7 @@ class Table(LevelReads):
         """
         self._refuse_if_closed()
         expect_routing(self.base.uri, routing, self.base.routing_version)
-        given, deletes = split_deletes(rows, self.key)
-        admission, conforming = self._columns.conforming(self._columns.brought_up(given), deletes)
-        admission.check(conforming, deletes=deletes)
-        writer = self.regions.serving(region)
-        if np.any(self.base.route(conforming) != writer.bucket):
-            raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
-        once, deletes = self._writes.once_per_key(admission, conforming, deletes)
-        write = Write(once, token=token, deletes=deletes, shape=admission.context.shape)
-        ack = self._writes.acks([(writer, write)])[writer.name]
-        return replace(ack, rows=conforming.num_rows)
+        return self._writes.put_region(region, rows, token)
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -327,16 +330,6 @@ class Table(LevelReads):
     def _claimed(self, region: UUID) -> int:
         opened = self._reader.opened
         return self.regions.acquire(region, self.regions.before_claim(region, lambda: opened.committed))
-
-    def _stored(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None) -> pa.Table:
-        """Look rows up as `ingest.region.context.Find` says; called by the regions' own threads."""
-        try:
-            named = [name for name in columns if name != TOMBSTONE]
-            with panics_as_errors:
-                return self._reader.get([view], keys, named, shape, tombstones=len(named) < len(columns))
-        except (pa.ArrowInvalid, OSError, RustPanic):
-            self._reader.ask_storage()
-            raise
 
     def _views(self, level: Level, *, again: bool) -> list[RegionView]:
         return self.views(level, self.regions.order, again=again)

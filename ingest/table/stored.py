@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from memwal import flush, wal
+from memwal.ingest.api.arguments import keys_or_filter
 from memwal.ingest.api.reads import Level
 from memwal.ingest.api.tokens import TokenLike
 from memwal.ingest.changes.pieces import StoredChanges
@@ -55,10 +56,17 @@ class StoredTable(LevelReads):
 
     @translate_errors
     def delete(
-        self, keys: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+        self,
+        keys: Any = None,
+        *,
+        filter: str | None = None,
+        durable: bool = True,
+        token: TokenLike = None,
+        timeout: float | None = None,
     ) -> NoReturn:
         """Raises: Invalid."""
-        del keys, durable, token, timeout
+        keys_or_filter(keys, filter)
+        del durable, token, timeout
         self._refuse("delete")
 
     @translate_errors

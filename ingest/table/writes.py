@@ -9,13 +9,17 @@ and the caller is told that the outcome is unknown; the call returns only when t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.api.rows import Deletes, first_of_each_key
+from memwal.ingest.api.arguments import seconds
+from memwal.ingest.api.deletes import Where
+from memwal.ingest.api.keys import normalise_keys
+from memwal.ingest.api.rows import Deletes, first_of_each_key, split_deletes
 from memwal.ingest.api.tokens import Receipt, Token, check_rises
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.read.levels import Reshaped
@@ -24,6 +28,7 @@ from memwal.ingest.region.write_queue import Ack, Write
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.table.columns import TableColumns
 from memwal.ingest.table.regions import RegionSet
+from memwal.memtable import TOMBSTONE, tombstones
 from memwal.wal import Clock, OutcomeUnknown
 
 _Parts = Sequence[tuple[RegionWriter, Write]]
@@ -44,14 +49,18 @@ class TableWrites:
         durable: bool,
         timeout: float | None,
         deletes: bool = False,
+        where: Where | None = None,
     ) -> Receipt:
-        """Write rows that `admission` has brought into the table's columns. Raises: as `Table.put`."""
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):  # type: ignore[redundant-expr]
-            raise Invalid(f"timeout = {timeout}: give seconds above 0, or None to wait for as long as it takes")
+        """Write rows that `admission` has brought into the table's columns. `where`: as of a `Write`.
+
+        Raises: as `Table.put`.
+        """
+        seconds("timeout", timeout)
         split, shape = self._split(admission, rows, deletes), admission.context.shape
         if token is not None:
             check_rises(token, {to.name: to.applied(token.producer).newest for to, _ in split})
-        acks = self.acks([(to, Write(part, durable, token, deletes, shape=shape)) for to, part in split], timeout)
+        parts = [(to, Write(part, durable, token, deletes, shape=shape, where=where)) for to, part in split]
+        acks = self.acks(parts, timeout)
         return Receipt(
             rows.num_rows,
             any(ack.applied for ack in acks.values()) if acks else True,
@@ -59,6 +68,28 @@ class TableWrites:
             sum(ack.skipped for ack in acks.values()),
             {region: ack.counts for region, ack in acks.items()},
         )
+
+    def delete(
+        self, keys: Any, token: Token | None, *, durable: bool, timeout: float | None, where: Where | None = None
+    ) -> Receipt:
+        """Delete `keys`, in any form that `get` takes. `where`: as of a `Write`. Raises: as `Table.delete`."""
+        admission, base = self._columns.admission, self._columns.base
+        normalised = normalise_keys(keys, base.schema, base.key)
+        deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
+        return self.write(admission, deleting, token, durable=durable, timeout=timeout, deletes=True, where=where)
+
+    def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
+        """See `Table.put_region`."""
+        base = self._columns.base
+        given, deletes = split_deletes(rows, base.key)
+        admission, conforming = self._columns.conforming(self._columns.brought_up(given), deletes)
+        admission.check(conforming, deletes=deletes)
+        writer = self._regions.serving(region)
+        if np.any(base.route(conforming) != writer.bucket):
+            raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
+        once, deletes = self.once_per_key(admission, conforming, deletes)
+        write = Write(once, token=token, deletes=deletes, shape=admission.context.shape)
+        return replace(self.acks([(writer, write)])[writer.name], rows=conforming.num_rows)
 
     def once_per_key(self, admission: Admission, rows: pa.Table, deletes: Deletes = False) -> tuple[pa.Table, Deletes]:
         """Apply the table's rule for equal keys in one put; return rows and deletes. Raises: Invalid, InvalidRows."""
@@ -84,12 +115,8 @@ class TableWrites:
             acked = {to.name: each.done.result() for to, each in parts if _is_acked(each)}
             if not refused or len(refused) + len(acked) < len(parts):
                 raise
-        again = [
-            (to, Write(each.rows, each.durable, each.token, each.deletes, shape=each.shape, repeated=each.repeated))
-            for to, each in refused
-        ]
         try:
-            return acked | self._written(again, timeout)
+            return acked | self._written([(to, each.again()) for to, each in refused], timeout)
         except MemWalError as error:
             if not acked:
                 raise

@@ -26,7 +26,7 @@ READS = {
     "changes": ["since", "until", "images", "columns", "follow"],
     "changes_position": ["at"],
 }
-WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "durable", "token", "timeout"]}
+WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "filter", "durable", "token", "timeout"]}
 STEPS: dict[str, list[str]] = {
     "create_index": ["column", "kind", "parameters"],
     "drop_index": ["name"],
@@ -46,6 +46,7 @@ COMMANDS = {
         *("metric", "nprobes", "refine-factor", "distance-range"),
     },
     "tail": {"config", "since", "images", "columns", "follow", "format"},
+    "delete": {"config", "key", "filter", "dry-run"},
     "flush": {"config"},
     "commit": {"config", "json"},
     "gc": {"config", "dry-run", "json"},

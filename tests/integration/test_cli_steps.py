@@ -115,6 +115,73 @@ def test_beside_a_daemon(
     assert running.process.poll() is None
 
 
+def test_delete_without_a_daemon(
+    command: Command, small_config: Callable[..., Path], open_small: Callable[..., Any], uri: str, made: Made
+) -> None:
+    config = small_config()
+    with open_small() as table:
+        table.put(made.rows(range(100)))
+        table.flush()
+        table.commit()
+        table.put(made.rows(range(95, 110), 1))
+    for options, said in (
+        (("--filter", "id >= 97"), "deleted 13 rows"),
+        (("--filter", "id >= 97"), "deleted 0 rows"),
+        (("--key", "3", "--key", "4", "--key", "105"), "deleted 2 rows"),
+        (("--key", "5"), "deleted 1 row"),
+    ):
+        missing = "; 1 key had no row" if "105" in options else ""
+        would = said.replace("deleted", "would delete")
+        for dry, text in ((["--dry-run"], would), ([], said)):
+            assert command("delete", config, *options, *dry) == (0, f"{text} of {uri}{missing}\n", "")
+    with open_small() as table:
+        assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [0, 1, 2, *range(6, 97)]
+
+
+def test_delete_beside_a_daemon(
+    command: Command, small_config: Callable[..., Path], serve: Callable[[Path], Any], uri: str, made: Made
+) -> None:
+    config = small_config()
+    _, endpoint = serve(config)
+    with memwal.connect(endpoint) as remote:
+        remote.put(made.rows(range(30)))
+        assert command("delete", config, "--filter", "id < 10", "--dry-run")[1] == f"would delete 10 rows of {uri}\n"
+        assert remote.count() == 30
+        assert command("delete", config, "--filter", "id < 10") == (0, f"deleted 10 rows of {uri}\n", "")
+        assert command("delete", config, "--key", "10") == (0, f"deleted 1 row of {uri}\n", "")
+        assert remote.count() == 19
+        assert {region["epoch"] for region in remote.status()["regions"]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--key or --filter"),
+        (("--key", "1", "--filter", "id = 1"), "--key or --filter"),
+        (("--key", "one"), "'id' is int64"),
+        (("--filter", "prise > 3"), "did you mean 'price'"),
+        (("--filter", "price >"), "price >"),
+        (("--filter", ""), "filter ''"),
+    ],
+)
+def test_a_mistaken_delete_deletes_nothing(
+    options: tuple[str, ...],
+    said: str,
+    command: Command,
+    small_config: Callable[..., Path],
+    open_small: Callable[..., Any],
+    made: Made,
+) -> None:
+    config = small_config()
+    with open_small() as table:
+        table.put(made.rows(range(10)))
+    code, out, err = command("delete", config, *options)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert said in err
+    with open_small() as table:
+        assert table.count() == 10
+
+
 @pytest.mark.parametrize("name", ["flush", "commit"])
 def test_mistakes_are_told_in_one_line(
     command: Command, small_config: Callable[..., Path], tmp_path: Path, tree: Callable[..., Any], name: str

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
+from memwal.ingest.api import deletes
 from memwal.ingest.cli import status as cli_status
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.client.remote import RemoteTable
@@ -26,6 +27,7 @@ from memwal.ingest.settings.load import load
 from memwal.ingest.sink.route import RouteTask
 from memwal.ingest.sink.send import SendTask
 from memwal.ingest.source.columns import BUCKET
+from memwal.ingest.table.deletes import RegionDeletes
 from memwal.ingest.table.embedded import Table
 from memwal.ingest.table.open import open_table
 from memwal.ingest.table.stored import StoredTable
@@ -140,6 +142,10 @@ def test_two_daemons_answer_as_one_table_would(
             lambda table: table.put(pa.table({"id": [3, 61], "price": [1, 2]})) if upsert == "merge" else None,
             lambda table: table.put(made.table([5], 3), token="loader:1"),
             lambda table: table.delete([0, 64]),
+            lambda table: table.delete(filter="price < 100 OR id = 60", token="cleaner:1"),
+            lambda table: table.delete(filter="price < 200", token="cleaner:1"),
+            lambda table: table.delete(filter="id BETWEEN 20 AND 25"),
+            lambda table: table.delete(filter="price < 0"),
         )
         for step in steps:
             ours, theirs = step(client), step(oracle)
@@ -274,6 +280,63 @@ def test_a_put_without_a_token_goes_after_its_region(pair: Callable[..., Any], m
         assert client.put(made.rows(range(bucket * 30, bucket * 30 + 30))).rows == 30
         assert client.delete([bucket * 30]).rows == 1
     assert client.count() == REGIONS * 29
+
+
+def test_a_delete_by_filter_goes_after_its_regions(
+    pair: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every region has another owner at every piece, and the last ones when the token is recorded."""
+    both, client = pair()
+    monkeypatch.setattr(deletes, "PIECE", 16)
+    client.put(made.rows(range(100)))
+    piece, record, moved = RegionDeletes.piece, RegionDeletes.record, list[str]()
+
+    def moving(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def after_a_move(self: RegionDeletes, *given: Any, **how: Any) -> Any:
+            if moved.count(name) < (5 if name == "piece" else 1):
+                moved.append(name)
+                for bucket in range(REGIONS):
+                    both.move(bucket)
+            return step(self, *given, **how)
+
+        return after_a_move
+
+    monkeypatch.setattr(RegionDeletes, "piece", moving(piece, "piece"))
+    monkeypatch.setattr(RegionDeletes, "record", moving(record, "record"))
+    receipt = client.delete(filter="id >= 10", token="cleaner:1")
+    assert (receipt.rows, set(receipt.positions)) == (90, {str(region) for region in both.regions})
+    assert moved.count("record") == 1
+    assert sorted(client.scan(["id"]).read_all()["id"].to_pylist()) == list(range(10))
+    client.put(made.rows(range(10, 20)))
+    assert client.delete(filter="id >= 10", token="cleaner:1").applied is False
+    assert client.count() == 20
+
+
+@pytest.mark.parametrize(("when", "counted"), [("before", 90), ("after", 51)])
+def test_a_delete_by_filter_whose_daemon_is_lost_goes_on_by_its_token(
+    when: str, counted: int, pair: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`after`: it has logged its piece and never answers; who asks again finds these rows deleted."""
+    both, client = pair()
+    client.put(made.rows(range(100)))
+    piece, lost = RegionDeletes.piece, list[int]()
+
+    def losing(self: RegionDeletes, *given: Any, **how: Any) -> Any:
+        first = self is both.tables[0].deletes and not lost
+        done = piece(self, *given, **how) if when == "after" or not first else None
+        if first:
+            lost.append(0 if done is None else done.regions and sum(each.applied for each in done.regions.values()))
+            for bucket in (0, 2):
+                both.tables[1].acquire(both.regions[bucket])
+            raise memwal.UnknownOutcome("the daemon was lost before it answered")
+        return done
+
+    monkeypatch.setattr(RegionDeletes, "piece", losing)
+    receipt = client.delete(filter="id >= 10", token="cleaner:1")
+    assert (receipt.rows, receipt.skipped) == (90 - lost[0], lost[0])
+    assert receipt.rows == counted
+    assert sorted(client.scan(["id"]).read_all()["id"].to_pylist()) == list(range(10))
+    assert client.router.sole is not None
 
 
 def test_a_region_that_is_let_go_in_the_middle_of_a_put_costs_no_token(

@@ -450,6 +450,44 @@ def test_deleting_what_is_not_there_changes_nothing(table: Any, made: Any) -> No
     assert by_id(table.scan(level="committed").read_all()) == {2: made.row(2)}
 
 
+def test_a_delete_by_filter_deletes_the_rows_whose_newest_version_passes(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    model = levels["latest"]
+    for predicate, passes in (
+        ("price >= 500 AND name LIKE '%v0'", lambda row: row["price"] >= 500 and row["name"].endswith("v0")),
+        ("ID < 12 OR body LIKE '%harbor%'", lambda row: row["id"] < 12 or "harbor" in row["body"]),
+        ("price > 100000", lambda _: False),
+        ("true", lambda _: True),
+    ):
+        gone = [id for id, row in model.items() if passes(row)]
+        receipt = table.delete(filter=predicate)
+        assert (receipt.rows, receipt.skipped, receipt.applied) == (len(gone), 0, True), predicate
+        assert sum(counts.applied for counts in receipt.regions.values()) == len(gone)
+        for id in gone:
+            del model[id]
+        assert by_id(table.scan().read_all()) == model, predicate
+    table.flush()
+    table.commit()
+    assert table.count(level="committed") == 0
+
+
+def test_a_delete_by_filter_with_a_token_is_applied_once(table: Any, made: Any) -> None:
+    table.put(made.rows([1, 2, 3]))
+    assert table.delete(filter="id = 2", token="cleaner:1").rows == 1
+    table.put(made.rows(range(2, 30)))
+    again = table.delete(filter="id >= 2", token="cleaner:1")
+    assert (again.rows, again.applied) == (0, False)
+    assert table.count() == 29, "no region applied it again, those that had no row to delete neither"
+    assert table.delete(filter="id = 2", token="cleaner:2", durable=False).rows == 1
+    assert table.delete(filter="id = 2", token="cleaner:3").rows == 0
+    table.put(made.rows([2]))
+    assert table.delete(filter="id = 2", token="cleaner:3").applied is False
+    table.put(made.rows([1]), token="loader:1")
+    with pytest.raises(memwal.Invalid, match=r"loader:0 goes down"):
+        table.delete(filter="true", token="loader:0")
+    assert table.count() == 29
+
+
 def test_a_token_is_applied_once(table: Any, made: Any) -> None:
     assert table.put(made.rows(range(10), 0), token="loader:1").applied is True
     again = table.put(made.rows(range(10), 9), token="loader:1")
@@ -532,6 +570,14 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "hybrid text": (lambda table: table.hybrid([0.0] * 8, 7), ("body", "string")),
     "key type": (lambda table: table.get("seven"), ("id", "int64")),
     "key column": (lambda table: table.delete([{"idd": 1}]), ("idd", "id")),
+    "delete column": (lambda table: table.delete(filter="prize > 3"), ("prize", "price")),
+    "delete filter": (lambda table: table.delete(filter="price >"), ("price >",)),
+    "delete row": (lambda table: table.delete(filter="10 / (price - price) > 1"), ("zero",)),
+    "delete all": (lambda table: table.delete(filter=""), ("filter ''",)),
+    "delete both": (lambda table: table.delete([1], filter="price > 3"), ("keys", "filter")),
+    "delete neither": (lambda table: table.delete(), ("keys", "filter")),
+    "delete timeout": (lambda table: table.delete(filter="true", timeout=0), ("timeout",)),
+    "delete token": (lambda table: table.delete(filter="true", token="loader"), ("loader", "name:number")),
     "token": (lambda table: table.put([{"id": 1}], token="loader"), ("loader", "name:number")),
 }
 

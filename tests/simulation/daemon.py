@@ -83,9 +83,11 @@ class Daemon:
             route_into=base.route_into,
         )
 
-    def _found(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Any) -> pa.Table:
+    def _found(
+        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Any, above: int | None = None
+    ) -> pa.Table:
         named = [name for name in columns if name != TOMBSTONE]
-        return self._reader.get([view], keys, named, shape, tombstones=len(named) < len(columns))
+        return self._reader.get([view], keys, named, shape, tombstones=len(named) < len(columns), above=above)
 
     def _manage(self) -> None:
         """Open, and begin anew where the table was resized, as a supervisor has it."""

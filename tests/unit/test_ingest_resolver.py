@@ -45,7 +45,9 @@ class Region:
         self.core = RegionCore.open(self.context, REGION)
         self.admission = Admission(self.context)
 
-    def find(self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: object) -> pa.Table:
+    def find(
+        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: object, above: object = None
+    ) -> pa.Table:
         self.asked.append(keys.column("id").to_pylist())
         if self.next:
             raise self.next.pop(0)
@@ -256,10 +258,12 @@ def test_callers_memory_is_not_looked_at_once_a_write_counts_as_copied(merges: R
     patient = Write(merges.admission.conform(pa.table({"id": ids, "v": ["a", "b"], "must": [1, 2]})))
     finding = merges.find
 
-    def meddle(view: RegionView, keys: pa.Table, columns: Sequence[str], shape: object) -> pa.Table:
+    def meddle(
+        view: RegionView, keys: pa.Table, columns: Sequence[str], shape: object, above: object = None
+    ) -> pa.Table:
         assert patient.copied
         ids[:] = 99
-        return finding(view, keys, columns, shape)
+        return finding(view, keys, columns, shape, above)
 
     context = replace(merges.context, find=meddle)
     merges.core = RegionCore.open(context, REGION)

@@ -55,7 +55,7 @@ def in_part(routing: int) -> UnknownOutcome:
 
 
 def write(alone: Alone, token: str | None = "loader:1") -> RoutedWrite:
-    request = {"delete": False, "durable": True, "token": token, "timeout": None}
+    request = {"op": "write", "delete": False, "durable": True, "token": token, "timeout": None}
     splitter = cast("Splitter", ByRest(routing=1, count=2))
     return RoutedWrite(cast("Router", alone), lambda: splitter, ROWS, request, 0.0)
 
@@ -169,7 +169,7 @@ def test_a_token_is_compared_over_daemons_before_anything_is_sent(
     applied: tuple[int | None, int | None], may_go_down: bool, refused: bool
 ) -> None:
     two = Two(*applied)
-    request = {"delete": False, "durable": True, "token": "loader:4", "timeout": None}
+    request = {"op": "write", "delete": False, "durable": True, "token": "loader:4", "timeout": None}
     splitter = cast("Splitter", ByRest(routing=1, count=2))
     writing = RoutedWrite(cast("Router", two), lambda: splitter, ROWS, request, 0.0, may_go_down=may_go_down)
     answer = attempted(writing)

@@ -1,0 +1,54 @@
+"""`memwal delete`: delete rows by key or by filter, or count them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from rich.console import Console
+
+from memwal.ingest.api.keys import parse_key
+from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.print import count
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.table.open import open_table, without_upkeep
+
+
+def delete(
+    settings: Settings,
+    environ: Mapping[str, str],
+    console: Console,
+    keys: tuple[str, ...],
+    filter: str | None,
+    *,
+    dry_run: bool,
+) -> int:
+    """Delete the rows of `keys`, each as typed, or those that pass `filter`; print how many, and return the exit code.
+
+    Through the daemons that own the regions; if none answers, by claiming the regions here.
+    Raises: Invalid unless exactly one of `keys` and `filter` is given, or for a wrong one.
+    """
+    if bool(keys) == (filter is not None):
+        raise Invalid("give --key or --filter, and not both: which rows are to be deleted?")
+    table = open_for_reading(settings, environ)
+    if not table.key:
+        raise Invalid("the table has no key (append_only), so no row can be deleted")
+    typed = [parse_key(text, table.key) for text in keys]
+    what: list[Any] | None = (typed if len(table.key) > 1 else [key[0] for key in typed]) or None
+    found = 0 if what is None else table.get(what, list(table.key)).num_rows
+    if dry_run:
+        found = table.count(filter) if what is None else found
+    else:
+        if isinstance(table, RemoteTable):
+            receipt = table.delete(what, filter=filter)
+        else:
+            with closing(open_table(without_upkeep(settings), environ)) as owned, console.status("deleting"):
+                receipt = owned.delete(what, filter=filter)
+        found = receipt.rows if what is None else found
+    missing = "" if what is None or found == len(what) else f"; {count(len(what) - found, 'key')} had no row"
+    verb = "would delete" if dry_run else "deleted"
+    console.out(f"{verb} {count(found, 'row')} of {settings.table.uri}{missing}", highlight=False)
+    return 0

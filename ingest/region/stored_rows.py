@@ -1,0 +1,60 @@
+"""Look up the newest rows of keys for a write, in the region's own thread.
+
+The region has no other writer, so what is found is still true when the write is logged. Rows that a commit moves
+meanwhile are in a level of the view, or in the base table, which is opened after the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from memwal.flush.base.shape import Shape
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.read.levels import CaptureOvertaken, RegionView
+from memwal.ingest.read.local import ATTEMPTS
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.region.context import RegionContext
+from memwal.memtable import TOMBSTONE
+from memwal.wal.panics import RustPanic, panics_as_errors
+
+View = Callable[[], RegionView]
+"""Captures the levels of a region."""
+
+
+class StoredRows:
+    """The `Find` of a table: from the levels of a view and the newest base table. Thread safety. Any thread."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __call__(
+        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
+    ) -> pa.Table:
+        """See `Find`."""
+        named = [name for name in columns if name != TOMBSTONE]
+        try:
+            with panics_as_errors:
+                deletes = len(named) < len(columns)
+                return self._reader.get([view], keys, named, shape, tombstones=deletes, above=above)
+        except (pa.ArrowInvalid, OSError, RustPanic):
+            self._reader.ask_storage()
+            raise
+
+
+def look_up(
+    context: RegionContext, keys: pa.Table, columns: Sequence[str], view: View, above: int | None = None
+) -> pa.Table:
+    """Return the rows of `keys` with `columns`, as `context.find`, from the levels that `view` captures.
+
+    Raises: Unavailable if commits keep overtaking the lookup; the other errors of `context.find`.
+    """
+    if context.find is None:
+        raise ValueError("the write depends on stored rows, but context.find, which looks them up, is None")
+    for _ in range(ATTEMPTS):
+        try:
+            return context.find(view(), keys, columns, context.shape, above)
+        except CaptureOvertaken:
+            continue
+    raise Unavailable(f"{ATTEMPTS} commits overtook the lookup of stored rows; retry with the same token")

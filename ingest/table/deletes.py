@@ -1,0 +1,52 @@
+"""The steps of a delete by filter that the regions of this process take; see `ingest.api.deletes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from memwal.ingest.api.deletes import Where
+from memwal.ingest.api.tokens import Receipt, Token
+from memwal.ingest.errors import translate_errors
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.region.write_queue import Write
+from memwal.ingest.table.columns import TableColumns
+from memwal.ingest.table.regions import RegionSet
+from memwal.ingest.table.writes import TableWrites
+from memwal.memtable import TOMBSTONE
+
+
+class RegionDeletes:
+    """Deletes pieces of keys, and records tokens.
+
+    Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
+    """
+
+    def __init__(self, columns: TableColumns, regions: RegionSet, writes: TableWrites, reader: Reader) -> None:
+        self._columns, self._regions, self._writes, self._reader = columns, regions, writes, reader
+
+    @translate_errors
+    def base_version(self) -> int:
+        """Return the newest version of the base table."""
+        return self._reader.base().version
+
+    @translate_errors
+    def piece(self, keys: Any, where: Where, *, durable: bool, token: Token | None, timeout: float | None) -> Receipt:
+        """Delete those of `keys` (as for `get`) whose newest row passes `where`, unless their region has applied
+        `token`, which is not recorded. The receipt's `skipped`: those that stay. Raises: as `Table.put`.
+        """
+        return self._writes.delete(keys, token, durable=durable, timeout=timeout, where=where)
+
+    @translate_errors
+    def record(
+        self, token: Token, *, durable: bool, timeout: float | None, regions: Iterable[UUID] | None = None
+    ) -> dict[str, int]:
+        """Record `token` as applied in `regions` (None: all); return the WAL position of each, 0 if it is not durable
+        yet. A region that has applied it stays as it is. Raises: as `Table.put`.
+        """
+        context = self._columns.admission.context
+        nothing = context.schema.empty_table().drop_columns(TOMBSTONE)
+        writers = self._regions.of(self._regions.order if regions is None else regions)
+        writes = [(to, Write(nothing, durable, token, shape=context.shape)) for to in writers]
+        return {region: ack.position for region, ack in self._writes.acks(writes, timeout).items()}
