@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memwal.ingest.api.fusion import lancedb_reranker
     from memwal.ingest.api.tokens import Token
     from memwal.ingest.client.connect import connect
+    from memwal.ingest.connector.register import register_spark
     from memwal.ingest.sink.foreach_batch import MemWalSink
     from memwal.ingest.table.open import open_embedded as open
 
@@ -39,6 +40,7 @@ __all__ = [
     "connect",
     "lancedb_reranker",
     "open",
+    "register_spark",
 ]
 
 _LAZY = {
@@ -46,6 +48,7 @@ _LAZY = {
     "connect": ("memwal.ingest.client.connect", "connect"),
     "MemWalSink": ("memwal.ingest.sink.foreach_batch", "MemWalSink"),
     "lancedb_reranker": ("memwal.ingest.api.fusion", "lancedb_reranker"),
+    "register_spark": ("memwal.ingest.connector.register", "register_spark"),
     "Token": ("memwal.ingest.api.tokens", "Token"),
 }
 

@@ -30,7 +30,7 @@ from memwal.wal.manifest_garbage import ManifestCollector, ManifestGarbage
 from memwal.wal.manifest_history import ManifestHistory
 from memwal.wal.options import WalOptions
 from memwal.wal.records import BatchPart, Entry, EntryHeader
-from memwal.wal.replay import find_tip, read_tail, replay
+from memwal.wal.replay import find_tip, read_tail, replay, tail_end
 from memwal.wal.store.local import LocalStore
 from memwal.wal.store.open import open_store, probe
 from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome
@@ -88,4 +88,5 @@ __all__ = [
     "read_tail",
     "regions",
     "replay",
+    "tail_end",
 ]

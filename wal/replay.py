@@ -184,6 +184,7 @@ def read_tail(
     codec: EntryCodec,
     after: int,
     *,
+    upto: int | None = None,
     clock: Clock | None = None,
     options: WalOptions | None = None,
     with_map: bool = True,
@@ -191,23 +192,53 @@ def read_tail(
     """Entries after position `after` as `replay` returns them, and the newest applied map. Writes nothing and fences no
     writer.
 
+    `upto`: the last position to read, from `tail_end`; two reads of the same positions return the same entries. None
+    reads to the tip: entries appended meanwhile may or may not be in the result.
     `with_map`: False returns an empty map, for callers that need only the rows.
-    Safe beside a writer: entries appended meanwhile may or may not be in the result. `after`: the `replay_after` of
-    a manifest read before. Reads are retried within `options.retry_budget`.
+    Safe beside a writer. `after`: the `replay_after` of a manifest read before. Reads are retried within
+    `options.retry_budget`.
     Raises as `replay`. After Overtaken read the manifest again, then the tail after its `replay_after`.
     """
     options = options or WalOptions()
     store = with_retried_reads(store, clock or SystemClock(), options)
     reader = EntryReader(store, region_id, codec)
-    tip = find_tip(store, region_id, codec.suffix, after, options.readers)
+    tip = find_tip(store, region_id, codec.suffix, after, options.readers) if upto is None else upto
     entries = replay(store, region_id, codec, after, tip, readers=options.readers)
     applied = newest_applied(reader, tip, after) if with_map else AppliedMap()
-    # A listing is several requests, one after the other. Entries may be appended, flushed and collected between two of
-    # them; the tip that it shows then lies before rows that were acknowledged long ago.
+    if upto is None:
+        _expect_not_flushed(store, region_id, tip)
+    return entries, applied
+
+
+def tail_end(
+    store: ObjectStore,
+    region_id: UUID,
+    suffix: str,
+    after: int,
+    *,
+    clock: Clock | None = None,
+    options: WalOptions | None = None,
+) -> int:
+    """The position of the newest entry after position `after`; `after` where there is none. Reads no entries.
+
+    `after`: as for `read_tail`. Raises as `find_tip`; Overtaken as `read_tail`.
+    """
+    options = options or WalOptions()
+    store = with_retried_reads(store, clock or SystemClock(), options)
+    tip = find_tip(store, region_id, suffix, after, options.readers)
+    _expect_not_flushed(store, region_id, tip)
+    return tip
+
+
+def _expect_not_flushed(store: ObjectStore, region_id: UUID, tip: int) -> None:
+    """Raise Overtaken where the newest manifest has flushed entries behind `tip`.
+
+    A listing is several requests, one after the other. Entries may be appended, flushed and collected between two of
+    them; the tip that it shows then lies before rows that were acknowledged long ago.
+    """
     newest = ManifestStore(store, region_id).latest()
     if newest is not None and newest.replay_after > tip:
         raise Overtaken(region_id, tip + 1, newest.replay_after, newest.current_generation)
-    return entries, applied
 
 
 def _raise_missing(reader: EntryReader, position: int, guard: EpochGuard | None = None) -> NoReturn:

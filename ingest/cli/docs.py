@@ -60,6 +60,7 @@ def _python_reference() -> Iterator[str]:
     reads = (*READS, "hybrid", "changes", "changes_position")
     for name in ("put", "delete", *reads, "flush", "commit", "status", "close"):
         yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
+    yield from _described("## memwal.register_spark", "memwal.register_spark", memwal.register_spark)
     yield f"## Changes\n\nWhat `table.changes` returns.\n\n{inspect.getdoc(Changes)}\n"
     for member in (Changes.position.fget, Changes.schema.fget, Changes.read_all):  # type: ignore[attr-defined]
         yield f"- `{member.__name__}`: {' '.join((inspect.getdoc(member) or '').split())}"

@@ -94,16 +94,24 @@ class MergedView:
 
         With a `limit`, at least that many if they exist, and not many more.
         """
-        for level, positions in self._visible_above(filter):
-            yield level.take(positions if limit is None else positions[:limit], columns)
+        yield from self.level_rows(columns, filter, limit)
         # At most `rows_above` base rows are hidden, so this many rows are always enough.
         most = None if limit is None else limit + self.rows_above
-        for rows in self.base.batches(self._with_key(columns), filter, most):
-            if not self.key:
+        yield from self.base_rows(columns, filter, most)
+
+    def level_rows(self, columns: list[str], filter: str | None, limit: int | None = None) -> Iterator[pa.Table]:
+        """Yield the visible rows above the base that pass `filter`, of each step at most `limit`."""
+        for level, positions in self._visible_above(filter):
+            yield level.take(positions if limit is None else positions[:limit], columns)
+
+    def base_rows(self, columns: list[str], filter: str | None, most: int | None = None) -> Iterator[pa.Table]:
+        """Yield the visible rows of the base that pass `filter`, of the first `most` that pass it."""
+        hiding = self.key and self.rows_above
+        for rows in self.base.batches(self._with_key(columns) if hiding else columns, filter, most):
+            if hiding:
+                yield picked_rows(rows.select(columns), ~hidden(self.stacks, rows.select(self.key)))
+            else:
                 yield rows.select(columns)
-                continue
-            seen = ~hidden(self.stacks, rows.select(self.key))
-            yield picked_rows(rows.select(columns), seen)
 
     def first_rows(self, columns: list[str], filter: str | None, limit: int | None, order: Order) -> pa.Table:
         """Return the first `limit` visible rows (None: all) in `order` that pass `filter`, read into memory.

@@ -21,7 +21,6 @@ from memwal.ingest.api.arguments import at_least_one, text_columns
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.ordering import Order, check_orderable
 from memwal.ingest.api.results import RowStream, gathered
-from memwal.ingest.errors import Invalid
 from memwal.ingest.read.base import DISTANCE, BaseReads
 from memwal.ingest.read.base_match import SCORE
 from memwal.ingest.read.bucketed import BucketReads
@@ -30,11 +29,11 @@ from memwal.ingest.read.levels import BaseChanged, CaptureOvertaken, RegionView,
 from memwal.ingest.read.merged import MergedView
 from memwal.ingest.read.rankings import Nearness, relevance
 from memwal.ingest.read.request import (
+    check_filter,
     checked_columns,
     checked_limit,
     only_indexed,
     only_vectors,
-    unknown_column,
 )
 from memwal.ingest.read.scan import after_first_batch, batches_of, streamed
 from memwal.ingest.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
@@ -42,7 +41,6 @@ from memwal.ingest.read.top_k import concatenate, in_order, merge, merge_arms
 from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.wal import Corrupt, ObjectStore, SsTable
-from memwal.wal.errors import first_line
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
@@ -330,13 +328,7 @@ class Reader:
         """Let Lance plan `filter`, once per text; Lance decides for every level if it is valid. Raises: Invalid."""
         if filter is None or (known.version, filter) in self._planned:
             return
-        if not isinstance(filter, str):
-            raise Invalid(f'filter {filter!r} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
-        try:
-            merged_view.base.check(filter)
-        except (ValueError, OSError) as error:
-            reason = unknown_column(filter, known.schema.names, known.gone) or _first_line(error)
-            raise Invalid(f"filter {filter!r}: {reason}") from None
+        check_filter(filter, merged_view.base.check, known.schema.names, known.gone)
         with self._lock:
             if len(self._planned) >= _FILTERS_REMEMBERED:
                 self._planned.clear()
@@ -353,8 +345,3 @@ def _distinct(keys: pa.Table) -> pa.Table:
     numbered = keys.append_column("_at", pa.array(np.arange(keys.num_rows)))
     first = numbered.group_by(keys.column_names).aggregate([("_at", "min")]).column("_at_min")
     return keys.take(pa.array(np.sort(first.to_numpy())))
-
-
-def _first_line(error: BaseException) -> str:
-    """Return Lance's message without prefix and source location."""
-    return first_line(error).removeprefix("Invalid user input: ")

@@ -6,7 +6,7 @@ Also finds the unknown column in a filter that Lance refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from memwal.memtable import IndexSpec, InvalidRows
 from memwal.memtable.index_spec import METRICS, vector_width
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
+from memwal.wal.errors import first_line
 
 
 def checked_columns(
@@ -48,6 +49,22 @@ def checked_limit(limit: Any) -> int | None:
     if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
         raise Invalid(f"limit is {limit!r}; give a whole number of rows, or omit it for all")
     return int(limit)
+
+
+def check_filter(
+    filter: Any, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
+) -> None:
+    """Let Lance plan `filter`; Lance decides for every level if it is valid. Raises: Invalid.
+
+    `plan`: `BaseReads.check`. `columns`: of the table. `gone`: as for `checked_columns`.
+    """
+    if not isinstance(filter, str):
+        raise Invalid(f'filter {filter!r} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
+    try:
+        plan(filter)
+    except (ValueError, OSError) as error:
+        reason = unknown_column(filter, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
+        raise Invalid(f"filter {filter!r}: {reason}") from None
 
 
 def _unknown(what: str, column: str, schema: pa.Schema, gone: Mapping[str, str] | None) -> Invalid:

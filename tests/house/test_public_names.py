@@ -126,6 +126,10 @@ def test_the_sink_takes_a_configuration_and_is_called_with_a_batch() -> None:
     assert len(parameters(memwal.MemWalSink.__call__)) == 2
 
 
+def test_the_source_of_spark_is_registered_in_a_session() -> None:
+    assert parameters(memwal.register_spark) == ["spark"]
+
+
 def test_the_kinds_of_error_and_the_token_are_public() -> None:
     for name in (
         "MemWalError",

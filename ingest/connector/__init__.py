@@ -1,0 +1,1 @@
+"""Spark's data source `memwal`: tables read by name."""
