@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -82,9 +83,9 @@ class Read(Contender):
             raise AssertionError(f"{self.name}: {sums[0]} rows, expected {self._expected}")
         return Sample(np.array([watch.seconds]), watch.seconds, self._expected, str(tuple(sums)))
 
+    @abstractmethod
     def frame(self) -> DataFrame:
         """The rows."""
-        raise NotImplementedError
 
 
 class ByName(Read):

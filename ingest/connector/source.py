@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -20,11 +21,12 @@ from pyspark.sql.types import StructType
 from memwal.ingest.connector.options import ReadOptions
 from memwal.ingest.connector.planning import Moment, Share, captured, shares
 from memwal.ingest.connector.spark_rows import arrow_schema, expect_types, schema_of_columns, spark_batches
-from memwal.ingest.errors import classify, translate_errors
+from memwal.ingest.errors import Invalid, classify, translate_errors
 from memwal.ingest.read.pinned import Pinned, PinnedReads
 from memwal.ingest.spark.task import freeze_imports, on_executor
 
 FORMAT = "memwal"
+_WRITES = 'use df.writeStream.foreachBatch(memwal.MemWalSink("config.toml")), or memwal.connect(uri).put(rows)'
 
 
 class MemWalSource(DataSource):
@@ -41,27 +43,49 @@ class MemWalSource(DataSource):
         """Return the name of the format."""
         return FORMAT
 
-    @translate_errors
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Check the options. Raises: Invalid."""
+        """Keep the options of a read; what is wrong with them is raised by the first method that reads."""
         super().__init__({})  # secrets are in `_options` only, which no text of Spark shows
-        self._options = ReadOptions.of(options)
+        self._options: ReadOptions | Invalid
+        try:
+            self._options = ReadOptions.of(options)
+        except Invalid as problem:
+            self._options = problem
 
     @translate_errors
     def schema(self) -> StructType:
         """Return the columns to read. Captures the moment. Raises: Invalid, Unavailable."""
-        return schema_of_columns(self._captured().schema, self._options.columns)
+        options = self._checked()
+        return schema_of_columns(self._captured(options).schema, options.columns)
 
     @translate_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns in `schema`. Captures the moment if the user gave the schema."""
-        moment = self._captured()
+        options = self._checked()
+        moment = self._captured(options)
         expect_types(schema, moment.schema)
-        return MemWalReader(moment.pinned, self._options, schema)
+        return MemWalReader(moment.pinned, options, schema)
 
-    def _captured(self) -> Moment:
+    @translate_errors
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Raises: Invalid."""
+        del schema, overwrite
+        raise Invalid(f"tables are not written by name; {_WRITES}")
+
+    @translate_errors
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802 - Spark's signature
+        """Raises: Invalid."""
+        del schema, overwrite
+        raise Invalid(f"streams are not written by name; {_WRITES}")
+
+    def _checked(self) -> ReadOptions:
+        if isinstance(self._options, Invalid):
+            raise self._options
+        return self._options
+
+    def _captured(self, options: ReadOptions) -> Moment:
         if self._moment is None:
-            self._moment = captured(self._options)
+            self._moment = captured(options)
         return self._moment
 
 

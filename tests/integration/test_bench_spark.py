@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import spark_reads
 from bench.rounds import run
 from bench.spark_path import BENCHMARKS, lines
 
@@ -33,3 +34,9 @@ def test_both_kinds_run_and_merge_insert_finds_what_memwal_finds(tmp_path: Path,
         assert len(list(lines(result))) == 1 + len(result.contenders)
     assert {each.question for each in result.contenders} == {"2000 rows"}
     assert len({each.rounds[0].digest for each in result.contenders}) == 1
+
+
+def test_reading_by_name_finds_what_lance_finds(tmp_path: Path, spark_ends: None) -> None:
+    result = run(spark_reads.BENCHMARKS[0], tmp_path / "tables", smoke=True, rounds=1)
+    peer, base, merged = (each.rounds[0] for each in result.contenders)
+    assert peer.digest == base.digest != merged.digest

@@ -20,7 +20,7 @@ BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A Spark that knows nothing of memwal."""
+    """One Spark for the module; its new sessions know nothing of memwal."""
     settings = load({"table": {"uri": str(tmp_path_factory.mktemp("unused"))}}, {})
     spark = start_session(configuration(settings, 2, once=True))
     yield spark
@@ -29,10 +29,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def spark(session: Any) -> Any:
-    """A session in which the source is registered, as a user does it."""
-    registered = session.newSession()
-    memwal.register_spark(registered)
-    return registered
+    """The session with the source registered, as a user does it."""
+    memwal.register_spark(session)
+    return session
 
 
 def frame(spark: Any, uri: str, options: Mapping[str, Any] | None = None, **more: Any) -> Any:
@@ -192,6 +191,8 @@ def test_what_is_wrong_reaches_the_user_in_lines_of_their_own(
         "Invalid: option 'levl' is unknown; did you mean 'level'?",
         "option level 'durabel' is unknown; did you mean 'durable'?",
     ]
+    writer = frame(spark, uri).write.format("memwal").mode("append")
+    assert "tables are not written by name; use df.writeStream.foreachBatch" in refused(lambda: writer.save(uri))
     given = spark.read.format("memwal").schema("id string").load(uri)
     assert "column 'id': the schema says string, the table has bigint" in refused(given.collect)
 

@@ -85,6 +85,17 @@ def test_secrets_are_resolved_where_they_are_used_and_never_shown(monkeypatch: p
     assert SECRET not in str(vars(MemWalSource({**options, "storage_options.secret_access_key": SECRET})))
 
 
+def test_writes_by_name_are_refused_with_the_way_that_is_exactly_once() -> None:
+    source = MemWalSource({})  # `start()` names no table
+    for refused in (source.writer, source.streamWriter):
+        with pytest.raises(
+            Invalid, match=r"not written by name; use df\.writeStream\.foreachBatch\(memwal\.MemWalSink"
+        ):
+            refused(StructType(), False)
+    with pytest.raises(Invalid, match="no address of a table"):
+        pickle.loads(pickle.dumps(source)).reader(StructType())
+
+
 # ---- the moment ----------------------------------------------------------------------------------------------------
 
 
