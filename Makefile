@@ -36,10 +36,12 @@ install: $(STAMP) ## the environment, in .venv
 run: java $(STAMP) ## the quickstart: stream the Debian packages into a local Lance table and query them
 	@$(BIN)/memwal run configs/quickstart.toml --once $(ARGS)
 
+# A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
 # won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
 test: java $(STAMP) $(CLASSES) s3-server kafka ## every test, in JOBS processes: one for each core, four at most
-	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
+		--dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What needs a server, Spark, or a process to kill is in the other folders; the S3 adapter's own tests need MinIO.
 check: $(STAMP) lint ## lint, types, and every test without a server, Spark or a kill: minutes

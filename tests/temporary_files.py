@@ -16,7 +16,8 @@ import pytest
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 6 << 30
-"""Bytes that must be free there; a run of all tests leaves less than one GiB."""
+"""Bytes that must be free there. A test's files go when it has passed; those of modules and of the session stay, less
+than one GiB."""
 _CHOSEN = "PYTEST_DEBUG_TEMPROOT", "TMPDIR"
 _made = pytest.StashKey[str]()
 
