@@ -304,7 +304,8 @@ def test_a_delete_by_filter_goes_after_its_regions(
     monkeypatch.setattr(RegionDeletes, "piece", moving(piece, "piece"))
     monkeypatch.setattr(RegionDeletes, "record", moving(record, "record"))
     receipt = client.delete(filter="id >= 10", token="cleaner:1")
-    assert (receipt.rows, set(receipt.positions)) == (90, {str(region) for region in both.regions})
+    # A piece whose answer was given up with its owner counts as skipped where it is sent again.
+    assert (receipt.rows + receipt.skipped, set(receipt.positions)) == (90, {str(region) for region in both.regions})
     assert moved.count("record") == 1
     assert sorted(client.scan(["id"]).read_all()["id"].to_pylist()) == list(range(10))
     client.put(made.rows(range(10, 20)))

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -141,7 +142,9 @@ def test_calls_by_hand_to_a_daemon_that_stands_still_go_to_its_successor(
 
     def shared(table: RemoteTable) -> bool:
         table.router.asked()
-        return set(table.router.owners(table.router.regions)) == set(endpoints)
+        with suppress(memwal.Unavailable):  # a region that is being handed over has no owner
+            return set(table.router.owners(table.router.regions)) == set(endpoints)
+        return False
 
     def frozen(number: int, call: Callable[[], Any]) -> Any:
         wait_until(lambda: shared(table))

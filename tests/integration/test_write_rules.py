@@ -17,7 +17,7 @@ import memwal
 from memwal import wal
 from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.table.embedded import Table
+from memwal.ingest.region.stored_rows import StoredRows
 
 SCHEMA = pa.schema(
     [
@@ -258,16 +258,16 @@ def test_a_commit_in_the_middle_of_a_lookup_hides_nothing(tmp_path: Path, monkey
     with opened(tmp_path, "insert") as table:
         table.put(rows(range(6)))
         table.flush()
-        real, commits = Table._stored, []
+    real, commits = StoredRows.__call__, []
 
-        def stored(self: Any, view: Any, *asked: Any) -> Any:
+    with opened(tmp_path, "insert") as table:
+
+        def found_late(self: StoredRows, view: Any, *asked: Any) -> Any:
             if not commits:  # the view lists SSTs that are committed and pruned by now
-                commits.append(self.commit())
+                commits.append(table.commit())
             return real(self, view, *asked)
 
-        monkeypatch.setattr(Table, "_stored", stored)
-        table.close()
-    with opened(tmp_path, "insert") as table:
+        monkeypatch.setattr(StoredRows, "__call__", found_late)
         assert table.put(rows(range(8), 1)).skipped == 6
         assert commits[0].rows_inserted == 6
         assert found(table) == {n: row(n) for n in range(6)} | {n: row(n, 1) for n in (6, 7)}
@@ -310,8 +310,8 @@ def test_a_takeover_replays_whole_rows(tmp_path: Path) -> None:
 
 def test_a_put_that_only_replaces_looks_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    real = Table._stored
-    monkeypatch.setattr(Table, "_stored", lambda self, *args: asked.append(args) or real(self, *args))
+    real = StoredRows.__call__
+    monkeypatch.setattr(StoredRows, "__call__", lambda self, *args: asked.append(args) or real(self, *args))
     with opened(tmp_path / "replace") as table:
         table.put(rows(range(10)))
         table.put(rows(range(5), 1))
