@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from memwal.ingest.api.arguments import at_least_one, distance_range, listed, not_negative, sql, text_columns
+from memwal.ingest.api.arguments import at_least_one, distance_range, listed, mapping, not_negative, sql, text_columns
 from memwal.ingest.api.arguments import text as a_text
 from memwal.ingest.api.changes import Changes, ChangesSource, opened, position_of
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
@@ -73,6 +73,11 @@ class Reads(ABC):
     @abstractmethod
     def _described(self) -> str:
         """Where the table is, and how many regions it has, as far as that is known without asking anybody."""
+
+    @property
+    def _location(self) -> str:
+        """Where the table is, empty if not known."""
+        return ""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Hand all rows to another Arrow library, streamed: DuckDB, Polars, DataFusion, pyarrow take a table as it is.
@@ -265,6 +270,29 @@ class Reads(ABC):
         request |= _how(metric, nprobes, refine_factor, distance_range)
         rows: pa.Table = self._answer("candidates", level, **request, filter=sql(filter), columns=listed(columns))
         return rows
+
+    @translate_errors
+    def sql(
+        self,
+        query: str,
+        *,
+        tables: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        level: str = "latest",
+    ) -> RowStream:
+        """Return the rows of a SELECT of DataFusion over this table, `table` in the query: "select section, count(*)
+        from table group by 1". Streams as `scan` does; each memwal table of the query is read at one moment.
+
+        `tables`: further tables by name: memwal tables, Arrow tables, frames, streams. `parameters`: values of `$name`
+        in the query. Names are taken as written, else in lower case; those with other characters in double quotes.
+        Columns and conditions go to the owners; joins, groups and order run in this process.
+        """
+        from memwal.ingest.api.sql.query import Request, run  # DataFusion, which a daemon does not need to start
+
+        others = mapping("tables", tables or {}, "{'prices': prices}")
+        values = mapping("parameters", parameters or {}, "{'price': 20}")
+        asked = a_text("query", query, "select count(*) from table")
+        return run(self, self._location, Request(asked, others, values, check_level(level), Reads))
 
     @translate_errors
     def changes(

@@ -185,6 +185,26 @@ def query(
 
 
 @app.command()
+def sql(
+    config: Config,
+    query: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUERY",
+            help='such as "select section, count(*) from table group by 1"; - reads it from standard input',
+            show_default=False,
+        ),
+    ],
+    level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
+    format: Format = "table",
+) -> int:
+    """Print the rows of a SELECT over the table, which is called table in it; runs in this process, by DataFusion."""
+    from memwal.ingest.cli.sql import answer
+
+    return answer(settings_of(config), os.environ, query, level, format, console())
+
+
+@app.command()
 def tail(
     config: Config,
     since: Annotated[

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
+from memwal.ingest.cli.print import as_rich, count, print_rows, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.client.target import opened
 from memwal.ingest.dlq.replay import Replaying, with_ids
@@ -58,7 +58,7 @@ def list_letters(
         said = {"table": settings.dead_letters, "letters": total, "groups": [vars(each) for each in groups]}
         write_json(said | {"newest": newest.to_pylist()}, ascii_only=False)
     elif form == "csv":
-        write_csv(newest)
+        print_rows(newest.column_names, [newest], form, console)
     else:
         _print_tables(console, settings.dead_letters, groups, newest)
     return 0

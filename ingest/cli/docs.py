@@ -57,7 +57,7 @@ def _python_reference() -> Iterator[str]:
         yield from _described(f"## {name}", name, function)
     yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
     yield "Every read of rows names a level: `committed`, `flushed`, `durable` or `latest`.\n"
-    reads = (*READS, "hybrid", "changes", "changes_position")
+    reads = (*READS, "hybrid", "sql", "changes", "changes_position")
     for name in ("put", "delete", *reads, "flush", "commit", "status", "close"):
         yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
     yield from _described("## memwal.register_spark", "memwal.register_spark", memwal.register_spark)

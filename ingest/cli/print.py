@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import indent
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
@@ -135,8 +136,36 @@ def write_json(value: Any, *, indent: int | None = 2, ascii_only: bool = True) -
     sys.stdout.flush()
 
 
-def write_csv(rows: pa.Table) -> None:
-    """Write `rows` to standard output as CSV, below a line with the names of the columns."""
-    writer = csv.writer(sys.stdout)
-    writer.writerow(rows.column_names)
-    writer.writerows(zip(*map(python_values, rows.columns), strict=True))
+def print_rows(names: Sequence[str], parts: Iterable[pa.Table], form: str, console: Console) -> int:
+    """Print rows with the columns `names` as they come, and return their number. `form`: "table", "json" (one list) or
+    "csv"; of several parts, each is a table of its own.
+    """
+    printed = {"json": _json_part, "csv": _csv_part}.get(form)
+    if form == "csv":
+        csv.writer(sys.stdout).writerow(names)
+    total = 0
+    for rows in parts:
+        if printed is None:
+            console.print(as_rich(rows))
+        else:
+            printed(rows, first=not total)
+        total += rows.num_rows
+        sys.stdout.flush()
+    if form == "json":
+        sys.stdout.write("\n]\n" if total else "[]\n")
+    elif printed is None and not total:
+        console.print(as_rich(pa.table({name: [] for name in names})))
+    sys.stdout.flush()
+    return total
+
+
+def _json_part(rows: pa.Table, *, first: bool) -> None:
+    for row in python_rows(rows):
+        text = indent(json.dumps(row, default=str, indent=2), "  ")
+        sys.stdout.write(f"[\n{text}" if first else f",\n{text}")
+        first = False
+
+
+def _csv_part(rows: pa.Table, *, first: bool) -> None:
+    del first
+    csv.writer(sys.stdout).writerows(zip(*map(python_values, rows.columns), strict=True))

@@ -12,10 +12,9 @@ import pyarrow as pa
 from rich.console import Console
 
 from memwal.ingest.api.keys import parse_key
-from memwal.ingest.api.python_times import python_rows
 from memwal.ingest.api.reads import check_level
 from memwal.ingest.cli.open import Readable, open_for_reading
-from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
+from memwal.ingest.cli.print import count, print_rows
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 
@@ -43,13 +42,13 @@ def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: s
     """Run `query`, print its rows and return the exit code. Raises: Invalid for options that do not go together."""
     _check(query)
     rows = _run(open_for_reading(settings, environ), query)
-    if form == "json":
-        write_json(python_rows(rows))
-    elif form == "csv":
-        write_csv(rows)
-    else:
-        hidden = [] if query.columns else [field.name for field in rows.schema if pa.types.is_nested(field.type)]
-        console.print(as_rich(rows.drop_columns(hidden)))
+    table = form == "table"
+    hidden = (
+        [field.name for field in rows.schema if pa.types.is_nested(field.type)] if table and not query.columns else []
+    )
+    shown = rows.drop_columns(hidden)
+    print_rows(shown.column_names, [shown], form, console)
+    if table:
         left_out = f"; not shown: {', '.join(hidden)} (name them in --columns)" if hidden else ""
         console.print(f"{count(rows.num_rows, 'row')}{left_out}")
     return 0

@@ -258,6 +258,10 @@ class RemoteTable(Reads):
         self.__dict__.pop("splitter", None)
 
     @property
+    def _location(self) -> str:
+        return self.router.table or ""
+
+    @property
     def _described(self) -> str:
         return f"{self.router.table} at {self.endpoint}, {len(self.router.regions)} regions"
 

@@ -58,6 +58,10 @@ class LevelReads(Reads):
         return flush.list_indexes(self._reader.base())
 
     @property
+    def _location(self) -> str:
+        return self.base.uri
+
+    @property
     def _described(self) -> str:
         return f"{self.base.uri}, {self.base.buckets} regions"
 

@@ -23,6 +23,7 @@ READS = {
     "count": ["filter", "level"],
     "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level"],
     "match": ["column", "text", "k", "filter", "columns", "offset", "level"],
+    "sql": ["query", "tables", "parameters", "level"],
     "changes": ["since", "until", "images", "columns", "follow"],
     "changes_position": ["at"],
 }
@@ -45,6 +46,7 @@ COMMANDS = {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
         *("metric", "nprobes", "refine-factor", "distance-range"),
     },
+    "sql": {"config", "query", "level", "format"},
     "tail": {"config", "since", "images", "columns", "follow", "format"},
     "delete": {"config", "key", "filter", "dry-run"},
     "flush": {"config"},
@@ -157,9 +159,8 @@ def test_distribution_and_command(texts: Mapping[str, str]) -> None:
 def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
     missing = [name for name in commands() if f"`memwal {name}" not in texts["ingest/cli/README.md"]]
     assert missing == []
-    options = {
-        option for name, found in commands().items() for option in found - {"config", "path", "column", "kind", "name"}
-    }
+    arguments = {"config", "path", "column", "kind", "name", "query"}
+    options = {option for found in commands().values() for option in found - arguments}
     assert [option for option in options if f"--{option}" not in texts["ingest/cli/README.md"]] == []
 
 

@@ -1,0 +1,40 @@
+"""`memwal sql`: one SELECT over the table, through the owner of the regions if one answers, else from storage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from rich.console import Console
+
+from memwal.ingest.api.results import RowStream
+from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.print import count, print_rows
+from memwal.ingest.settings.load import Settings
+
+ROWS_PER_TABLE = 1000
+"""Rows that are printed as one table: its columns are as wide as they need."""
+
+
+def answer(settings: Settings, environ: Mapping[str, str], query: str, level: str, form: str, console: Console) -> int:
+    """Run `query` (- for standard input), print its rows as they come, and return the exit code. Raises: Invalid."""
+    text = sys.stdin.read() if query == "-" else query
+    table = open_for_reading(settings, environ)
+    with table.sql(text, level=level) as rows:
+        total = print_rows(rows.schema.names, _parts(rows), form, console)
+    if form == "table":
+        console.print(count(total, "row"))
+    return 0
+
+
+def _parts(rows: RowStream) -> Iterator[pa.Table]:
+    """Yield the rows in tables of up to ROWS_PER_TABLE."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in rows:
+        waiting.append(batch)
+        if sum(each.num_rows for each in waiting) >= ROWS_PER_TABLE:
+            whole, waiting = pa.Table.from_batches(waiting), []
+            yield from (whole.slice(at, ROWS_PER_TABLE) for at in range(0, whole.num_rows, ROWS_PER_TABLE))
+    if waiting:
+        yield pa.Table.from_batches(waiting)

@@ -1,0 +1,541 @@
+"""SQL over tables: answers, one moment, what is pushed down, streams and their end, errors, the command."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import lance
+import pandas as pd
+import polars
+import pyarrow as pa
+import pytest
+from datafusion import SessionConfig, SessionContext
+
+import memwal
+from memwal.ingest.api.reads import LEVELS
+from memwal.ingest.api.results import RowStream
+from memwal.ingest.api.sql import sources
+from memwal.ingest.daemon.service import FlightService
+
+WAYS = ("embedded", "flight", "two daemons", "storage")
+NAN, INF = float("nan"), float("inf")
+VALUES: dict[str, tuple[pa.DataType, list[Any], list[str]]] = {
+    "n": (pa.int8(), [-128, -1, 0, 5, 127], ["5", "-128", "200", "1.5"]),
+    "x": (pa.float64(), [0.0, -0.0, 1.5, NAN, INF, -2.5], ["0.0", "-0.0", "1.5", "'NaN'::double"]),
+    "f": (pa.float32(), [0.1, -0.0, 0.5, NAN, INF], ["0.1", "0.5", "1e39", "cast(0.1 as float)"]),
+    "Name": (pa.string(), ["", "a", "ab", "a'b", "A%", "table"], ["'a'", "'a''b'", "''", "'table'", "NULL"]),
+    "select": (pa.binary(), [b"", b"\x00", b"a"], ["X''", "X'61'"]),
+    "ok": (pa.bool_(), [True, False], ["true", "NULL"]),
+    "day": (
+        pa.date32(),
+        [date(1970, 1, 1), date(2020, 1, 1), date(2020, 3, 29)],
+        ["'2020-01-01'", "timestamp '2020-01-01 00:00:00'"],
+    ),
+    "at": (
+        pa.timestamp("ms", "Europe/Berlin"),
+        [0, 1585438200000],
+        ["'2020-03-29T01:30:00'", "'1970-01-01T00:00:00Z'"],
+    ),
+    "cost": (pa.decimal128(8, 2), ["1.50", "-1.25", "0.00"], ["1.5", "-1.25", "1.505"]),
+}
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), *((name, kind) for name, (kind, _, _) in VALUES.items())]
+)
+
+
+def rows(ids: range, seed: int) -> pa.Table:
+    draw = random.Random(seed)
+    columns = [pa.array(ids, pa.int64())]
+    for kind, values, _ in VALUES.values():
+        taken = [None if draw.random() < 0.2 else draw.choice(values) for _ in ids]
+        columns.append(pa.array(taken).cast(kind))
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def condition(draw: random.Random, depth: int = 0) -> str:
+    """A condition that DataFusion can plan, or cannot."""
+    kind = draw.random()
+    if depth < 3 and kind < 0.5:
+        parts = [condition(draw, depth + 1) for _ in range(2)]
+        joined = f" {draw.choice(['and', 'or'])} ".join(parts)
+        return f"not ({parts[0]})" if kind < 0.1 else f"({joined})"
+    name = draw.choice(list(VALUES))
+    literals = VALUES[name][2]
+    few = ", ".join(draw.choice(literals) for _ in range(draw.choice([1, 2, 5])))
+    forms = [
+        f'"{name}" {draw.choice(["<", "<=", ">", ">=", "=", "<>"])} {draw.choice(literals)}',
+        f'{draw.choice(literals)} {draw.choice(["<", ">=", "="])} "{name}"',
+        f'"{name}" {draw.choice(["", "not "])}in ({few})',
+        f'"{name}" {draw.choice(["", "not "])}between {draw.choice(literals)} and {draw.choice(literals)}',
+        f'"{name}" is {draw.choice(["", "not "])}null',
+        f"\"Name\" {draw.choice(['like', 'not like', 'ilike'])} '{draw.choice(['a%', '%b', 'a_b', 'A'])}'",
+        f"ok is {draw.choice(['', 'not '])}{draw.choice(['true', 'false', 'unknown'])}",
+        "n + 1 < 6",
+    ]
+    return draw.choice(forms)
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def owner(tmp_path: Path, ends: ExitStack) -> Any:
+    """Rows of every type at every level, newer versions and deletes above older ones; some columns are indexed."""
+    indexes = {"n": "btree", "x": "btree", "Name": "btree", "day": "btree"}
+    settings = {"commit": {"interval": "0s"}}
+    uri = tmp_path / "orders.v2.lance"
+    table = ends.enter_context(memwal.open(uri, schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=settings))
+    table.put(rows(range(300), 1))
+    table.flush()
+    table.commit()
+    table.put(rows(range(250, 350), 2))
+    table.delete([3, 260])
+    table.flush()
+    table.put(rows(range(330, 400), 3))
+    table.put(rows(range(10), 4))
+    return table
+
+
+@pytest.fixture
+def into(owner: Any, ends: ExitStack) -> Callable[[str], Any]:
+    """Ways into the table."""
+
+    def serve() -> str:
+        service = FlightService(owner, "grpc://127.0.0.1:0")
+        ends.callback(service.shutdown)
+        return f"grpc://127.0.0.1:{service.port}"
+
+    def enter(way: str) -> Any:
+        if way == "embedded":
+            return owner
+        if way == "storage":
+            return ends.enter_context(memwal.open(owner.base.uri, read_only=True))
+        if way == "flight":
+            return ends.enter_context(memwal.connect(serve()))
+        client = ends.enter_context(memwal.connect([serve(), serve()]))
+        regions, router = client.router.regions, client.router
+        pairs = zip(regions, router.endpoints, strict=True)
+        router._believe({region: router._owners[region]._replace(endpoint=at) for region, at in pairs})
+        assert router.sole is None
+        return client
+
+    return enter
+
+
+@pytest.fixture(params=WAYS)
+def table(request: pytest.FixtureRequest, into: Callable[[str], Any]) -> Any:
+    return into(request.param)
+
+
+def by_datafusion(found: pa.Table, query: str) -> list[Any]:
+    session = SessionContext(SessionConfig().set("datafusion.sql_parser.enable_ident_normalization", "false"))
+    session.register_record_batches("table", [found.to_batches()])
+    return values(session.sql(query).to_arrow_table())
+
+
+def values(found: pa.Table) -> list[Any]:
+    return sorted(map(repr, zip(*(column.to_pylist() for column in found.columns), strict=True)))
+
+
+def threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("sql")]
+
+
+def soon(met: Callable[[], bool], seconds: float = 60.0) -> bool:
+    until = time.monotonic() + seconds
+    while not met() and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.005)
+    return met()
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A table whose rows do not matter."""
+    with memwal.open(tmp_path_factory.mktemp("sql") / "orders.lance", schema=SCHEMA, key="id") as table:
+        yield table
+
+
+# ---- answers -------------------------------------------------------------------------------------------------------
+
+
+def test_conditions_mean_what_datafusion_says_of_the_same_rows(table: Any, request: pytest.FixtureRequest) -> None:
+    draw = random.Random(request.node.callspec.indices["table"])
+    levels = {level: table.scan(level=level).read_all() for level in LEVELS}
+    refused = 0
+    for _ in range(30):
+        query, level = f'select id from "table" where {condition(draw)}', draw.choice(LEVELS)
+        try:
+            expected = by_datafusion(levels[level], query)
+        except Exception:  # noqa: BLE001 - DataFusion raises bare exceptions
+            refused += 1
+            with pytest.raises(memwal.Invalid):
+                table.sql(query, level=level).read_all()
+        else:
+            assert values(table.sql(query, level=level).read_all()) == expected, query
+    assert refused < 10
+
+
+QUERIES = [
+    'select ok, count(*) as n, sum(n) as total from "table" group by 1 order by n',
+    'select count(*) from "table"',
+    'select a.id, b.id, a."Name" from "table" a join "table" b on a.id = b.id + 1 where a.ok and b.n > 0',
+    'select id from "table" t where not exists (select 1 from "table" u where u.id = t.id + 1)',
+    'with few as (select * from "table" where n = 5) select count(*), max(few.f) from few, few as g where not few.ok',
+    'select id, row_number() over (partition by day order by id) from "table" where cost = 1.5',
+    'with recursive r as (select 1 v union all select v + 1 from r where v < 9) select v from r join "table" on id = v',
+    'select (select count(*) from "table"), (select min(id) from "table" where ok)',
+    "select 1 as one",
+]
+
+
+def test_queries_give_what_datafusion_gives_for_the_same_rows(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = table.scan().read_all()
+    for query in QUERIES:
+        assert values(table.sql(query).read_all()) == by_datafusion(everything, query), query
+    monkeypatch.setattr(sources, "IN_MEMORY", 0)  # rows that are read twice are kept in a file
+    for query in QUERIES:
+        assert values(table.sql(query).read_all()) == by_datafusion(everything, query), query
+
+
+def test_names_of_tables_and_columns(owner: Any) -> None:
+    rows = len(owner)
+    for query in (
+        "select count(*) from table",
+        "SELECT COUNT(*) FROM Table",
+        "select count(*) from orders",
+        "select count(*) from table as t where t.id >= 0",
+        "select count(table.id) from ORDERS, table where orders.id = table.id",
+    ):
+        assert owner.sql(query).read_all()[0].to_pylist() == [rows], query
+    assert owner.sql('SELECT Name, "select" AS Other FROM table LIMIT 3').schema.names == ["Name", "Other"]
+    both = owner.sql("select a.id, b.id, a.x, b.x from table a join table b on a.id = b.id limit 1")
+    assert both.schema.names == ["id", "id_1", "x", "x_1"]
+    assert type(owner.sql("select concat(Name, 'x') as t from table").to_pandas()) is pd.DataFrame
+
+
+def test_other_tables_and_parameters(owner: Any, tmp_path: Path, ends: ExitStack) -> None:
+    prices = pa.table({"id": [1, 2, 390], "price": [10, 20, 30]})
+    new = ends.enter_context(memwal.open(tmp_path / "prices.lance", schema=prices.schema, key="id"))
+    new.put(prices)
+    query = "select sum(p.price) from table t join prices p on t.id = p.id where p.price >= $least"
+    forms = [
+        prices,
+        prices.to_batches()[0],
+        prices.to_pandas(),
+        polars.DataFrame(prices),
+        prices.to_reader(),
+        new.scan(),
+        new,
+    ]
+    for form in [*forms, new.sql("select * from table")]:
+        assert owner.sql(query, tables={"prices": form}, parameters={"least": 20}).read_all()[0].to_pylist() == [50]
+    twice = "select count(*) from p a join p b on a.id = b.id"
+    assert owner.sql(twice, tables={"p": prices.to_reader()}).read_all()[0].to_pylist() == [3]
+    text = "'; drop table x --"
+    assert owner.sql("select $t, $n::bigint", parameters={"t": text, "n": None}).read_all().to_pylist()[0] == {
+        "$t": text,
+        "$n": None,
+    }
+
+
+def test_a_table_without_rows_and_one_without_a_key(tmp_path: Path) -> None:
+    with memwal.open(tmp_path / "log.lance", schema={"x": "int64"}, key=()) as log:
+        assert log.sql("select count(*), sum(x) from table").read_all().to_pylist()[0]["count(*)"] == 0
+        assert log.sql("select * from table where x > 1").read_all().num_rows == 0
+        log.put([{"x": 1}] * 3)
+        assert log.sql("select count(*) from log a, log b").read_all()[0].to_pylist() == [9]
+
+
+def test_columns_that_somebody_added(table: Any, owner: Any) -> None:
+    rows = table.count()
+    lance.dataset(owner.base.uri).add_columns(pa.field("added", pa.int64()))
+    assert table.sql("select count(*) from table where added is null").read_all()[0].to_pylist() == [rows]
+    assert "added" in table.sql("select * from table").schema.names
+
+
+# ---- one moment, and what is read ----------------------------------------------------------------------------------
+
+
+def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are put after each scan that a query makes."""
+    through, puts = type(table).scan, list[int]()
+
+    def scan(self: Any, *args: Any, **request: Any) -> RowStream:
+        found = through(self, *args, **request)
+        if self is table and request.get("limit") != 0:
+            puts.append(1)
+            owner.put(rows(range(400), 10 + len(puts)))
+        return found
+
+    monkeypatch.setattr(type(table), "scan", scan)
+    for query in (
+        "select count(*) from table a join table b on a.id = b.id where (a.n is distinct from b.n) or a.x <> b.x",
+        "select count(*) from (select id, n from table where ok except select id, n from table)",
+    ):
+        puts.clear()
+        assert table.sql(query).read_all()[0].to_pylist() == [0], query
+        assert puts
+
+
+@pytest.mark.parametrize(
+    ("query", "columns", "filter", "limit"),
+    [
+        ("select Name from table where n = 5", ["n", "Name"], "`n` = 5", None),
+        ("select id from table where n = 5 limit 7", ["id", "n"], "`n` = 5", 7),
+        ("select id from table where n + 1 = 5 limit 7", ["id", "n"], None, None),
+        ("select id from table limit 2", ["id"], None, 2),
+        ("select id from table order by x limit 2", ["id", "x"], None, None),
+        ("select count(*) from table where day is null", ["day"], "`day` IS NULL", None),
+        (
+            "select a.id from table a join table b on a.id = b.id where a.n = 5 and b.ok",
+            ["id", "n", "ok"],
+            "(`n` = 5) OR (`ok`)",
+            None,
+        ),
+    ],
+)
+def test_what_is_asked_of_the_owner(
+    orders: Any, monkeypatch: pytest.MonkeyPatch, query: str, columns: list[str], filter: str | None, limit: int | None
+) -> None:
+    through, asked = type(orders)._answer, list[dict[str, Any]]()
+
+    def answer(self: Any, read: str, level: str, /, **request: Any) -> Any:
+        if request.get("limit") != 0:
+            asked.append(request)
+        return through(self, read, level, **request)
+
+    monkeypatch.setattr(type(orders), "_answer", answer)
+    orders.sql(query).read_all()
+    assert asked == [{"columns": columns, "filter": filter, "limit": limit}]
+
+
+def test_a_count_reads_no_column(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(self: Any, *args: Any, **request: Any) -> RowStream:
+        assert request.get("limit") == 0
+        return through(self, *args, **request)
+
+    through = type(table).scan
+    monkeypatch.setattr(type(table), "scan", scan)
+    assert table.sql("select count(*), count(1) from table").read_all()[0].to_pylist() == [table.count()]
+
+
+# ---- streams -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def endless(orders: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lets every scan give rows without end; holds how many batches it gave, and -1 at its end."""
+    given: list[int] = []
+
+    def batches(schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        try:
+            while True:
+                given.append(1)
+                yield pa.RecordBatch.from_arrays([pa.nulls(1000, field.type) for field in schema], schema=schema)
+        finally:
+            given.append(-1)
+
+    def scan(self: Any, columns: Any = None, *args: Any, limit: Any = None, **request: Any) -> RowStream:
+        del args, request
+        if limit == 0:
+            return through(self, columns, limit=0)
+        schema = pa.schema([pa.field(name, SCHEMA.field(name).type) for name in columns])
+        return RowStream(schema, batches(schema))
+
+    through = type(orders).scan
+    monkeypatch.setattr(type(orders), "scan", scan)
+    return given
+
+
+@pytest.mark.parametrize("end", ["close", "drop", "limit"])
+def test_rows_stream_and_a_result_that_is_let_go_ends_its_scan(orders: Any, endless: list[int], end: str) -> None:
+    result = orders.sql(f"select Name from table where n is null {'limit 1500' if end == 'limit' else ''}")
+    if end == "limit":
+        assert result.read_all().num_rows == 1500
+    else:
+        next(result)
+        time.sleep(0.05)
+        assert sum(endless) < 30
+    if end == "close":
+        result.close()
+        with pytest.raises(memwal.Invalid, match="closed"):
+            next(result)
+    del result
+    assert soon(lambda: endless[-1] == -1 and not threads(), 1.0)
+
+
+def test_a_result_that_is_closed_while_it_is_computed(orders: Any, endless: list[int]) -> None:
+    result = orders.sql("select 1 as n union all select count(n) from table")
+    computing = [result]
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            computing[0].read_all()
+        except memwal.MemWalError as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    time.sleep(0.1)
+    result.close()
+    reader.join(60)
+    assert [str(each) for each in failures] == ["the result was closed; make the read again"]
+    assert soon(lambda: not threads())
+
+
+def test_a_computation_without_scans_ends_with_its_result(orders: Any) -> None:
+    result = orders.sql(
+        "select 1 as n union all select count(*) from generate_series(1, 1000000000000) s where s.value < 0"
+    )
+    result.close()
+    assert soon(lambda: not threads(), 30)
+
+
+def test_more_scans_than_threads_of_datafusion(owner: Any) -> None:
+    """Scans of memtables evaluate filters by DataFusion, and results as tables are of DataFusion too."""
+    every = {f"t{n}": owner.sql(f"select id from table where n <> {n} or n is null or id >= 0") for n in range(8)}
+    union = " union all ".join(f"select id from {name} where id < 9000" for name in every)
+    assert owner.sql(union, tables=every).read_all().num_rows == 8 * len(owner)
+
+
+def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+        raise memwal.Unavailable("the daemon was lost", {"reason": "lost"})
+
+    through = type(orders).scan
+
+    def scan(self: Any, columns: Any = None, *_: Any, limit: Any = None, **__: Any) -> RowStream:
+        if limit == 0:
+            return through(self, columns, limit=0)
+        schema = pa.schema([pa.field(name, SCHEMA.field(name).type) for name in columns])
+        return RowStream(schema, failing(schema))
+
+    monkeypatch.setattr(type(orders), "scan", scan)
+    for query in ("select count(n) from table", "select count(*) from table a join table b on a.n = b.n"):
+        with pytest.raises(memwal.Unavailable, match=r"^the daemon was lost$") as lost:
+            orders.sql(query).read_all()
+        assert lost.value.details == {"reason": "lost"}
+    assert soon(lambda: not threads())
+
+
+def test_a_sort_larger_than_memory_uses_files(orders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memwal.ingest.api.sql import query
+
+    monkeypatch.setattr(query, "MEMORY", 20 << 20)
+    ordered = orders.sql(
+        "select value, repeat('x', 40) as t from generate_series(1, 500000) order by value % 1000, t, value"
+    )
+    first = next(ordered)["value"].to_pylist()[:3]
+    assert first == [1000, 2000, 3000]
+    ordered.close()
+    wide = "(select value as v, repeat('x', 99) as t from generate_series(1, 500000))"
+    with pytest.raises(memwal.Invalid, match="needs more than 20 MiB of memory"):
+        orders.sql(f"select max(a.t), max(b.t) from {wide} a join {wide} b on a.v = b.v")
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+REFUSED = [
+    ("selec 1", "expected an SQL statement, found selec at line 1, column 1"),
+    ("select *\nfrom table wher x = 1", "expected end of statement, found x at line 2, column 17"),
+    ("select nam from table", "column 'nam' does not exist; did you mean 'Name'?"),
+    ("select NAME from table", "column 'NAME' does not exist; did you mean 'Name'?"),
+    ("select b.id from table a", "column 'b.id' does not exist; column 'id' is not in a table 'b'"),
+    ("select * from oders", "table 'oders' does not exist; did you mean 'orders'?"),
+    ("select * from '/etc/passwd'", "table '/etc/passwd' does not exist; known are 'table', 'orders', 'p'"),
+    ("select read_file('/etc/passwd')", "Invalid function 'read_file'"),
+    ("select * from read_csv('/etc/passwd')", "table function 'read_csv' not found"),
+    ("insert into table values (1)", "INSERT is refused: sql only reads; put and delete change a table"),
+    ("/* */ delete from table", "DELETE is refused: sql only reads; put and delete change a table"),
+    ("copy (select 1) to 'out.csv'", "COPY is refused: sql only reads; put and delete change a table"),
+    (
+        "create external table t stored as csv location '/etc/passwd'",
+        "CREATE is refused: sql only reads; put and delete change a table",
+    ),
+    ("set a = 1", "SET is refused: sql only reads; put and delete change a table"),
+    ("explain select 1", "EXPLAIN is refused: it would not show what the owners of the table do"),
+    ("select 1; drop table x", "the query has several statements; give one"),
+    ("", "the query is empty; write one such as select count(*) from table"),
+    ("select $x", "$x has no value; give one in parameters={'x': …}"),
+    ("select sum(Name) from table", "no function takes these types: sum(Utf8); cast the arguments"),
+    ("select id, count(*) from table", "column table.id must be in GROUP BY or in an aggregate function"),
+    ("select * from table where id like 'a'", "There isn't a common type to coerce Int64 and Utf8 in LIKE expression"),
+    ("select 1 / 0", "Divide by zero error"),
+]
+
+
+@pytest.mark.parametrize(("query", "text"), REFUSED)
+def test_a_wrong_query_is_told_in_one_line(
+    orders: Any, query: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(memwal.Invalid) as refused:
+        orders.sql(query, tables={"p": pa.table({"id": [1]})})
+    assert refused.value.lines == (f"sql: {text}",)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert soon(lambda: not threads())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"query": 5}, "write a text"),
+        ({"query": "select 1", "level": "newest"}, "level 'newest' is unknown"),
+        ({"query": "select 1", "tables": [1]}, "tables is a list"),
+        ({"query": "select 1", "tables": {"a b": 1}}, "tables: 'a b' is no plain name"),
+        ({"query": "select 1", "tables": {"Table": pa.table({"id": [1]})}}, "the name 'Table' is taken"),
+        ({"query": "select 1", "tables": {"p": 5}}, "tables: p is a int; give a memwal table"),
+        ({"query": "select $x", "parameters": {"x": object()}}, "parameters: x has a value without an Arrow type"),
+    ],
+)
+def test_wrong_arguments(orders: Any, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(memwal.Invalid, match=text) as refused:
+        orders.sql(**arguments)
+    assert len(refused.value.lines) == 1
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command(open_small: Callable[..., Any], small_config: Callable[..., Path], made: Any, cli: Any) -> None:
+    table = open_small()
+    table.put(made.rows(range(1500)))
+    table.close()
+    config = small_config()
+    few = "select id, name from table where id < 3 order by id"
+    expected = [{"id": row["id"], "name": row["name"]} for row in made.rows(range(3))]
+    assert json.loads(cli("sql", config, few, "--format", "json").out) == expected
+    assert cli("sql", config, few, "--format", "csv").out.splitlines() == [
+        "id,name",
+        *(f"{r['id']},{r['name']}" for r in expected),
+    ]
+    assert json.loads(cli("sql", config, "select id from table where id < 0", "--format", "json").out) == []
+    assert "0 rows" in cli("sql", config, few, "--level", "committed").out
+    assert cli("sql", config, "select id from table").out.count(" id ") == 2  # tables of 1,000 and 500 rows
+    many = cli("sql", config, "select * from table order by id", "--format", "json")
+    assert [row["id"] for row in json.loads(many.out)] == list(range(1500))
+    for query, text in (
+        ("select nam from table", "sql: column 'nam' does not exist"),
+        ("-", "sql: the query is empty"),
+    ):
+        ran = cli("sql", config, query)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith(f"memwal: {text}")
+        assert ran.err.count("\n") == 1

@@ -1,0 +1,163 @@
+"""SQL: conditions as filters, the name `table`, and what a plan reads, without a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from datafusion import SessionConfig, SessionContext
+
+from memwal.ingest.api.sql.conditions import any_of, filter_of
+from memwal.ingest.api.sql.plan import BARRIER, reads_again, scans_of
+from memwal.ingest.api.sql.sources import Provider
+from memwal.ingest.api.sql.statement import Statement
+from memwal.ingest.errors import Invalid
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("Name", pa.string()),
+        ("x", pa.float64()),
+        ("f", pa.float32()),
+        ("ok", pa.bool_()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("cost", pa.decimal128(8, 2)),
+        ("raw", pa.binary()),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def session() -> SessionContext:
+    context = SessionContext(SessionConfig().set("datafusion.sql_parser.enable_ident_normalization", "false"))
+    context.register_table("hidden", Provider(SCHEMA))
+    context.register_view("t", context.table("hidden").limit(BARRIER))
+    context.deregister_table("hidden")
+    return context
+
+
+def plan(session: SessionContext, query: str) -> Any:
+    return session.sql(query).optimized_logical_plan()
+
+
+@pytest.mark.parametrize(
+    ("condition", "text", "exact"),
+    [
+        ("id = 5", "`id` = 5", True),
+        ("5 < id", "`id` > 5", True),
+        ("id = -9223372036854775808", "`id` = (-9223372036854775807 - 1)", True),
+        ("Name <> 'it''s'", "`Name` != 'it''s'", True),
+        ("Name in ('a', 'b', 'c', 'd')", "`Name` IN ('a', 'b', 'c', 'd')", True),
+        ("Name not like 'a%'", "`Name` NOT LIKE 'a%'", True),
+        ("Name ilike 'a%'", "`Name` ILIKE 'a%'", True),
+        ("Name like 'a\\%'", None, False),
+        ("x >= 1.5 and ok", "(`x` >= 1.5) AND (`ok`)", True),
+        ("not ok or id is null", "(NOT (`ok`)) OR (`id` IS NULL)", True),
+        ("ok is not true", "`ok` IS NOT TRUE", True),
+        (
+            "day between '2020-01-01' and '2020-01-03'",
+            "(`day` >= arrow_cast(18262, 'Date32')) AND (`day` <= arrow_cast(18264, 'Date32'))",
+            True,
+        ),
+        (
+            "at > '2020-01-01T01:00:00+01:00'",
+            "`at` > arrow_cast(1577836800000000, 'Timestamp(Microsecond, Some(\"UTC\"))')",
+            True,
+        ),
+        ("cost = 1.5", "`cost` = cast('1.50' as decimal(8, 2))", True),
+        ("raw = X'00ff'", "`raw` = X'00ff'", True),
+        # What means something else in a filter, or nothing, is left to DataFusion.
+        ("id + 1 = 5", None, False),
+        ("id > 1.5", None, False),
+        ("x = 'NaN'::double", None, False),
+        ("id = x", None, False),
+        ("length(Name) > 3", None, False),
+        ("id is distinct from 5", None, False),
+        ("id = 5 and id + 1 = 6", "`id` = 5", False),
+        ("id = 5 or id + 1 = 6", None, False),
+        ("(id = 5 and id + x = 6) or id = 7", "(`id` = 5) OR (`id` = 7)", False),
+        ("not (id = 5 and id + x = 6)", None, False),
+        # A float32 column is compared as float64; Lance compares it as float32.
+        ("f > 0.1", "`f` >= 0.09999999403953552", False),
+        ("f <= 0.1", "`f` <= 0.10000000149011612", False),
+        ("f = 0.5", "`f` = 0.5", False),
+        ("f = 0.1", None, False),
+    ],
+)
+def test_conditions_as_filters(session: SessionContext, condition: str, text: str | None, exact: bool) -> None:
+    (scan,) = scans_of(plan(session, f"select id from t where {condition}"))
+    found = filter_of(scan.conditions, SCHEMA)
+    assert found == (text, exact)
+
+
+def test_without_conditions_every_row_passes_and_a_scan_without_them_widens_the_others() -> None:
+    assert filter_of((), SCHEMA) == (None, True)
+    assert any_of(["a = 1", "a = 1"]) == "a = 1"
+    assert any_of(["a = 1", "b = 2"]) == "(a = 1) OR (b = 2)"
+    assert any_of(["a = 1", None]) is None
+
+
+def test_a_chain_that_is_too_long_for_a_memtable_is_left_to_datafusion(session: SessionContext) -> None:
+    chain = " or ".join(f"(id = {n} and x > {n}.5)" for n in range(300))
+    (scan,) = scans_of(plan(session, f"select id from t where {chain}"))
+    assert filter_of(scan.conditions, SCHEMA) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("query", "scans"),
+    [
+        ("select x from t where id > 5 limit 3", [("id x", 1, 3)]),
+        ("select x from t limit 3 offset 4", [("x", 0, 7)]),
+        ("select x from t order by id limit 3", [("id x", 0, None)]),
+        ("select x from (select * from t limit 9) where x > 1", [("x", 0, 9)]),
+        ("select count(*) from t", [("", 0, None)]),
+        ("select a.x from t a join t b on a.id = b.id where b.ok", [("id x", 0, None), ("id ok", 1, None)]),
+    ],
+)
+def test_what_a_plan_reads(session: SessionContext, query: str, scans: list[tuple[str, int, int | None]]) -> None:
+    planned = plan(session, query)
+    found = scans_of(planned)
+    assert not reads_again(planned, found)
+    assert [(" ".join(each.columns or ()), len(each.conditions), each.enough) for each in found] == scans
+
+
+def test_recursion_reads_again(session: SessionContext) -> None:
+    query = "with recursive r as (select 1 as n union all select n + 1 from r, t where n < 5) select * from r"
+    planned = plan(session, query)
+    assert reads_again(planned, scans_of(planned))
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("select * from table", 'select * from "table"'),
+        ("SELECT Table.id FROM Table", 'SELECT "table".id FROM "table"'),
+        ("select 1 from a, table t join table", 'select 1 from a, "table" t join "table"'),
+        ("select 'from table', \"table\" -- from table", "select 'from table', \"table\" -- from table"),
+        ("select $$from table$$ /* from table */", "select $$from table$$ /* from table */"),
+        ("select e'it\\'s from table' from table", "select e'it\\'s from table' from \"table\""),
+        ("select * from table(range(3))", "select * from table(range(3))"),
+    ],
+)
+def test_table_is_put_in_quotes_where_it_names_the_table(query: str, text: str) -> None:
+    assert Statement.of(query).text == text
+
+
+def test_columns_in_errors_are_those_that_were_typed() -> None:
+    statement = Statement.of("select *\nfrom table wher x")
+    assert statement.typed(2, len('from "table" ') + 1) == len("from table ") + 1
+    assert statement.typed(1, 8) == 8
+
+
+def test_a_condition_never_reaches_a_scan_as_an_expression_of_pyarrow(session: SessionContext) -> None:
+    """There NULL NOT IN (1) is true and NaN > 1 is false."""
+    assert (
+        "filter_expr"
+        not in session.sql("select id from t where id not in (1) and x > 1").execution_plan().display_indent()
+    )
+    with pytest.raises(Exception, match="hands a condition"):
+        Provider(SCHEMA).scanner(["id"], filter=pa.compute.field("id") == 1)
+    with pytest.raises(Invalid, match="empty"):
+        Statement.of(" -- nothing")
