@@ -1,0 +1,65 @@
+"""A call that its caller may give up: one DoExchange, which another thread can end while it waits for the answer.
+
+1. The command is the request, as of a DoGet, a DoPut or a DoAction (whose name is then its "act").
+2. The rows of a write follow, with their closing message.
+3. The daemon answers with the rows of a read, or with one message whose metadata is JSON.
+4. If the caller leaves, its `Caller` cancels the call: the waiting thread gets an error at once, and the daemon's call
+   is cancelled, which it looks at before it begins, and while it waits, to do the work.
+
+pyarrow cannot do this for the other kinds of call: DoGet and DoAction return to Python only when the answer begins,
+and what DoPut returns has no `cancel`. They remain what callers use who wait in any case: a DoExchange takes about
+0.1 ms more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from memwal.ingest.caller import Caller
+
+T = TypeVar("T")
+
+
+def exchanged(
+    client: Any, command: bytes, options: flight.FlightCallOptions, caller: Caller, take: Callable[[Any, Any], T]
+) -> T:
+    """Return what `take` does with the writer and the reader of a new call. Raises: Flight's errors."""
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+    try:
+        with caller.ending(reader.cancel):
+            return take(writer, reader)
+    finally:
+        with suppress(flight.FlightError, pa.ArrowException, OSError):  # else pyarrow writes a warning to stderr
+            writer.close()
+
+
+def rows_of(writer: Any, reader: Any) -> pa.Table:
+    """Return the rows that the daemon answers."""
+    writer.done_writing()
+    return reader.read_all()
+
+
+def message_of(writer: Any, reader: Any) -> bytes:
+    """Return the message that the daemon answers, JSON."""
+    writer.done_writing()
+    message: bytes = reader.read_chunk().app_metadata.to_pybytes()
+    return message
+
+
+class Answers:
+    """The daemon's answer to a write, read as that of a DoPut is."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def read(self) -> pa.Buffer | None:
+        """Return the metadata of the next message, None after the last."""
+        try:
+            return self._reader.read_chunk().app_metadata
+        except StopIteration:
+            return None
