@@ -16,7 +16,7 @@ from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import given_up, present
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.rpc.credentials import bearer
-from memwal.ingest.rpc.exchange import Answers, exchanged, message_of, rows_of
+from memwal.ingest.rpc.exchange import Answers, exchanged, message_of, read_all, rows_of
 from memwal.ingest.rpc.row_stream import streamed
 from memwal.ingest.rpc.wire import StreamSum, from_flight, pack
 from memwal.wal.errors import first_line
@@ -153,7 +153,7 @@ class Connection:
         command, caller = pack({**request, **self._table_name()}, rows), present()
         if caller is not None:
             return exchanged(self._client, command, self._options(timeout), caller, rows_of)
-        return self._client.do_get(flight.Ticket(command), self._options(timeout)).read_all()
+        return read_all(self._client.do_get(flight.Ticket(command), self._options(timeout)))
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)

@@ -41,7 +41,7 @@ def exchanged(
 def rows_of(writer: Any, reader: Any) -> pa.Table:
     """Return the rows that the daemon answers."""
     writer.done_writing()
-    return reader.read_all()
+    return read_all(reader)
 
 
 def message_of(writer: Any, reader: Any) -> bytes:
@@ -49,6 +49,27 @@ def message_of(writer: Any, reader: Any) -> bytes:
     writer.done_writing()
     message: bytes = reader.read_chunk().app_metadata.to_pybytes()
     return message
+
+
+def read_all(reader: Any) -> pa.Table:
+    """Return the rows of a stream. Raises: Flight's errors.
+
+    Why not `reader.read_all`: when a call is cancelled, by either side, it also interrupts the main thread of the
+    program, which then ends with KeyboardInterrupt (pyarrow 26).
+    """
+    batches = list[pa.RecordBatch]()
+    while (batch := next_batch(reader)) is not None:
+        batches.append(batch)
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+def next_batch(reader: Any) -> pa.RecordBatch | None:
+    """Return the next batch of a stream, None after the last. Raises: Flight's errors."""
+    try:
+        batch: pa.RecordBatch = reader.read_chunk().data
+    except StopIteration:
+        return None
+    return batch
 
 
 class Answers:

@@ -20,6 +20,7 @@ import pyarrow.flight as flight
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.caller import given_up, present
 from memwal.ingest.errors import LOST, MemWalError, Unavailable
+from memwal.ingest.rpc.exchange import next_batch
 from memwal.ingest.rpc.wire import from_flight
 from memwal.ingest.threads import Worker
 
@@ -100,14 +101,14 @@ class _Incoming:
 
     def _open(self, call: Callable[[], Any]) -> None:
         self._reader = call()
-        self._first = _read(self._reader)
+        self._first = next_batch(self._reader)
         if self._cancelled:  # nobody waits for it any more
             self._reader.cancel()
 
     def _next(self) -> pa.RecordBatch | None:
         self._awaited, self._waits = self._awaited + 1, True
         try:
-            return _read(self._reader)
+            return next_batch(self._reader)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise self._silent() if self._stalled else self._cut_short(error) from None
         finally:
@@ -134,12 +135,3 @@ class _Incoming:
 
 
 _LOST = {"reason": LOST}
-
-
-def _read(reader: Any) -> pa.RecordBatch | None:
-    """Return the next batch, None after the last."""
-    try:
-        batch: pa.RecordBatch = reader.read_chunk().data
-    except StopIteration:
-        return None
-    return batch
