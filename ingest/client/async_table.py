@@ -20,9 +20,10 @@ import pyarrow as pa
 from memwal.ingest.caller import Caller
 from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream, Calls
 from memwal.ingest.client.call_threads import CallThreads, answer_of
-from memwal.ingest.client.connect import connect
+from memwal.ingest.client.connect import connected
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.errors import Invalid, translate_errors
+from memwal.ingest.table.public import Table
 from memwal.ingest.table.stored import StoredTable
 
 P = ParamSpec("P")
@@ -95,23 +96,23 @@ class AsyncTable:
         self._callers: WeakSet[Caller] = WeakSet()
         self._process, self._closed = os.getpid(), False
 
-    put = _writing(RemoteTable.put)
-    delete = _writing(RemoteTable.delete)
-    get = _reading(RemoteTable.get)
-    scan = _streaming(RemoteTable.scan, AsyncRowStream)
-    count = _reading(RemoteTable.count)
-    search = _reading(RemoteTable.search)
-    match = _reading(RemoteTable.match)
-    hybrid = _reading(RemoteTable.hybrid)
-    candidates = _reading(RemoteTable.candidates)
-    changes = _streaming(RemoteTable.changes, AsyncChanges)
-    changes_position = _reading(RemoteTable.changes_position)
-    create_index = _writing(RemoteTable.create_index)
-    drop_index = _writing(RemoteTable.drop_index)
-    list_indexes = _reading(RemoteTable.list_indexes)
-    flush = _writing(RemoteTable.flush)
-    commit = _writing(RemoteTable.commit)
-    status = _reading(RemoteTable.status)
+    put = _writing(Table.put)
+    delete = _writing(Table.delete)
+    get = _reading(Table.get)
+    scan = _streaming(Table.scan, AsyncRowStream)
+    count = _reading(Table.count)
+    search = _reading(Table.search)
+    match = _reading(Table.match)
+    hybrid = _reading(Table.hybrid)
+    candidates = _reading(Table.candidates)
+    changes = _streaming(Table.changes, AsyncChanges)
+    changes_position = _reading(Table.changes_position)
+    create_index = _writing(Table.create_index)
+    drop_index = _writing(Table.drop_index)
+    list_indexes = _reading(Table.list_indexes)
+    flush = _writing(Table.flush)
+    commit = _writing(Table.commit)
+    status = _reading(Table.status)
 
     @property
     def schema(self) -> pa.Schema:
@@ -168,6 +169,9 @@ class AsyncTable:
             self._callers.discard(caller)
 
 
+_connected = translate_errors(connected)
+
+
 @translate_errors
 async def connect_async(
     location: str | os.PathLike[str] | Sequence[str],
@@ -183,11 +187,9 @@ async def connect_async(
     `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once; a cancelled put
     may be applied: repeat it with its token. Raises: as `connect`.
     """
-    made: Callable[..., RemoteTable | StoredTable] = connect
-    options: dict[str, Any] = {"token": token, "tls_ca": tls_ca, "fallback": fallback}
-    options |= {"storage_options": storage_options, "in_flight_max": in_flight_max}
+    made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max)
     threads, caller = CallThreads("async-connect", 1), Caller()
-    job = threads.submit(partial(caller.run, partial(made, location, **options)))
+    job = threads.submit(partial(caller.run, made))
     try:
         return AsyncTable(await answer_of(job, caller))
     finally:

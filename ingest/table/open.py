@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from memwal.ingest.region.context import Limits, OnReplay, RegionContext
 from memwal.ingest.region.vector_models import VectorModels
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.table import public
 from memwal.ingest.table.commit_policy import CommitLimits
 from memwal.ingest.table.create import check_same_table, find_or_create
 from memwal.ingest.table.embedded import Table
@@ -40,36 +41,6 @@ SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
 generation (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
 
 
-@overload
-def open_embedded(
-    uri: str | os.PathLike[str],
-    *,
-    schema: pa.Schema | None = None,
-    key: str | Sequence[str] | None = None,
-    regions: int | None = None,
-    indexes: Mapping[str, str | dict[str, Any]] | None = None,
-    storage_options: Mapping[str, str] | None = None,
-    settings: str | Path | Mapping[str, Any] | None = None,
-    read_only: Literal[False] = False,
-    take_over: bool = False,
-) -> Table: ...
-
-
-@overload
-def open_embedded(
-    uri: str | os.PathLike[str],
-    *,
-    schema: pa.Schema | None = None,
-    key: str | Sequence[str] | None = None,
-    regions: int | None = None,
-    indexes: Mapping[str, str | dict[str, Any]] | None = None,
-    storage_options: Mapping[str, str] | None = None,
-    settings: str | Path | Mapping[str, Any] | None = None,
-    read_only: Literal[True],
-    take_over: bool = False,
-) -> StoredTable: ...
-
-
 @translate_errors
 def open_embedded(
     uri: str | os.PathLike[str],
@@ -82,7 +53,7 @@ def open_embedded(
     settings: str | Path | Mapping[str, Any] | None = None,
     read_only: bool = False,
     take_over: bool = False,
-) -> Table | StoredTable:
+) -> public.Table:
     """Open a table and claim its regions for this process; create it from `schema` and `key` if it does not exist.
 
     `key`: its columns; () for a table that has none and keeps every row (`append_only`). `indexes`: column -> "ivf_pq"
@@ -99,10 +70,10 @@ def open_embedded(
     loaded = load(settings, os.environ, overrides)
     _check_arguments(loaded, schema, regions, indexes is not None, read_only=read_only)
     if not read_only:
-        return open_table(loaded, os.environ, schema, claimant=Claimant(take_over))
+        return public.Table(open_table(loaded, os.environ, schema, claimant=Claimant(take_over)))
     if take_over:
         raise Invalid("read_only = True claims nothing, so take_over = True has no effect; remove one of the two")
-    return open_stored(loaded, os.environ)
+    return public.Table(open_stored(loaded, os.environ))
 
 
 def _overrides(
