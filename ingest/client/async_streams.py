@@ -103,7 +103,8 @@ class AsyncChanges:
     """The changes of a table, as `Changes` gives them, for `async for`.
 
     A feed that follows waits in the event loop, and holds a thread only while it looks. A cancelled read loses
-    nothing: the next one goes on from `position`.
+    nothing: the next one goes on from `position`. Each batch has its own schema; there is no `schema` here, since the
+    first one is known only when it was read.
 
     Thread safety. One task at a time; `close` from any task. Errors. As `Changes`; Invalid after `close`.
     """
