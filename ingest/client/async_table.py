@@ -85,6 +85,8 @@ class AsyncTable:
     delete that a daemon has begun may be applied, as after UnknownOutcome: repeat it with its token. `flush`, `commit`
     and the building of an index go on at the daemon, once begun. A read that a daemon has begun ends there with its
     present step. A cancelled call holds its thread only until a running step in this process ends.
+    Threads. At most 32 reads and 32 other calls are made at a time; further ones wait. The `timeout` of a put begins
+    with the call; `asyncio.timeout` counts the wait too. `rerank` of `hybrid` is called in such a thread.
     Thread safety. Any task, of any event loop, of the process that connected.
     Errors. Only `ingest.errors` kinds, raised by the await; a call after `close`: Invalid.
     """
