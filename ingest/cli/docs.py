@@ -62,8 +62,8 @@ def _python_reference() -> Iterator[str]:
         yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
     yield "- `schema`: Base schema, as last seen.\n- `key`: Key columns; () for a table without a key.\n"
     yield from _described("## memwal.connect_async", "await memwal.connect_async", memwal.connect_async)
-    for kind in (AsyncTable, AsyncRowStream, AsyncChanges):
-        yield f"### {kind.__name__}\n\n{inspect.getdoc(kind)}\n"
+    for awaited in (AsyncTable, AsyncRowStream, AsyncChanges):
+        yield f"### {awaited.__name__}\n\n{inspect.getdoc(awaited)}\n"
     yield from _described("## memwal.register_spark", "memwal.register_spark", memwal.register_spark)
     yield f"## Changes\n\nWhat `table.changes` returns.\n\n{inspect.getdoc(Changes)}\n"
     for member in (Changes.position.fget, Changes.schema.fget, Changes.read_all):  # type: ignore[attr-defined]

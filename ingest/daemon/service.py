@@ -19,7 +19,7 @@ DoAction   "changes_position" {"at"} |
            "release" {"region", "flush"}   releases a region, so that the asker can claim it
            "look"                      tells the daemon to look at the caller, a peer whose state changed
            `from`, on the last three: the endpoint of the peer that asks
-DoExchange {"op": …} of a DoGet that does not stream, "write" and "delete" of a DoPut, {"act": name, …} of a DoAction,
+DoExchange {"op": …} of a DoGet, "write" and "delete" of a DoPut, {"act": name, …} of a DoAction,
            by a caller that may give the call up (`rpc.exchange`): what has not begun then is not done
 
 Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
@@ -148,9 +148,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             rows = _read_closed(reader, None)
             answer = caller.run(partial(self._write, request, rows))
         else:
+            table = self.table
             read = caller.run(partial(self._read, request, keys))
             writer.begin(read.schema)
-            writer.write_table(read)
+            for batch in self._batches(read, table) if isinstance(read, RowStream) else read.to_batches():
+                writer.write_batch(batch)
             return
         writer.write_metadata(json.dumps(answer, default=str).encode())
 

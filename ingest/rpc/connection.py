@@ -16,7 +16,7 @@ from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import given_up, present
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.rpc.credentials import bearer
-from memwal.ingest.rpc.exchange import Answers, exchanged, message_of, read_all, rows_of
+from memwal.ingest.rpc.exchange import Answers, OpenRead, exchanged, message_of, read_all, rows_of
 from memwal.ingest.rpc.row_stream import streamed
 from memwal.ingest.rpc.wire import StreamSum, from_flight, pack
 from memwal.wal.errors import first_line
@@ -101,8 +101,10 @@ class Connection:
             return self.act(read, request, timeout)
         request = {"op": read, **request}
         if READS[read].streams:
-            ticket = flight.Ticket(pack({**self._table_name(), **request}, rows))
-            return streamed(self.endpoint, lambda: self._client.do_get(ticket, self._options(None)), timeout)
+            command, options = pack({**self._table_name(), **request}, rows), self._options(None)
+            if present() is not None:
+                return streamed(self.endpoint, lambda: OpenRead(self._client, command, options), timeout)
+            return streamed(self.endpoint, lambda: self._client.do_get(flight.Ticket(command), options), timeout)
         return self._rows(request, rows, timeout)
 
     @_translate_flight_errors

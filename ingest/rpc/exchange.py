@@ -72,6 +72,36 @@ def next_batch(reader: Any) -> pa.RecordBatch | None:
     return batch
 
 
+class OpenRead:
+    """An open stream of rows, as a DoGet returns it, but at once: it can be cancelled before the daemon answers.
+
+    Thread safety. One thread reads; `cancel` from any thread.
+    """
+
+    def __init__(self, client: Any, command: bytes, options: flight.FlightCallOptions) -> None:
+        """Make the call. Raises: Flight's errors, as does every method."""
+        self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows, once the daemon has answered."""
+        return self._reader.schema
+
+    def read_chunk(self) -> Any:
+        """Return the next batch and its metadata. Raises also: StopIteration after the last."""
+        return self._reader.read_chunk()
+
+    def cancel(self) -> None:
+        """End the call; a read that waits for the daemon ends with an error."""
+        self._reader.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_writer"):
+            self._reader.cancel()
+            with suppress(flight.FlightError, pa.ArrowException, OSError):  # as `exchanged`
+                self._writer.close()
+
+
 class Answers:
     """The daemon's answer to a write, read as that of a DoPut is."""
 

@@ -259,6 +259,7 @@ async def until(met: Callable[[], bool]) -> None:
 async def cancelled(call: Awaitable[Any], begun: Callable[[], bool]) -> float:
     """Cancel a call once it has `begun`; return the seconds that it took to return."""
     task = asyncio.ensure_future(call)
+    await asyncio.sleep(0)  # one that has not started would not see that it is cancelled
     await until(begun)
     started = time.monotonic()
     task.cancel()
