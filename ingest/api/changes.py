@@ -168,13 +168,13 @@ class Changes:
         return self._peeked().rows.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for step in self.steps():
+        for step in self._steps():
             if isinstance(step, float):
                 self._clock.sleep(step)
             else:
                 yield step
 
-    def steps(self) -> Iterator[pa.RecordBatch | float]:
+    def _steps(self) -> Iterator[pa.RecordBatch | float]:
         """Yield batches, and instead of waiting for changes the seconds to wait."""
         pause = _FIRST_PAUSE
         while True:
@@ -204,7 +204,7 @@ class Changes:
             return pa.Table.from_batches(batches, schema)
         return pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="default")
 
-    def after(self, position: Any) -> Changes:
+    def _after(self, position: Any) -> Changes:
         """Return the same feed, after `position`."""
         request = replace(self._request, since=Position.of_json(position))
         return Changes(self._source, request, follow=self._follow, clock=self._clock)
@@ -230,6 +230,16 @@ class Changes:
     def _taken(self) -> Piece:
         piece, self._read_ahead = self._peeked(), None
         return piece
+
+
+def steps_of(changes: Changes) -> Iterator[pa.RecordBatch | float]:
+    """Yield the batches of `changes`, and instead of waiting for further ones the seconds to wait. Raises: as they."""
+    return changes._steps()  # noqa: SLF001 - not for users, whom `Changes` is shown to
+
+
+def resumed(changes: Changes, position: Any) -> Changes:
+    """Return the same feed, after `position`."""
+    return changes._after(position)  # noqa: SLF001 - as above
 
 
 def opened(

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
-from memwal.ingest.api.changes import Changes
+from memwal.ingest.api.changes import Changes, resumed, steps_of
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.caller import Caller
 from memwal.ingest.errors import Invalid, MemWalError
@@ -126,7 +126,7 @@ class AsyncChanges:
 
     async def __anext__(self) -> pa.RecordBatch:
         while True:
-            steps = self._steps = self._steps or self._changes.steps()
+            steps = self._steps = self._steps or steps_of(self._changes)
             step = await self._read(partial(next, steps, None))
             if step is None:
                 self._steps = None
@@ -158,7 +158,7 @@ class AsyncChanges:
             result = await self._calls(call, self._caller)
         except BaseException as error:
             # The thread may still take a piece over into `changes`, after this was cancelled.
-            self._changes, self._steps = changes.after(self._position), None
+            self._changes, self._steps = resumed(changes, self._position), None
             if self._closed and isinstance(error, MemWalError):
                 raise Invalid(_CLOSED) from None
             raise

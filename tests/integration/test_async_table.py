@@ -195,7 +195,7 @@ def test_mistakes_are_raised_by_the_await_with_their_kinds(world: World) -> None
     [
         # What hands the rows to another library is read without an event loop; a schema may need a look at the log.
         (AsyncRowStream, RowStream, {"to_reader"}),
-        (AsyncChanges, Changes, {"schema", "steps", "after"}),
+        (AsyncChanges, Changes, {"schema"}),
     ],
 )
 def test_streams_have_the_methods_of_the_synchronous_ones(
