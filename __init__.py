@@ -22,6 +22,7 @@ from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemW
 if TYPE_CHECKING:
     from memwal.ingest.api.fusion import lancedb_reranker
     from memwal.ingest.api.tokens import Token
+    from memwal.ingest.client.async_table import connect_async
     from memwal.ingest.client.connect import connect
     from memwal.ingest.connector.register import register_spark
     from memwal.ingest.sink.foreach_batch import MemWalSink
@@ -38,6 +39,7 @@ __all__ = [
     "Unavailable",
     "UnknownOutcome",
     "connect",
+    "connect_async",
     "lancedb_reranker",
     "open",
     "register_spark",
@@ -46,6 +48,7 @@ __all__ = [
 _LAZY = {
     "open": ("memwal.ingest.table.open", "open_embedded"),
     "connect": ("memwal.ingest.client.connect", "connect"),
+    "connect_async": ("memwal.ingest.client.async_table", "connect_async"),
     "MemWalSink": ("memwal.ingest.sink.foreach_batch", "MemWalSink"),
     "lancedb_reranker": ("memwal.ingest.api.fusion", "lancedb_reranker"),
     "register_spark": ("memwal.ingest.connector.register", "register_spark"),

@@ -35,7 +35,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 import memwal
-from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.table.public import Table
 from tests.cluster import spread
 from tests.conftest import toml
 from tests.kafka_server import KafkaServer, jars
@@ -100,7 +100,7 @@ class Producer:
 class Probe:
     """Looks for the events of `marks` until `stop`."""
 
-    def __init__(self, table: RemoteTable, marks: Marks) -> None:
+    def __init__(self, table: Table, marks: Marks) -> None:
         self._table, self._marks, self._stop = table, marks, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -34,8 +34,8 @@ import pyarrow as pa
 import memwal
 from bench.daemons import Daemons, until
 from memwal.flush import BaseTable
-from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import MemWalError
+from memwal.ingest.table.public import Table
 from tests.conftest import toml
 from tests.s3_place import Place, on_s3
 
@@ -53,9 +53,7 @@ ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", 
 class Writer:
     """Puts rows of one region at a steady rate, wherever it is; remembers when each was sent and acked."""
 
-    def __init__(
-        self, region: str, keys: Sequence[int], table: RemoteTable, stop: threading.Event, rate: int = RATE
-    ) -> None:
+    def __init__(self, region: str, keys: Sequence[int], table: Table, stop: threading.Event, rate: int = RATE) -> None:
         """`rate`: puts per second."""
         self._every = 1 / rate
         self.region, self._keys, self._table, self._stop = region, keys, table, stop
@@ -180,7 +178,7 @@ class LostRows(Exception):
     """A row was acked that is not in the table."""
 
 
-def check(client: RemoteTable, writers: Sequence[Writer]) -> None:
+def check(client: Table, writers: Sequence[Writer]) -> None:
     """Raises: LostRows."""
     there = set(client.scan(columns=["id"]).read_all().column("id").to_pylist())
     acked = {key for writer in writers for key in writer.acked}

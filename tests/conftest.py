@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tests.inside  # noqa: F401 - what is imported changes what tests see
 from tests.command_line import run_here
 
 pytest_plugins = [

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
+import tests.inside  # noqa: F401 - what is imported changes what tests see
 from memwal import flush, wal
 from memwal.ingest.daemon.service import FlightService
 
@@ -162,7 +163,7 @@ class ReadsWorld:
                 self._check_rows(table, level, model)
                 self._check_ranked(table, level, model)
             except Exception as error:
-                where = f"{type(table).__name__} at {level} after {', '.join(self.trace)}"
+                where = f"{type(table._engine).__name__} at {level} after {', '.join(self.trace)}"
                 raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
 
     def _check_rows(self, table: Any, level: str, model: Model) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
 from uuid import UUID
@@ -168,6 +168,14 @@ class Changes:
         return self._peeked().rows.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for step in self._steps():
+            if isinstance(step, float):
+                self._clock.sleep(step)
+            else:
+                yield step
+
+    def _steps(self) -> Iterator[pa.RecordBatch | float]:
+        """Yield batches, and instead of waiting for changes the seconds to wait."""
         pause = _FIRST_PAUSE
         while True:
             piece = self._taken()
@@ -183,7 +191,7 @@ class Changes:
                 continue
             if not self._follow:
                 return
-            self._clock.sleep(pause)
+            yield pause
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def read_all(self) -> pa.Table:
@@ -195,6 +203,11 @@ class Changes:
         if all(batch.schema.equals(schema) for batch in batches):
             return pa.Table.from_batches(batches, schema)
         return pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="default")
+
+    def _after(self, position: Any) -> Changes:
+        """Return the same feed, after `position`."""
+        request = replace(self._request, since=Position.of_json(position))
+        return Changes(self._source, request, follow=self._follow, clock=self._clock)
 
     def close(self) -> None:
         """Give up the changes that were read ahead."""
@@ -217,6 +230,16 @@ class Changes:
     def _taken(self) -> Piece:
         piece, self._read_ahead = self._peeked(), None
         return piece
+
+
+def steps_of(changes: Changes) -> Iterator[pa.RecordBatch | float]:
+    """Yield the batches of `changes`, and instead of waiting for further ones the seconds to wait. Raises: as they."""
+    return changes._steps()  # noqa: SLF001 - not for users, whom `Changes` is shown to
+
+
+def resumed(changes: Changes, position: Any) -> Changes:
+    """Return the same feed, after `position`."""
+    return changes._after(position)  # noqa: SLF001 - as above
 
 
 def opened(

@@ -289,7 +289,8 @@ class Reads(ABC):
         """
         from memwal.ingest.api.sql.query import Request, run  # DataFusion, which a daemon does not need to start
 
-        others = mapping("tables", tables or {}, "{'prices': prices}")
+        given = mapping("tables", tables or {}, "{'prices': prices}")
+        others = {name: getattr(rows, "_engine", rows) for name, rows in given.items()}  # what is behind a public table
         values = mapping("parameters", parameters or {}, "{'price': 20}")
         asked = a_text("query", query, "select count(*) from table")
         return run(self, self._location, Request(asked, others, values, check_level(level), Reads))

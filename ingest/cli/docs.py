@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from memwal.ingest.api.reads import READS
 from memwal.ingest.errors import KINDS
 from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
 from memwal.ingest.settings.model import Settings
@@ -50,16 +49,21 @@ def _python_reference() -> Iterator[str]:
     import memwal
     from memwal.ingest.api.changes import Changes
     from memwal.ingest.api.tokens import Receipt, RegionCounts
-    from memwal.ingest.table.embedded import Table
+    from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream
+    from memwal.ingest.client.async_table import AsyncTable
+    from memwal.ingest.table.public import Table
 
     yield "# The Python API\n\nWritten by `make docs` from the signatures and docstrings of the public names.\n"
     for name, function in (("memwal.open", memwal.open), ("memwal.connect", memwal.connect)):
         yield from _described(f"## {name}", name, function)
     yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
     yield "Every read of rows names a level: `committed`, `flushed`, `durable` or `latest`.\n"
-    reads = (*READS, "hybrid", "sql", "changes", "changes_position")
-    for name in ("put", "delete", *reads, "flush", "commit", "status", "close"):
+    for name in (name for name in vars(Table) if not name.startswith("_") and name not in ("schema", "key")):
         yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
+    yield "- `schema`: Base schema, as last seen.\n- `key`: Key columns; () for a table without a key.\n"
+    yield from _described("## memwal.connect_async", "await memwal.connect_async", memwal.connect_async)
+    for awaited in (AsyncTable, AsyncRowStream, AsyncChanges):
+        yield f"### {awaited.__name__}\n\n{inspect.getdoc(awaited)}\n"
     yield from _described("## memwal.register_spark", "memwal.register_spark", memwal.register_spark)
     yield f"## Changes\n\nWhat `table.changes` returns.\n\n{inspect.getdoc(Changes)}\n"
     for member in (Changes.position.fget, Changes.schema.fget, Changes.read_all):  # type: ignore[attr-defined]
@@ -84,7 +88,8 @@ def _described(title: str, name: str, what: Callable[..., Any]) -> Iterator[str]
             given.append("*")
         if each.name != "self":
             default = "" if each.default is each.empty else f" = {each.default!r}".replace("<factory>", "{}")
-            given.append(f"{each.name}: {each.annotation}{default}")
+            name_given = f"**{each.name}" if each.kind is each.VAR_KEYWORD else each.name
+            given.append(f"{name_given}: {each.annotation}{default}")
     answer = "" if inspect.isclass(what) else f" -> {signature.return_annotation}"
     call = f"{name}({', '.join(given)}){answer}"
     if len(call) > LINE:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 from memwal import flush, wal
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
@@ -19,6 +19,7 @@ from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavaila
 from memwal.ingest.rpc import owner_notes as owners
 from memwal.ingest.rpc.credentials import authority
 from memwal.ingest.table.live_owners import noted_owners
+from memwal.ingest.table.public import Table
 from memwal.ingest.table.stored import StoredTable
 
 OWNER_PATIENCE = 2.0
@@ -26,30 +27,6 @@ OWNER_PATIENCE = 2.0
 FALLBACKS = ("error", "durable")
 _ON_STORAGE = re.compile(r"file://|s3://|memory://|s3a://|gs://|az://")
 _HOST_AND_PORT = re.compile(r"[\w.\-\[\]:]+:\d+(,.*)?")
-
-
-@overload
-def connect(
-    location: str | os.PathLike[str] | Sequence[str],
-    *,
-    token: str | None = None,
-    tls_ca: str | Path | bytes | None = None,
-    fallback: Literal["error"] = "error",
-    storage_options: Mapping[str, str] | None = None,
-    in_flight_max: int = IN_FLIGHT_MAX,
-) -> RemoteTable: ...
-
-
-@overload
-def connect(
-    location: str | os.PathLike[str] | Sequence[str],
-    *,
-    token: str | None = None,
-    tls_ca: str | Path | bytes | None = None,
-    fallback: Literal["durable"],
-    storage_options: Mapping[str, str] | None = None,
-    in_flight_max: int = IN_FLIGHT_MAX,
-) -> RemoteTable | StoredTable: ...
 
 
 @translate_errors
@@ -61,7 +38,7 @@ def connect(
     fallback: str = "error",
     storage_options: Mapping[str, str] | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
-) -> RemoteTable | StoredTable:
+) -> Table:
     """Connect to the daemons of a table.
 
     `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or separated by commas, of which
@@ -71,6 +48,18 @@ def connect(
     no room waits. `fallback`: for the address of a table that no daemon serves: "error" raises, "durable" reads
     storage. Raises: Invalid for a wrong location, Unavailable if no daemon answers.
     """
+    return Table(connected(location, token, tls_ca, fallback, storage_options, in_flight_max))
+
+
+def connected(
+    location: str | os.PathLike[str] | Sequence[str],
+    token: str | None = None,
+    tls_ca: str | Path | bytes | None = None,
+    fallback: str = "error",
+    storage_options: Mapping[str, str] | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+) -> RemoteTable | StoredTable:
+    """Return the table behind that of `connect`, with all its parts. Raises: as `connect`."""
     location = str(location) if isinstance(location, os.PathLike) else location
     if not isinstance(location, str | Sequence):
         raise Invalid(f"location = {location!r}: write grpc://host:port, or the address of the table")
@@ -146,4 +135,4 @@ def nobody_serves(base: flush.BaseTable, store: wal.ObjectStore) -> str:
     )
 
 
-__all__ = ["connect", "is_table", "nobody_serves", "served_table"]
+__all__ = ["connect", "connected", "is_table", "nobody_serves", "served_table"]

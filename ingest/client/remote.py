@@ -184,7 +184,7 @@ class RemoteTable(Reads):
         return CommitReport(**self._patiently(partial(self._of_first, "commit", {}), STEP_TIMEOUT))
 
     @translate_errors
-    def create_index(self, column: str, kind: str, **parameters: Any) -> str:
+    def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
         """As `Table.create_index`, by the owner of bucket 0; other owners follow at their next read or commit."""
         request = {"column": column, "kind": kind, "parameters": parameters}
         name: str = self._patiently(partial(self._of_first, "create_index", request), STEP_TIMEOUT)

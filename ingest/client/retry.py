@@ -32,6 +32,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Literal, TypeVar
 
+from memwal.ingest.caller import carried, expect_waiting, present
 from memwal.ingest.errors import BUSY, MOVED, NOT_OWNER, RESIZED, FencedError, MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.threads import Worker
 from memwal.wal import Clock, Ids
@@ -92,7 +93,8 @@ class Attempts:
         """
         what = verdict(error, repeatable=self._repeatable, alone=alone and not self._comes_back(error))
         pause = self._backoff.pause()
-        if what == "raise" or self.left <= pause:
+        caller = present()
+        if what == "raise" or self.left <= pause or (caller is not None and caller.left):
             raise error
         self._clock.sleep(pause)
         self._patience *= 2
@@ -119,7 +121,7 @@ def abandon_if_moved(moved: Callable[[], bool], call: Callable[[], T]) -> T:
 def start(call: Callable[[], T]) -> Future[T]:
     """Start `call` in a thread of its own."""
     done: Future[T] = Future()
-    Worker("call", partial(_settle, done, call))
+    Worker("call", partial(_settle, done, carried(call)))
     return done
 
 
@@ -132,6 +134,7 @@ def wait_unless_moved(done: Future[T], moved: Callable[[], bool], grace: float =
     patience = LOOK_AFTER
     while not wait([done], patience).done:
         patience = LOOK_EVERY
+        expect_waiting()
         if moved() and not wait([done], grace).done:
             raise UnknownOutcome("the region has another owner by now; retry with the same token", {"reason": MOVED})
     return done.result()

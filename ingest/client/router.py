@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from memwal.ingest.caller import carried
 from memwal.ingest.client.retry import Attempts, start, wait_unless_moved
 from memwal.ingest.errors import DRAINING, NOT_OWNER, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import expect_routing, wrong_table
@@ -234,7 +235,7 @@ class Router:
 
     def in_parallel(self, calls: Sequence[Callable[[], T]]) -> list[T | MemWalError]:
         """Run calls in parallel, the first in this thread; return what each returned or failed with."""
-        others: list[Future[T]] = [self._pool.submit(call) for call in calls[1:]]
+        others: list[Future[T]] = [self._pool.submit(carried(call)) for call in calls[1:]]
         return [_settled(call) for call in (*calls[:1], *(other.result for other in others))]
 
     def close(self) -> None:

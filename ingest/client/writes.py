@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.ingest.api.tokens import Applied, Receipt, RegionCounts, Token, check_rises
+from memwal.ingest.caller import expect_waiting, present
 from memwal.ingest.client.retry import verdict
 from memwal.ingest.client.router import Call, Router
 from memwal.ingest.client.scatter import Splitter
@@ -196,11 +197,12 @@ class InFlight:
     @contextmanager
     def of(self, size: int, timeout: float) -> Iterator[None]:
         """Hold `size` bytes of room. Raises: Unavailable without room for `timeout` seconds; nothing was sent."""
-        with self._freed:
-            if not self._freed.wait_for(lambda: not self._taken or self._taken + size <= self._most, timeout):
+        with self._leaving(), self._freed:
+            if not self._freed.wait_for(lambda: self._has_room(size), timeout):
                 raise Unavailable(
                     f"{self._taken} bytes are in flight already, and no room came free for {timeout:g} s; retry"
                 )
+            expect_waiting()
             self._taken += size
         try:
             yield
@@ -208,3 +210,16 @@ class InFlight:
             with self._freed:
                 self._taken -= size
                 self._freed.notify_all()
+
+    def _has_room(self, size: int) -> bool:
+        caller = present()
+        return not self._taken or self._taken + size <= self._most or (caller is not None and caller.left)
+
+    def _leaving(self) -> AbstractContextManager[None]:
+        """A context in which this thread wakes when its caller leaves."""
+        caller = present()
+        return nullcontext() if caller is None else caller.ending(self._wake)
+
+    def _wake(self) -> None:
+        with self._freed:
+            self._freed.notify_all()

@@ -1,4 +1,4 @@
-"""The daemon's Arrow Flight service: a `Table` behind five kinds of call.
+"""The daemon's Arrow Flight service: a `Table` behind four kinds of call.
 
 DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  so many rows of one region, all or none
            (the Spark sink)
@@ -19,6 +19,8 @@ DoAction   "changes_position" {"at"} |
            "release" {"region", "flush"}   releases a region, so that the asker can claim it
            "look"                      tells the daemon to look at the caller, a peer whose state changed
            `from`, on the last three: the endpoint of the peer that asks
+DoExchange {"op": …} of a DoGet, "write" and "delete" of a DoPut, {"act": name, …} of a DoAction,
+           by a caller that may give the call up (`rpc.exchange`): what has not begun then is not done
 
 Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
@@ -45,6 +47,7 @@ from memwal.ingest.api.deletes import Where
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Token
+from memwal.ingest.caller import Caller
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
@@ -128,6 +131,30 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         if not isinstance(answer, RowStream):
             return flight.RecordBatchStream(answer)
         return flight.GeneratorStream(answer.schema, self._batches(answer, self.table))
+
+    @_answering
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        request, keys = unpack(descriptor.command)
+        request, caller = self._meant(request), Caller(context.is_cancelled)
+        if "op" not in request:
+            answer = caller.run(partial(self._act, request.pop("act", ""), request))
+        elif request["op"] in ("write", "delete"):
+            rows = _read_closed(reader, None)
+            answer = caller.run(partial(self._write, request, rows))
+        else:
+            table = self.table
+            read = caller.run(partial(self._read, request, keys))
+            writer.begin(read.schema)
+            for batch in self._batches(read, table) if isinstance(read, RowStream) else read.to_batches():
+                writer.write_batch(batch)
+            return
+        writer.write_metadata(json.dumps(answer, default=str).encode())
 
     def _batches(self, rows: RowStream, table: Table) -> Iterator[pa.RecordBatch]:
         """Yield the rows as gRPC asks for them; it drops this generator, and so the rows, when the client has gone."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from memwal import flush
 from memwal.ingest.api.reads import Level, Reads, check_level
+from memwal.ingest.caller import expect_waiting
 from memwal.ingest.errors import Unavailable, translate_errors
 from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped
 from memwal.ingest.read.reader import Reader
@@ -88,6 +89,7 @@ class LevelReads(Reads):
             with suppress(CaptureOvertaken):
                 try:
                     views = self._views(checked, again=attempt > 0)
+                    expect_waiting()
                     with panics_as_errors:
                         return getattr(self._reader, read)(views, buckets=self._buckets, **request)
                 except Reshaped:

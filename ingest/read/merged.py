@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.ingest.api.ordering import Order, first_rows
+from memwal.ingest.caller import expect_waiting
 from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.read.top_k import Candidates, Visible, best_visible, concatenate
@@ -153,6 +154,7 @@ class MergedView:
         above = [visible for stack in self.stacks for visible in self._best_of(stack, k, filter, columns, ranking)]
 
         def fetch(n: int) -> Candidates:
+            expect_waiting()
             rows = ranking.base(self.base, n, [*self._with_key(columns), ROW_ID])
             scores = rows.column(ranking.score).to_numpy().astype(np.float32, copy=False)
             ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
@@ -186,6 +188,7 @@ class MergedView:
 
     def _passing(self, level: Snapshot, filter: str | None) -> Mask:
         """Return which rows of a level are its newest of their key, are no tombstones, and pass: bool[level.n]."""
+        expect_waiting()
         live = level.live()
         return live if filter is None else level.where(filter, live)
 

@@ -21,6 +21,7 @@ from memwal.ingest.api.arguments import at_least_one, text_columns
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.ordering import Order, check_orderable
 from memwal.ingest.api.results import RowStream, gathered
+from memwal.ingest.caller import expect_waiting
 from memwal.ingest.read.base import DISTANCE, BaseReads
 from memwal.ingest.read.base_match import SCORE
 from memwal.ingest.read.bucketed import BucketReads
@@ -313,6 +314,7 @@ class Reader:
     def _loaded(
         self, base: BaseTable, known: KnownColumns, region: UUID, sst: SsTable, ranked: frozenset[str]
     ) -> Snapshot:
+        expect_waiting()
         load = partial(load_sst, base, self._store, region, sst)
         try:
             return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)

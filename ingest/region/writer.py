@@ -23,6 +23,7 @@ from uuid import UUID
 
 from memwal import wal
 from memwal.ingest.api.tokens import Applied
+from memwal.ingest.caller import expect_waiting
 from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.region.backlog import Backlog
@@ -235,6 +236,7 @@ class RegionWriter:
     def _wait_until(self, until: float) -> None:
         clock, limits = self._context.clock, self._context.limits
         while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
+            expect_waiting()
             commits = self._levels.unflushed < limits.unflushed_max  # else our own flushes make room
             if commits and self._looking.acquire(blocking=False):
                 try:

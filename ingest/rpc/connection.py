@@ -13,8 +13,10 @@ import pyarrow.flight as flight
 
 from memwal.ingest.api.reads import READS
 from memwal.ingest.api.tokens import Token
+from memwal.ingest.caller import given_up, present
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.rpc.credentials import bearer
+from memwal.ingest.rpc.exchange import Answers, OpenRead, exchanged, message_of, read_all, rows_of
 from memwal.ingest.rpc.row_stream import streamed
 from memwal.ingest.rpc.wire import StreamSum, from_flight, pack
 from memwal.wal.errors import first_line
@@ -47,7 +49,8 @@ def _translate_flight_errors(method: Callable[Concatenate[Any, P], R]) -> Callab
         try:
             return method(self, *args, **kwargs)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            raise from_flight(error, self.endpoint) from None
+            caller = present()
+            raise given_up() if caller is not None and caller.left else from_flight(error, self.endpoint) from None
 
     return translated
 
@@ -78,7 +81,11 @@ class Connection:
     def act(self, name: str, request: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
         """Run an action; return its answer."""
         table = {} if name in ASK_WHO else self._table_name()
-        action = flight.Action(name, pack({**(request or {}), **table}))
+        asked, caller = {**(request or {}), **table}, present()
+        if caller is not None:
+            command = pack({"act": name, **asked})
+            return json.loads(exchanged(self._client, command, self._options(timeout), caller, message_of))
+        action = flight.Action(name, pack(asked))
         results = list(self._client.do_action(action, self._options(timeout)))
         return json.loads(results[0].body.to_pybytes())
 
@@ -94,8 +101,10 @@ class Connection:
             return self.act(read, request, timeout)
         request = {"op": read, **request}
         if READS[read].streams:
-            ticket = flight.Ticket(pack({**self._table_name(), **request}, rows))
-            return streamed(self.endpoint, lambda: self._client.do_get(ticket, self._options(None)), timeout)
+            command, options = pack({**self._table_name(), **request}, rows), self._options(None)
+            if present() is not None:
+                return streamed(self.endpoint, lambda: OpenRead(self._client, command, options), timeout)
+            return streamed(self.endpoint, lambda: self._client.do_get(flight.Ticket(command), options), timeout)
         return self._rows(request, rows, timeout)
 
     @_translate_flight_errors
@@ -106,9 +115,16 @@ class Connection:
     @_translate_flight_errors
     def write(self, rows: pa.Table, request: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Send rows or keys of any number of regions of this daemon; return its answer. `request`: with its "op"."""
-        put = self._open_put(request, rows.schema, timeout)
-        put.write(rows)
-        return put.finish()
+        caller = present()
+        if caller is None:
+            return _written(rows, self._open_put(request, rows.schema, timeout))
+
+        def write(writer: Any, reader: Any) -> dict[str, Any]:
+            writer.begin(rows.schema)
+            return _written(rows, OpenPut(self.endpoint, writer, Answers(reader)))
+
+        command = pack({**request, **self._table_name()})
+        return exchanged(self._client, command, self._options(timeout), caller, write)
 
     @_translate_flight_errors
     def open_put(
@@ -136,8 +152,10 @@ class Connection:
         return {} if self.table is None else {"table": self.table}
 
     def _rows(self, request: Mapping[str, Any], rows: pa.Table | None, timeout: float | None) -> pa.Table:
-        ticket = flight.Ticket(pack({**request, **self._table_name()}, rows))
-        return self._client.do_get(ticket, self._options(timeout)).read_all()
+        command, caller = pack({**request, **self._table_name()}, rows), present()
+        if caller is not None:
+            return exchanged(self._client, command, self._options(timeout), caller, rows_of)
+        return read_all(self._client.do_get(flight.Ticket(command), self._options(timeout)))
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
@@ -192,6 +210,11 @@ class OpenPut:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError):
             return  # the daemon's error about an unclosed stream, or a lost connection: both mean "not applied"
+
+
+def _written(rows: pa.Table, put: OpenPut) -> dict[str, Any]:
+    put.write(rows)
+    return put.finish()
 
 
 def _no_answer(endpoint: str) -> UnknownOutcome:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest.api.results import RowStream
+from memwal.ingest.caller import given_up, present
 from memwal.ingest.errors import LOST, MemWalError, Unavailable
+from memwal.ingest.rpc.exchange import next_batch
 from memwal.ingest.rpc.wire import from_flight
 from memwal.ingest.threads import Worker
 
@@ -41,6 +44,7 @@ class _Incoming:
     def __init__(self, endpoint: str, timeout: float | None) -> None:
         self._endpoint, self._timeout = endpoint, timeout
         self._reader: Any = None
+        self._opened = threading.Event()
         self._first: pa.RecordBatch | None = None
         self._ended, self._stalled, self._cancelled = threading.Event(), False, False
         self._awaited, self._waits = 0, False
@@ -50,17 +54,21 @@ class _Incoming:
         if self._timeout is None:
             self._open(call)
         else:
-            done, failed = threading.Event(), list[BaseException]()
+            failed, caller = list[BaseException](), present()
 
             def work() -> None:
                 try:
                     self._open(call)
                 except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
                     failed.append(error)
-                done.set()
+                self._opened.set()
 
             Worker("scan", work)
-            if not done.wait(self._timeout):
+            with nullcontext() if caller is None else caller.ending(self.cancel):
+                opened = self._opened.wait(self._timeout)
+            if self._cancelled:
+                raise given_up()
+            if not opened:
                 self.cancel()
                 raise self._silent()
             if failed:
@@ -84,6 +92,7 @@ class _Incoming:
     def cancel(self) -> None:
         """End the call; a read that waits for the daemon ends with an error."""
         self._cancelled = True
+        self._opened.set()
         self._ended.set()
         if self._reader is not None:
             self._reader.cancel()
@@ -92,14 +101,14 @@ class _Incoming:
 
     def _open(self, call: Callable[[], Any]) -> None:
         self._reader = call()
-        self._first = _read(self._reader)
+        self._first = next_batch(self._reader)
         if self._cancelled:  # nobody waits for it any more
             self._reader.cancel()
 
     def _next(self) -> pa.RecordBatch | None:
         self._awaited, self._waits = self._awaited + 1, True
         try:
-            return _read(self._reader)
+            return next_batch(self._reader)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise self._silent() if self._stalled else self._cut_short(error) from None
         finally:
@@ -126,12 +135,3 @@ class _Incoming:
 
 
 _LOST = {"reason": LOST}
-
-
-def _read(reader: Any) -> pa.RecordBatch | None:
-    """Return the next batch, None after the last."""
-    try:
-        batch: pa.RecordBatch = reader.read_chunk().data
-    except StopIteration:
-        return None
-    return batch

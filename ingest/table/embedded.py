@@ -170,7 +170,7 @@ class Table(LevelReads):
         return report
 
     @translate_errors
-    def create_index(self, column: str, kind: str, **parameters: Any) -> str:
+    def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
         """Index `column` and return the index's name; rows of every level are searched by it when this returns.
 
         `kind`: "ivf_pq" (vectors), "fts" (text) or "btree". `parameters`: as in `open(indexes=…)`. Puts and reads go

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,11 +22,12 @@ from memwal.ingest.region.context import Limits, OnReplay, RegionContext
 from memwal.ingest.region.vector_models import VectorModels
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.table import embedded
 from memwal.ingest.table.commit_policy import CommitLimits
 from memwal.ingest.table.create import check_same_table, find_or_create
-from memwal.ingest.table.embedded import Table
 from memwal.ingest.table.garbage import Ages
 from memwal.ingest.table.live_owners import Claimant, LiveOwners
+from memwal.ingest.table.public import Table
 from memwal.ingest.table.replay_progress import replay_bar
 from memwal.ingest.table.stored import StoredTable
 from memwal.ingest.table.upkeep import Upkeep
@@ -38,36 +39,6 @@ _RESIZED_PAUSE = 0.25
 SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
 """Lance's ShardWriter, with its default settings, does not open a region whose log has more rows or batches of one
 generation (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
-
-
-@overload
-def open_embedded(
-    uri: str | os.PathLike[str],
-    *,
-    schema: pa.Schema | None = None,
-    key: str | Sequence[str] | None = None,
-    regions: int | None = None,
-    indexes: Mapping[str, str | dict[str, Any]] | None = None,
-    storage_options: Mapping[str, str] | None = None,
-    settings: str | Path | Mapping[str, Any] | None = None,
-    read_only: Literal[False] = False,
-    take_over: bool = False,
-) -> Table: ...
-
-
-@overload
-def open_embedded(
-    uri: str | os.PathLike[str],
-    *,
-    schema: pa.Schema | None = None,
-    key: str | Sequence[str] | None = None,
-    regions: int | None = None,
-    indexes: Mapping[str, str | dict[str, Any]] | None = None,
-    storage_options: Mapping[str, str] | None = None,
-    settings: str | Path | Mapping[str, Any] | None = None,
-    read_only: Literal[True],
-    take_over: bool = False,
-) -> StoredTable: ...
 
 
 @translate_errors
@@ -82,7 +53,7 @@ def open_embedded(
     settings: str | Path | Mapping[str, Any] | None = None,
     read_only: bool = False,
     take_over: bool = False,
-) -> Table | StoredTable:
+) -> Table:
     """Open a table and claim its regions for this process; create it from `schema` and `key` if it does not exist.
 
     `key`: its columns; () for a table that has none and keeps every row (`append_only`). `indexes`: column -> "ivf_pq"
@@ -99,10 +70,10 @@ def open_embedded(
     loaded = load(settings, os.environ, overrides)
     _check_arguments(loaded, schema, regions, indexes is not None, read_only=read_only)
     if not read_only:
-        return open_table(loaded, os.environ, schema, claimant=Claimant(take_over))
+        return Table(open_table(loaded, os.environ, schema, claimant=Claimant(take_over)))
     if take_over:
         raise Invalid("read_only = True claims nothing, so take_over = True has no effect; remove one of the two")
-    return open_stored(loaded, os.environ)
+    return Table(open_stored(loaded, os.environ))
 
 
 def _overrides(
@@ -145,7 +116,7 @@ def open_table(
     clock: wal.Clock | None = None,
     claim: bool = True,
     claimant: Claimant | None = None,
-) -> Table:
+) -> embedded.Table:
     """Open (or create) the table of `settings` and claim its regions; with `claim` False none of them yet.
 
     `on_replay`: called during the log's replay; without it a terminal shows a progress bar if the replay takes long.
@@ -161,7 +132,7 @@ def open_table(
             base, context = _met(settings, environ, schema, clock, claimant, claim=claim, finish=finish)
             with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
                 context = replace(context, on_replay=tell)
-                return Table(base, context, _upkeep(settings), base.regions if claim else ())
+                return embedded.Table(base, context, _upkeep(settings), base.regions if claim else ())
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:
                 raise

@@ -9,6 +9,7 @@ and the caller is told that the outcome is unknown; the call returns only when t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from memwal.ingest.api.deletes import Where
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.rows import Deletes, first_of_each_key, split_deletes
 from memwal.ingest.api.tokens import Receipt, Token, check_rises
+from memwal.ingest.caller import LOOK_EVERY, Caller, given_up, present
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.read.levels import Reshaped
 from memwal.ingest.region.admission import Admission
@@ -217,12 +219,15 @@ def _in_details(acks: Mapping[str, Ack]) -> dict[str, Any]:
 
 
 def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock) -> BaseException | None:
-    if until is None:
+    caller = present()
+    if until is None and caller is None:
         return write.done.exception()
     try:
-        return write.done.exception(until - clock.monotonic())
+        return _answered(write, until, clock, caller)
     except TimeoutError:
         if _leave(write, clock):
+            if caller is not None and caller.left:
+                return given_up()
             return Unavailable(
                 f"region {writer.name}: the write did not begin in time and was withdrawn; retry, or raise the timeout"
             )
@@ -230,6 +235,16 @@ def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock
             f"region {writer.name}: the write began, but did not end in time; it may be applied now or later; "
             "retry with the same token"
         )
+
+
+def _answered(write: Write, until: float | None, clock: Clock, caller: Caller | None) -> BaseException | None:
+    """Return the error of `write`, None for its ack. Raises: TimeoutError after `until`, and if the caller leaves."""
+    while caller is not None and not caller.left and (until is None or until - clock.monotonic() > LOOK_EVERY):
+        with suppress(TimeoutError):
+            return write.done.exception(LOOK_EVERY)
+    if caller is not None and (caller.left or until is None):
+        raise TimeoutError
+    return write.done.exception(None if until is None else until - clock.monotonic())
 
 
 def _leave(write: Write, clock: Clock) -> bool:

@@ -14,7 +14,10 @@ import pytest
 import typer.main
 
 import memwal
+from memwal.ingest.api.reads import Reads
 from memwal.ingest.cli.app import app
+from memwal.ingest.client.async_table import AsyncTable
+from memwal.ingest.table.public import Table
 
 HOW = ["metric", "nprobes", "refine_factor", "distance_range"]
 READS = {
@@ -24,6 +27,22 @@ READS = {
     "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level"],
     "match": ["column", "text", "k", "filter", "columns", "offset", "level"],
     "sql": ["query", "tables", "parameters", "level"],
+    "hybrid": [
+        *(
+            "vector",
+            "text",
+            "k",
+            "filter",
+            "columns",
+            "vector_column",
+            "text_column",
+            "weights",
+            "candidates",
+            "rerank",
+        ),
+        *(*HOW, "offset", "level"),
+    ],
+    "candidates": ["vector", "text", "n", "filter", "columns", "vector_column", "text_column", *HOW, "level"],
     "changes": ["since", "until", "images", "columns", "follow"],
     "changes_position": ["at"],
 }
@@ -103,9 +122,35 @@ def test_open_and_connect() -> None:
     assert parameters(memwal.connect) == ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max"]
 
 
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_a_table_shows_the_public_names_and_nothing_else() -> None:
+    assert public(Table) == {*READS, *WRITES, *STEPS, "schema", "key"}
+    assert public(Table) >= public(Reads), "a new read needs a line in ingest/table/public.py"
+    assert all(inspect.getdoc(getattr(Table, name)) for name in public(Table))
+    assert Table.__slots__ == ("__weakref__", "_engine")
+
+
+def test_the_asynchronous_table_has_every_method_with_its_parameters() -> None:
+    """A new method needs a line in ingest/client/async_table.py; a new parameter needs none."""
+    assert public(AsyncTable) == public(Table)
+    for name in public(Table) - {"schema", "key"}:
+        ours, theirs = getattr(AsyncTable, name), getattr(Table, name)
+        assert inspect.iscoroutinefunction(ours), name
+        assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
+        if name != "close":  # its connections, not the table
+            assert inspect.getdoc(ours) == inspect.getdoc(theirs), name
+            assert inspect.signature(ours) == inspect.signature(theirs), name
+    ours, theirs = inspect.signature(memwal.connect_async), inspect.signature(memwal.connect)
+    assert ours.parameters == theirs.parameters
+
+
 @pytest.mark.parametrize(
     "name",
     [
+        "memwal.ingest.table.public.Table",
         "memwal.ingest.table.embedded.Table",
         "memwal.ingest.client.remote.RemoteTable",
         "memwal.ingest.table.stored.StoredTable",
@@ -116,6 +161,8 @@ def test_all_tables_have_the_same_methods(name: str) -> None:
     table = getattr(importlib.import_module(module), attribute)
     for method, expected in {**READS, **WRITES, **STEPS}.items():
         assert parameters(getattr(table, method)) == expected, method
+        defaults = [each.default for each in inspect.signature(getattr(table, method)).parameters.values()]
+        assert defaults == [each.default for each in inspect.signature(getattr(Table, method)).parameters.values()]
     assert inspect.signature(table.put).parameters["durable"].default is True
     assert inspect.signature(table.search).parameters["k"].default == 10
     assert inspect.signature(table.scan).parameters["level"].default == "latest"

@@ -26,7 +26,7 @@ REGIONS, ROWS = 4, 100
 
 def opened(uri: Path, interval: str = "0s") -> Table:
     settings = {"commit": {"interval": interval}}
-    table = memwal.open(uri, schema=SCHEMA, key="id", regions=REGIONS, settings=settings)
+    table = memwal.open(uri, schema=SCHEMA, key="id", regions=REGIONS, settings=settings)._engine
     assert isinstance(table, Table)
     return table
 

@@ -135,9 +135,10 @@ def test_after_a_commit_the_rest_comes_from_a_new_scan(
     monkeypatch.setattr(deletes, "SCANS", scans)
     table = open_small()
     table.put(rows(range(30), 700))
-    scan, asked = type(table).scan, list[str]()
+    kind = type(table._engine)
+    scan, asked = kind.scan, list[str]()
     monkeypatch.setattr(
-        type(table), "scan", lambda self, *given, **how: asked.append(how.get("level", "")) or scan(self, *given, **how)
+        kind, "scan", lambda self, *given, **how: asked.append(how.get("level", "")) or scan(self, *given, **how)
     )
 
     def change() -> None:

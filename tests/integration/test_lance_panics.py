@@ -160,7 +160,7 @@ def test_a_thread_of_a_daemon_answers_with_a_kind(tmp_path: Path, monkeypatch: p
         try:
             with memwal.connect(f"grpc://127.0.0.1:{service.port}") as client:
                 with monkeypatch.context() as broken:
-                    broken.setattr(type(table), "status", panics)
+                    broken.setattr(type(table._engine), "status", panics)
                     with pytest.raises(Internal, match="PanicException: assertion failed"):
                         client.status()
                 assert client.count() == 0

@@ -36,7 +36,7 @@ def test_every_level_of_a_table_that_is_open_elsewhere(
     expected = layers(writer, made)
     before = tree(Path(uri))
     with memwal.open(uri, read_only=True) as table:
-        assert isinstance(table, StoredTable)
+        assert isinstance(table._engine, StoredTable)
         assert {level: table.count(level=level) for level in LEVELS} == expected
         assert table.get([15], ["name"]).to_pylist() == [{"name": "row 15 v0"}]
         vector = made.row(12)["vector"]
@@ -75,7 +75,7 @@ def test_daemons_are_found_by_the_address_of_the_table(
     config = small_config()
     running, endpoint = serve(config)
     with memwal.connect(uri) as table:
-        assert isinstance(table, RemoteTable)
+        assert isinstance(table._engine, RemoteTable)
         assert table.endpoint == endpoint
         table.put(made.rows(range(3)), durable=False)
         assert table.count() == 3
@@ -91,7 +91,7 @@ def test_nobody_serves_it(open_small: Callable[..., Any], made: Any, uri: str) -
         with pytest.raises(memwal.Unavailable, match=r"no daemon serves .*opened by process .*fallback=\"durable\""):
             memwal.connect(uri)
         with closing(memwal.connect(uri, fallback="durable")) as table:
-            assert isinstance(table, StoredTable)
+            assert isinstance(table._engine, StoredTable)
             assert {level: table.count(level=level) for level in LEVELS} == expected
     with pytest.raises(memwal.Unavailable, match=r"no daemon serves .*: start `memwal serve`"):
         memwal.connect(uri)

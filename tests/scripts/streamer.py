@@ -17,12 +17,13 @@ from uuid import UUID
 import pyarrow as pa
 
 import memwal
+from memwal.ingest.client.connect import connected
 
 
 def main() -> None:
     """See the module's text."""
     endpoint, region, producer, sequence, name, *ids = sys.argv[1:]
-    table = memwal.connect(endpoint)
+    table = connected(endpoint)
     stream = table.open_stream(UUID(region), memwal.Token(producer, int(sequence)))
     rows = pa.Table.from_pylist([{"id": int(id), "name": name} for id in ids], schema=table.schema)
     for batch in rows.to_batches(max_chunksize=2):

@@ -1,0 +1,37 @@
+"""Lets tests look behind a public table: whatever `memwal.open(…)` does not have is that of its engine.
+
+Programs cannot: `tests/house/test_public_names.py` has what they see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memwal.ingest.table.public import Table
+
+
+def _behind(self: Table, name: str) -> Any:
+    if name == "_engine":  # a table that was not made
+        raise AttributeError(name)
+    return getattr(self._engine, name)
+
+
+def _put_behind(self: Table, name: str, value: Any) -> None:
+    if name == "_engine":
+        object.__setattr__(self, name, value)
+    else:
+        setattr(self._engine, name, value)
+
+
+def _take_from_behind(self: Table, name: str) -> None:
+    delattr(self._engine, name)
+
+
+def look_inside() -> None:
+    """From now on, in this process."""
+    Table.__getattr__ = _behind  # type: ignore[attr-defined]
+    Table.__setattr__ = _put_behind  # type: ignore[method-assign, assignment]
+    Table.__delattr__ = _take_from_behind  # type: ignore[method-assign, assignment]
+
+
+look_inside()

@@ -1,0 +1,556 @@
+"""`memwal.connect_async`: the answers of the synchronous table, in few threads; what a cancelled call lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import memwal
+from memwal import wal
+from memwal.ingest.api.changes import Changes
+from memwal.ingest.api.results import RowStream
+from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream
+from memwal.ingest.client.async_table import AT_ONCE, AsyncTable
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.read import merged
+from memwal.ingest.read.base import BaseReads
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), 2)),
+    ]
+)
+SOON = 0.5
+"""Seconds in which a cancelled call returns to its task; tens of milliseconds, on a machine with time."""
+
+
+def rows(ids: range) -> list[dict[str, Any]]:
+    return [{"id": id, "text": f"word{id % 7} common", "vector": [id, 1.0]} for id in ids]
+
+
+def within(seconds: float, met: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not met() and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    return met()
+
+
+class World:
+    """An embedded table and the daemons before it."""
+
+    def __init__(self, path: Path, ends: ExitStack) -> None:
+        patient = {"put_timeout": "50s", "retry_budget": "100s"}
+        settings = {"commit": {"interval": "0s"}, "memtable": {"size_max": "4MiB"}, "wal": patient}
+        self.uri = str(path / "t.lance")
+        self.owner: Any = memwal.open(
+            self.uri, schema=SCHEMA, key="id", regions=2, indexes={"text": "fts"}, settings=settings
+        )
+        self._ends = ends
+        ends.enter_context(self.owner)
+        self.owner.put(rows(range(200)))
+        self.owner.flush()
+        self.owner.commit()
+        self.owner.put(rows(range(200, 300)))
+        self.owner.flush()
+        self.owner.put(rows(range(300, 400)))
+        self.at = self.serve()
+
+    def serve(self) -> str:
+        service = FlightService(self.owner, "grpc://127.0.0.1:0")
+        self._ends.callback(service.shutdown)
+        return f"grpc://127.0.0.1:{service.port}"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with ExitStack() as ends:
+        yield World(tmp_path, ends)
+
+
+def connected(world: World) -> Coroutine[Any, Any, AsyncTable]:
+    return memwal.connect_async(world.at)
+
+
+def parted(client: Any, endpoints: tuple[str, ...]) -> None:
+    """Let a client believe that each of two daemons owns one region: then its calls go to both."""
+    owners = zip(client.router.regions, endpoints, strict=True)
+    client.router._believe({region: client.router._owners[region]._replace(endpoint=at) for region, at in owners})
+    assert client.router.sole is None
+
+
+# ---- the same answers ----------------------------------------------------------------------------------------------
+
+READS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "get": (([5, 250, 399, 7],), {"columns": ["id", "text"]}),
+    "count": (("id >= 150",), {}),
+    "search": (("vector", [250.2, 1.0]), {"k": 3, "columns": ["id"]}),
+    "match": (("text", "word3"), {"k": 500, "columns": ["id"]}),
+    "hybrid": (([250.2, 1.0], "word3"), {"k": 3, "vector_column": "vector", "columns": ["id"]}),
+    "candidates": (([250.2, 1.0], "word3"), {"n": 3, "vector_column": "vector", "columns": ["id"]}),
+    "changes_position": ((), {}),
+    "list_indexes": ((), {}),
+    "status": ((), {}),
+}
+
+
+def comparable(answer: Any) -> Any:
+    if isinstance(answer, pa.Table):
+        return answer.schema, sorted(answer.to_pylist(), key=lambda row: row["id"])
+    if isinstance(answer, dict) and "regions" in answer:
+        return [answer["table"], answer.get("rows")]  # of a status: what does not move with the clock
+    return answer
+
+
+@pytest.mark.parametrize("way", ["daemon", "two daemons", "storage"])
+def test_every_read_gives_the_answer_of_the_synchronous_table(world: World, way: str) -> None:
+    where, more = (world.uri, {"fallback": "durable"}) if way == "storage" else (world.at, {})
+    where = [world.at, world.serve()] if way == "two daemons" else where
+
+    async def ask() -> None:
+        with memwal.connect(where, **more) as sync:
+            async with await memwal.connect_async(where, **more) as table:
+                if way == "two daemons":
+                    for client in (sync, table._table):
+                        parted(client, client.router.endpoints)
+                assert (table.schema, table.key) == (sync.schema, sync.key)
+                for name, (given, options) in READS.items():
+                    expected = comparable(getattr(sync, name)(*given, **options))
+                    assert comparable(await getattr(table, name)(*given, **options)) == expected, name
+                async with await table.scan(["id"], "id < 350", order_by="id") as found:
+                    assert found.schema.names == ["id"]
+                    assert [id async for batch in found for id in batch["id"].to_pylist()] == list(range(350))
+                for to in ("read_all", "to_table", "to_pandas", "read_pandas", "to_polars"):
+                    assert len(await getattr(await table.scan(), to)()) == 400
+                told = [batch async for batch in await table.changes(images="both")]
+                assert pa.Table.from_batches(told).num_rows == 400
+                assert (await (await table.changes()).read_all()).num_rows == 400
+
+    asyncio.run(ask())
+
+
+def test_every_write_and_step_does_what_the_synchronous_one_does(world: World) -> None:
+    async def write() -> None:
+        async with await connected(world) as table:
+            receipt = await table.put(rows(range(400, 410)), token="loader:1")
+            assert (receipt.rows, receipt.applied) == (10, True)
+            assert not (await table.put(rows(range(400, 410)), token="loader:1")).applied
+            assert (await table.delete([400, 401])).rows == 2
+            assert (await table.delete(filter="id >= 408")).rows == 2
+            assert await table.create_index("id", "btree") in {each["name"] for each in await table.list_indexes()}
+            await table.drop_index("id_idx")
+            await table.flush()
+            assert (await table.commit()).ssts >= 2
+            assert await table.count(level="committed") == 406
+            assert "AsyncTable" in repr(table)
+
+    asyncio.run(write())
+
+
+def test_mistakes_are_raised_by_the_await_with_their_kinds(world: World) -> None:
+    async def mistaken() -> None:
+        async with await connected(world) as table:
+            for call in (
+                lambda: table.get(1, colums=["id"]),  # type: ignore[call-arg]
+                lambda: table.get(1, ["idd"]),
+                lambda: table.put([{"idd": 1}]),
+                lambda: table.scan(level="newest"),
+                lambda: table.changes("yesterday"),
+                lambda: memwal.connect_async(world.at, fallback="flushed"),
+                lambda: memwal.connect_async(lokation=world.at),  # type: ignore[call-arg]
+            ):
+                with pytest.raises(memwal.Invalid) as told:
+                    await call()
+                assert len(told.value.lines) == 1
+        await table.close()
+        with pytest.raises(memwal.Invalid, match="the table is closed; connect again"):
+            await table.get(1)
+        with pytest.raises(memwal.Unavailable):
+            await memwal.connect_async("grpc://127.0.0.1:1")
+
+    asyncio.run(mistaken())
+
+
+# ---- the same surface ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "synchronous", "absent"),
+    [
+        # What hands the rows to another library is read without an event loop; a schema may need a look at the log.
+        (AsyncRowStream, RowStream, {"to_reader"}),
+        (AsyncChanges, Changes, {"schema"}),
+    ],
+)
+def test_streams_have_the_methods_of_the_synchronous_ones(
+    asynchronous: type, synchronous: type, absent: set[str]
+) -> None:
+    public = {name for name in dir(synchronous) if not name.startswith("_")} - absent
+    assert {name for name in dir(asynchronous) if not name.startswith("_")} - {"schema"} == public - {"schema"}
+    for name in public - {"position", "schema"}:
+        assert inspect.iscoroutinefunction(getattr(asynchronous, name)), name
+        ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (asynchronous, synchronous))
+        assert list(ours.values()) == list(theirs.values()), name
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+def call_threads() -> int:
+    return sum(thread.name in ("async-read", "async-write") for thread in threading.enumerate())
+
+
+def test_a_thousand_gets_and_puts_at_once_take_few_threads(world: World) -> None:
+    async def many() -> None:
+        loop = asyncio.get_running_loop()
+        async with await connected(world) as table:
+            most = 0
+
+            async def get(id: int) -> int:
+                nonlocal most
+                found = await table.get(id % 400)
+                most = max(most, call_threads() if id % 20 == 0 else 0)
+                return int(found.num_rows)
+
+            puts = [table.put(rows(range(1000 + id, 1001 + id))) for id in range(500)]
+            answers = await asyncio.gather(*(get(id) for id in range(500)), *puts)
+            assert answers[:500] == [1] * 500
+            assert await table.count("id >= 1000") == 500
+            assert 2 <= most <= 2 * AT_ONCE
+        assert loop._default_executor is None  # type: ignore[attr-defined]
+        assert within(5, lambda: not call_threads())
+
+    asyncio.run(many())
+
+
+def test_a_table_serves_one_event_loop_after_another(world: World) -> None:
+    table = asyncio.run(connected(world))
+    assert [asyncio.run(table.count()) for _ in range(2)] == [400, 400]
+    asyncio.run(table.close())
+
+
+# ---- cancelling ------------------------------------------------------------------------------------------------------
+
+
+async def until(met: Callable[[], bool]) -> None:
+    for _ in range(3_000):
+        if met():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to be")
+
+
+async def cancelled(call: Awaitable[Any], begun: Callable[[], bool]) -> float:
+    """Cancel a call once it has `begun`; return the seconds that it took to return."""
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(0)  # one that has not started would not see that it is cancelled
+    await until(begun)
+    started = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return time.monotonic() - started
+
+
+class Gate:
+    """A place in the daemon at which its threads wait."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.entered.set()
+        assert self.opened.wait(30), "the test forgot to open the gate"
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.opened.set()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """The views that reads hold, as weak references."""
+    references: list[weakref.ref[Any]] = []
+    through = BaseReads.__init__
+
+    def remembered(self: BaseReads, *args: Any) -> None:
+        through(self, *args)
+        references.append(weakref.ref(self))
+
+    monkeypatch.setattr(BaseReads, "__init__", remembered)
+    return references
+
+
+@asynccontextmanager
+async def idle_after(world: World, daemons: int = 1) -> AsyncIterator[AsyncTable]:
+    """A table whose threads must all be free in the end, within a second and what a busy machine takes."""
+    async with await memwal.connect_async([world.at, *(world.serve() for _ in range(1, daemons))]) as table:
+        if daemons > 1:
+            parted(table._table, table._table.router.endpoints)
+        yield table
+        pools = (table._reads, table._writes)
+        assert within(5, lambda: all(pool._idle == pool._threads for pool in pools))
+
+
+@pytest.mark.parametrize(
+    ("read", "daemons"), [("search", 1), ("match", 1), ("candidates", 1), ("count", 1), ("match", 2)]
+)
+def test_a_cancelled_read_ends_at_the_daemon_before_its_next_step(
+    world: World, gate: Gate, held: list[Any], monkeypatch: pytest.MonkeyPatch, read: str, daemons: int
+) -> None:
+    through, steps = merged.MergedView._passing, []
+
+    def passing(self: Any, *args: Any) -> Any:
+        steps.append(read)
+        gate.wait()
+        return through(self, *args)
+
+    monkeypatch.setattr(merged.MergedView, "_passing", passing)
+
+    async def ask() -> None:
+        async with idle_after(world, daemons) as table:
+            given, options = READS[read]
+            assert await cancelled(getattr(table, read)(*given, **options), lambda: len(steps) == daemons) < SOON
+        gate.opened.set()
+        assert within(10, lambda: not [view for view in held if view() is not None])
+        assert len(steps) == daemons  # of several levels each
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("when", ["while it opens", "while it is read", "while nobody reads"])
+def test_a_cancelled_scan_lets_its_moment_go(
+    world: World, gate: Gate, held: list[Any], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    through, batches = BaseReads.batches, [0]
+    monkeypatch.setattr(merged, "ROWS_PER_STEP", 10)
+
+    def slow(self: BaseReads, *args: Any) -> Iterator[pa.Table]:
+        if when != "while nobody reads":
+            gate.wait()
+        yield from through(self, *args)
+
+    monkeypatch.setattr(BaseReads, "batches", slow)
+    # Of a filter that only rows of the base pass, the first batch comes from there.
+    filter = "id < 100" if when == "while it opens" else None
+
+    async def read(table: AsyncTable) -> None:
+        async for _ in await table.scan(["id"], filter):
+            batches[0] += 1
+            if when == "while nobody reads":
+                await asyncio.sleep(60)
+
+    async def ask() -> None:
+        async with idle_after(world) as table:
+            begun = (lambda: batches[0] > 0) if when == "while nobody reads" else gate.entered.is_set
+            assert await cancelled(read(table), begun) < SOON
+        gate.opened.set()
+        assert within(10, lambda: not [view for view in held if view() is not None])
+        assert (batches[0] > 0) == (when != "while it opens")
+
+    asyncio.run(ask())
+
+
+def test_a_result_whose_read_was_cancelled_is_closed(world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    through = BaseReads.batches
+
+    def slow(self: BaseReads, *args: Any) -> Iterator[pa.Table]:
+        gate.wait()
+        yield from through(self, *args)
+
+    monkeypatch.setattr(BaseReads, "batches", slow)
+
+    async def ask() -> None:
+        async with await connected(world) as table:
+            found = await table.scan(["id"])
+            assert await cancelled(found.read_all(), gate.entered.is_set) < SOON
+            with pytest.raises(memwal.Invalid, match="closed"):
+                await anext(found)
+
+    asyncio.run(ask())
+
+
+def test_a_cancelled_put_that_waits_for_room_is_withdrawn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memwal.ingest.region.state import RegionLevels
+
+    full, through = threading.Event(), RegionLevels.has_room
+    full.set()
+
+    def has_room(self: Any, limits: Any) -> bool:
+        return not full.is_set() and through(self, limits)
+
+    monkeypatch.setattr(RegionLevels, "has_room", has_room)
+
+    async def put() -> None:
+        async with idle_after(world) as table:
+            assert await cancelled(table.put(rows(range(900, 901))), anybody_waits_for_room) < SOON
+            assert within(5, lambda: not anybody_waits_for_room())
+            full.clear()
+            await table.put(rows(range(901, 902)))
+            assert (await table.get([900, 901], ["id"])).to_pylist() == [{"id": 901}]
+
+    asyncio.run(put())
+
+
+def anybody_waits_for_room() -> bool:
+    """Whether a thread does, also one of gRPC, which `threading` does not list."""
+    names = set()
+    for frame in sys._current_frames().values():
+        at: Any = frame
+        while at is not None:
+            names.add(at.f_code.co_name)
+            at = at.f_back
+    return "_wait_for_room" in names
+
+
+def test_a_cancelled_put_that_began_may_be_applied_and_its_repeat_changes_nothing(
+    world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through = wal.LocalStore.put_if_absent
+
+    def put_if_absent(self: Any, key: str, data: bytes) -> Any:
+        if "/wal/" in key:
+            gate.wait()
+        return through(self, key, data)
+
+    monkeypatch.setattr(wal.LocalStore, "put_if_absent", put_if_absent)
+    lone = rows(range(900, 901))
+
+    async def put() -> None:
+        async with idle_after(world) as table:
+            assert await cancelled(table.put(lone, token="loader:1"), gate.entered.is_set) < SOON
+            behind = table.put(rows(range(900, 901)), token="loader:2")  # of the same region: it waits behind the first
+            queued = time.monotonic()
+            assert await cancelled(behind, lambda: time.monotonic() > queued + 0.5) < SOON
+            assert within(5, lambda: table._writes._idle == table._writes._threads)
+            await asyncio.sleep(0.3)  # the daemon looks 20 times a second
+            gate.opened.set()
+            receipt = await table.put(lone, token="loader:1")
+            assert not receipt.applied
+            assert await table.count("id = 900") == 1
+            assert (await table.put(lone, token="loader:2")).applied  # it had not begun, and was withdrawn
+
+    asyncio.run(put())
+
+
+def test_a_call_that_waits_for_a_thread_is_never_made(world: World, gate: Gate, monkeypatch: Any) -> None:
+    through = RemoteTable.get
+    asked: list[Any] = []
+
+    def get(self: Any, keys: Any, *args: Any, **options: Any) -> Any:
+        asked.append(keys)
+        gate.wait()
+        return through(self, keys, *args, **options)
+
+    monkeypatch.setattr(RemoteTable, "get", get)
+
+    async def ask() -> None:
+        async with await connected(world) as table:
+            first = [asyncio.ensure_future(table.get(id)) for id in range(AT_ONCE)]
+            await until(lambda: len(asked) == AT_ONCE)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await table.get(399)
+            gate.opened.set()
+            assert sum([found.num_rows for found in await asyncio.gather(*first)]) == AT_ONCE
+        assert sorted(asked) == list(range(AT_ONCE))
+
+    asyncio.run(ask())
+
+
+def test_a_feed_that_follows_holds_no_thread_and_loses_nothing_when_it_is_cancelled(world: World) -> None:
+    async def follow() -> None:
+        async with await connected(world) as table:
+            async with await table.changes("latest", follow=True) as changes:
+                for _ in range(3):
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.3):
+                            await anext(changes)
+                pools = (table._reads, table._writes)
+                assert within(5, lambda: all(pool._idle == pool._threads for pool in pools))
+                told: list[int] = []
+                for id in range(1000, 1020):
+                    await table.put(rows(range(id, id + 1)))
+                    try:
+                        async with asyncio.timeout(0.005 * (id - 999)):
+                            told += (await anext(changes))["id"].to_pylist()
+                    except TimeoutError:
+                        continue
+                while len(told) < 20:
+                    told += (await anext(changes))["id"].to_pylist()
+                assert sorted(told) == list(range(1000, 1020))
+                waiting = asyncio.ensure_future(anext(changes))
+                await asyncio.sleep(0.1)
+            with pytest.raises(memwal.Invalid, match="closed"):
+                await asyncio.wait_for(waiting, 5)
+
+    asyncio.run(follow())
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_the_calls_under_way(world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    through = merged.MergedView._passing
+    monkeypatch.setattr(merged.MergedView, "_passing", lambda self, *args: (gate.wait(), through(self, *args))[1])
+
+    async def close() -> None:
+        table = await connected(world)
+        asked = [asyncio.ensure_future(table.match("text", "word3")) for _ in range(AT_ONCE + 5)]
+        await until(gate.entered.is_set)
+        started = time.monotonic()
+        await table.close()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert time.monotonic() - started < 5
+        assert {type(answer) for answer in answers} == {memwal.Unavailable, memwal.Invalid}
+        assert all("closed" in str(answer) for answer in answers)
+
+    asyncio.run(close())
+
+
+AT_EXIT = """
+import asyncio, sys, memwal
+async def main():
+    table = await memwal.connect_async(sys.argv[1])
+    asked = asyncio.ensure_future(table.count("id > 0"))
+    await asyncio.sleep(0.5)
+    print(asked.done(), flush=True)
+    if sys.argv[2] == "stop":
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(60)
+loop = asyncio.new_event_loop()
+if sys.argv[2] == "stop":
+    task = loop.create_task(main())
+    loop.run_forever()
+    loop.close()
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["run", "stop"])
+def test_a_program_ends_with_a_call_under_way(
+    world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(merged.MergedView, "_passing", lambda *_: gate.wait())
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT, world.at, how], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
