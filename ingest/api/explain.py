@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -191,6 +191,12 @@ class Watch:
         """Begin an attempt; parts of earlier ones are dropped."""
         self._attempts, self._parts = self._attempts + 1, []
 
+    def heard(self, endpoint: str) -> Callable[[Mapping[str, Any]], None]:
+        """Return what takes the explanation that the daemon at `endpoint` sends, as `Explanation.as_dict` gave it."""
+        sent: list[Mapping[str, Any]] = []
+        self.add(lambda _: replace(Explanation.of(sent[0]).parts[0], endpoint=endpoint) if sent else None)
+        return sent.append
+
     def ended(self, answer: T) -> T:
         """Call `explain`, of a stream at its end, and return the answer."""
         self._pause()
@@ -224,9 +230,9 @@ class Watch:
     def _tell(self, rows: int, *, complete: bool = True) -> None:
         ms = 1e3 * self._busy
         parts = tuple(part for made in self._parts if (part := made(ms)) is not None)
-        network = max(0.0, ms - max(part.ms for part in parts)) if any(part.endpoint for part in parts) else 0.0
+        slowest = max((part.ms for part in parts if part.endpoint), default=ms)
         attempts = max(1, self._attempts)
-        self._explain(Explanation(self._read, self._level, rows, ms, parts, attempts, network, complete))
+        self._explain(Explanation(self._read, self._level, rows, ms, parts, attempts, max(0.0, ms - slowest), complete))
 
 
 def watching(read: str, level: str, explain: Explain | None) -> Watch | None:
@@ -241,6 +247,11 @@ def watching(read: str, level: str, explain: Explain | None) -> Watch | None:
     return Watch(read, level, explain, SystemClock())
 
 
+def heard(watch: Watch | None, endpoint: str) -> Callable[[Mapping[str, Any]], None] | None:
+    """Return what takes the explanation of the daemon at `endpoint`; None without a watch."""
+    return None if watch is None else watch.heard(endpoint)
+
+
 def ended(watch: Watch | None, answer: T) -> T:
     """Return `answer`, told to `watch`."""
     return answer if watch is None else watch.ended(answer)
@@ -248,5 +259,5 @@ def ended(watch: Watch | None, answer: T) -> T:
 
 def _made(kind: type[D], values: Mapping[str, Any]) -> D:
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known}
-    return kind(**given)
+    given = {name: value for name, value in values.items() if name in known}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

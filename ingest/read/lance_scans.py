@@ -46,9 +46,7 @@ class LanceScan:
         return [
             spec
             for spec in specs
-            if spec.name in vectors
-            or f"]@{spec.name}(" in self.plan
-            or (spec.kind == "fts" and spec.column in texts)
+            if spec.name in vectors or f"]@{spec.name}(" in self.plan or (spec.kind == "fts" and spec.column in texts)
         ]
 
     @property

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-
 from memwal import flush
 from memwal.flush import BaseTable
 from memwal.ingest.api.explain import ExplainedLevel, ExplainedPart, ExplainedSearch
@@ -18,13 +17,14 @@ from memwal.ingest.read.sst_cache import Load
 from memwal.memtable import IndexSpec, MemTable, Snapshot
 from memwal.wal import Clock, SsTable
 
+_KIND_FOR = {"vector": "ivf_pq", "text": "fts"}
 _KINDS = {"btree": "B-tree", "ivf_pq": "IVF-PQ", "fts": "text index"}
 _WITHOUT_INDEX = {
     "key": "the key column of every row read: no B-tree on it",
     "rows": "every row read",
     "filter": "every row evaluated: no index serves the filter",
     "order": "every row sorted",
-    "vector": "every row compared",
+    "vector": "every row compared: the index is not built yet",
     "text": "every row read and indexed in memory: no index serves the query",
 }
 _BESIDE_INDEX = _WITHOUT_INDEX | {
@@ -36,7 +36,9 @@ _BESIDE_INDEX = _WITHOUT_INDEX | {
 
 @dataclass
 class SearchTrace:
-    """How one level is searched, so far. Fields as `ExplainedSearch`."""
+    """How one level is searched, so far. Fields as `ExplainedSearch`; `why_exact`: whether `told` says why no index is
+    asked.
+    """
 
     by: str
     told: dict[str, None] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class SearchTrace:
     fetches: int = 0
     seconds: float = 0.0
     scans: list[LanceScan] = field(default_factory=list)
+    why_exact: bool = False
 
     def explained(self) -> ExplainedSearch:
         """Return it as it is now."""
@@ -210,13 +213,16 @@ def _summarise(search: SearchTrace, rows: int, specs: Sequence[IndexSpec], waiti
     search.told |= {f"{_KINDS[spec.kind]} {spec.name}": None for spec in used}
     if search.unindexed:
         search.told[f"{search.unindexed:,} rows without it read one by one"] = None
-    without = [scan for scan in search.scans if not scan.indexes(specs)]
-    if without:
-        search.told[_WITHOUT_INDEX[search.by] if not used else _BESIDE_INDEX[search.by]] = None
-    elif not search.scans:
+    kind = _KIND_FOR.get(search.by)
+    served = [any(kind in (None, spec.kind) for spec in scan.indexes(specs)) for scan in search.scans]
+    if not search.scans:
         search.told["counted from metadata"] = None
+    elif not any(served) and not search.why_exact:
+        search.told[_WITHOUT_INDEX[search.by]] = None
+    elif any(served) and not all(served):
+        search.told[_BESIDE_INDEX[search.by]] = None
     search.looked_at = sum(scan.rows_scanned for scan in search.scans)
     if any(not scan.counted for scan in search.scans):  # a count, or a scan that was not read to its end
         search.looked_at = None if used else rows
-    elif search.by == "vector" and used:
+    elif search.by == "vector" and any(served):
         search.looked_at += search.unindexed

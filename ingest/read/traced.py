@@ -157,7 +157,8 @@ class TracedView(MergedView):
     def best(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> list[Visible]:
         """As `MergedView.best`."""
         if ranking.exact is not None:
-            self.trace.base.by(_BY[ranking.score]).told[WAYS[ranking.exact]] = None
+            search = self.trace.base.by(_BY[ranking.score])
+            search.told[WAYS[ranking.exact]], search.why_exact = None, True
         return super().best(k, filter, columns, ranking)
 
     def _fetch(self, level: Snapshot, mask: Mask, columns: list[str], ranking: Ranking) -> Callable[[int], Candidates]:

@@ -15,8 +15,8 @@ from memwal.ingest.api.reads import READS
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.rpc.credentials import bearer
-from memwal.ingest.rpc.row_stream import streamed
-from memwal.ingest.rpc.wire import StreamSum, from_flight, pack
+from memwal.ingest.rpc.row_stream import Told, streamed
+from memwal.ingest.rpc.wire import EXPLANATION, StreamSum, explained, from_flight, pack
 from memwal.wal.errors import first_line
 
 P = ParamSpec("P")
@@ -84,19 +84,28 @@ class Connection:
 
     @_translate_flight_errors
     def read(
-        self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
+        self,
+        read: str,
+        request: Mapping[str, Any],
+        rows: pa.Table | None = None,
+        timeout: float | None = None,
+        told: Told | None = None,
     ) -> Any:
         """Run one of `READS`, or an action of some regions; return its answer. `rows`: what the read `sends`.
 
-        `timeout`: of a read that streams, for the first batch, and for each further one.
+        `timeout`: of a read that streams, for the first batch, and for each further one. `told`: takes the daemon's
+        explanation, of a stream after its last row.
         """
+        name = read if told is None else explained(read)
         if read in _OF_REGIONS or READS[read].counts:
-            return self.act(read, request, timeout)
-        request = {"op": read, **request}
+            counted = self.act(name, request, timeout)
+            return counted if told is None else _told_apart(counted, told)
+        request = {"op": name, **request}
         if READS[read].streams:
             ticket = flight.Ticket(pack({**self._table_name(), **request}, rows))
-            return streamed(self.endpoint, lambda: self._client.do_get(ticket, self._options(None)), timeout)
-        return self._rows(request, rows, timeout)
+            return streamed(self.endpoint, lambda: self._client.do_get(ticket, self._options(None)), timeout, told)
+        answer = self._rows(request, rows, timeout)
+        return answer if told is None else _told_of(answer, told)
 
     @_translate_flight_errors
     def changes(self, request: Mapping[str, Any], timeout: float | None = None) -> pa.Table:
@@ -192,6 +201,17 @@ class OpenPut:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError):
             return  # the daemon's error about an unclosed stream, or a lost connection: both mean "not applied"
+
+
+def _told_apart(counted: Mapping[str, Any], told: Told) -> Any:
+    told(counted["explanation"])
+    return counted["count"]
+
+
+def _told_of(answer: pa.Table, told: Told) -> pa.Table:
+    metadata = dict(answer.schema.metadata or {})
+    told(json.loads(metadata.pop(EXPLANATION)))
+    return answer.replace_schema_metadata(metadata or None)
 
 
 def _no_answer(endpoint: str) -> UnknownOutcome:
