@@ -345,7 +345,7 @@ class RemoteTable(Reads):
         if kind.sends == "keys":
             return self._get(read, sent, request, within)
         answers = self._of_owners(read, request, within, sent)
-        return sum(answers) if kind.counts else merged(kind, answers, request)
+        return sum(answers) if kind.counts else merged(kind, answers, request, whole=sent.explain is not None)
 
     def _of_owners(self, name: str, request: dict[str, Any], within: float, sent: _Sent | None = None) -> list[Any]:
         """Return the answers of every owner to a read of all regions, or to "flush". Raises: `deciding_failure`."""

@@ -28,6 +28,7 @@ WAYS: Mapping[Way, str] = {
     "quantiser": "IVF-PQ, its candidates compared exactly",
     "few": "every row compared: too few for the index",
     "untrained": "every row compared: the index is not trained yet",
+    "filling": "every row compared: few of them are in the index yet",
     "metric": "every row compared: the index has another metric",
     "low": "every row compared: no index serves a lower limit of distance_range",
     "no index": "every row compared: the column has no vector index",
@@ -86,8 +87,9 @@ class TracedView(MergedView):
             trace.before += live.seconds
             return mask
         with self.trace.timed(trace.by("filter")) as search:
+            # Before the filter is evaluated: to ask may sort waiting rows into an index, which serves it then.
+            search.looked_at, columns = level.narrowed(filter, level.live())
             mask = super()._passing(level, filter)
-        search.looked_at, columns = level.narrowed(filter, level.live())
         search.found = int(np.count_nonzero(mask))
         search.indexes |= dict.fromkeys(self._scalar_index(column) for column in columns)
         search.told[f"index of {', '.join(columns)}" if columns else "every row evaluated"] = None

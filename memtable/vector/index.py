@@ -39,9 +39,10 @@ FETCH = 1_000
 FETCH_PER_K = 20
 
 
-Way = Literal["quantiser", "few", "untrained", "metric", "low", "no index", "text"]
+Way = Literal["quantiser", "few", "untrained", "filling", "metric", "low", "no index", "text"]
 """How a search finds its rows: by the quantiser, or why it compares every row (too few of them, no quantiser trained
-yet, an index of another metric, a lower limit of the distance, no index). A match: by the text index."""
+yet, one with few of the rows yet, an index of another metric, a lower limit of the distance, no index). A match: by the
+text index."""
 
 
 class _Held(NamedTuple):
@@ -113,10 +114,10 @@ class VectorIndex:
         wanted = self._indexed.data[: len(mask)] & mask
         quantiser, added, _ = self._searched
         inside, every = int(np.count_nonzero(wanted[:added])), int(np.count_nonzero(wanted))
-        if quantiser is None:
-            return every, "few" if every <= self._exact_rows else "untrained"
-        if inside <= self._exact_rows:
+        if every <= self._exact_rows:
             return every, "few"
+        if quantiser is None or inside <= self._exact_rows:
+            return every, "untrained" if quantiser is None else "filling"
         return min(inside, max(FETCH, FETCH_PER_K * k)) + every - inside, "quantiser"
 
     def _candidates(self, query: Vectors, k: int, wanted: Mask) -> Positions:
