@@ -18,11 +18,11 @@ from memwal.ingest.cli.app import app
 
 HOW = ["metric", "nprobes", "refine_factor", "distance_range"]
 READS = {
-    "get": ["keys", "columns", "level"],
-    "scan": ["columns", "filter", "limit", "order_by", "offset", "level"],
-    "count": ["filter", "level"],
-    "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level"],
-    "match": ["column", "text", "k", "filter", "columns", "offset", "level"],
+    "get": ["keys", "columns", "level", "explain"],
+    "scan": ["columns", "filter", "limit", "order_by", "offset", "level", "explain"],
+    "count": ["filter", "level", "explain"],
+    "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level", "explain"],
+    "match": ["column", "text", "k", "filter", "columns", "offset", "level", "explain"],
     "changes": ["since", "until", "images", "columns", "follow"],
     "changes_position": ["at"],
 }
@@ -43,7 +43,7 @@ COMMANDS = {
     "status": {"config", "json", "watch"},
     "query": {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
-        *("metric", "nprobes", "refine-factor", "distance-range"),
+        *("metric", "nprobes", "refine-factor", "distance-range", "explain"),
     },
     "tail": {"config", "since", "images", "columns", "follow", "format"},
     "delete": {"config", "key", "filter", "dry-run"},
@@ -140,6 +140,7 @@ def test_the_kinds_of_error_and_the_token_are_public() -> None:
         "Corrupted",
         "Internal",
         "Token",
+        "Explanation",
     ):
         assert name in memwal.__all__
 
