@@ -20,7 +20,7 @@ os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
 from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 
 if TYPE_CHECKING:
-    from memwal.ingest.api.explain import Explanation
+    from memwal.ingest.api.explanation import Explanation
     from memwal.ingest.api.fusion import lancedb_reranker
     from memwal.ingest.api.tokens import Token
     from memwal.ingest.client.connect import connect
@@ -51,7 +51,7 @@ _LAZY = {
     "MemWalSink": ("memwal.ingest.sink.foreach_batch", "MemWalSink"),
     "lancedb_reranker": ("memwal.ingest.api.fusion", "lancedb_reranker"),
     "register_spark": ("memwal.ingest.connector.register", "register_spark"),
-    "Explanation": ("memwal.ingest.api.explain", "Explanation"),
+    "Explanation": ("memwal.ingest.api.explanation", "Explanation"),
     "Token": ("memwal.ingest.api.tokens", "Token"),
 }
 

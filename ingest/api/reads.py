@@ -12,10 +12,10 @@ import pyarrow as pa
 from memwal.ingest.api.arguments import at_least_one, distance_range, listed, not_negative, sql, text_columns
 from memwal.ingest.api.arguments import text as a_text
 from memwal.ingest.api.changes import Changes, ChangesSource, opened, position_of
-from memwal.ingest.api.explain import Explain, Watch, ended, watching
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
 from memwal.ingest.api.ordering import checked_order
 from memwal.ingest.api.results import RowStream, trimmed
+from memwal.ingest.api.watch import Explain, Watch, ended, watching
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 

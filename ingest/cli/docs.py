@@ -49,7 +49,7 @@ def render_python() -> str:
 def _python_reference() -> Iterator[str]:
     import memwal
     from memwal.ingest.api.changes import Changes
-    from memwal.ingest.api.explain import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
+    from memwal.ingest.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
     from memwal.ingest.api.tokens import Receipt, RegionCounts
     from memwal.ingest.table.embedded import Table
 

@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 
-from memwal.ingest.api.explain import Explain, Explanation
+from memwal.ingest.api.explanation import Explanation
 from memwal.ingest.api.keys import parse_key
 from memwal.ingest.api.python_times import python_rows
 from memwal.ingest.api.reads import check_level
+from memwal.ingest.api.watch import Explain
 from memwal.ingest.cli.open import Readable, open_for_reading
 from memwal.ingest.cli.print import as_rich, count, write_csv, write_json
 from memwal.ingest.errors import Invalid

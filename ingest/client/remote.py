@@ -21,11 +21,11 @@ import pyarrow as pa
 from memwal.flush import CommitReport
 from memwal.ingest.api.arguments import keys_or_filter
 from memwal.ingest.api.deletes import FilterDelete
-from memwal.ingest.api.explain import Watch, heard
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.rows import as_table, size_bound
 from memwal.ingest.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
+from memwal.ingest.api.watch import Watch, heard
 from memwal.ingest.client.changes import RemoteChanges
 from memwal.ingest.client.deletes import RoutedDeletes
 from memwal.ingest.client.retry import Attempts, abandon_if_moved

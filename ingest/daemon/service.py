@@ -44,7 +44,7 @@ import pyarrow.flight as flight
 
 from memwal.ingest.api.changes import ChangesRequest, packed
 from memwal.ingest.api.deletes import Where
-from memwal.ingest.api.explain import Explanation
+from memwal.ingest.api.explanation import Explanation
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Token

@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from memwal import flush
-from memwal.ingest.api.explain import Watch
 from memwal.ingest.api.reads import Level, Reads, check_level
+from memwal.ingest.api.watch import Watch
 from memwal.ingest.errors import Unavailable, translate_errors
 from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped
 from memwal.ingest.read.reader import Reader
-from memwal.ingest.read.trace import Trace
+from memwal.ingest.read.tracer import Trace
 from memwal.wal.panics import RustPanic, panics_as_errors
 
 ATTEMPTS = 20

@@ -125,7 +125,7 @@ class MergedView:
         for level, positions in self._visible_above(filter):
             first = first_rows(level.take(positions, by), order, limit)
             parts.append(self._taken(level, positions[first.to_numpy()], columns))
-        most = self.base.count(None) if limit is None else limit
+        most = max(1, self.base.count(None)) if limit is None else limit  # Lance fails to sort for no rows
 
         def ordered(base: BaseReads, n: int, with_key: Sequence[str]) -> pa.Table:
             return base.ordered(order, n, filter, with_key)

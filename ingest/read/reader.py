@@ -38,8 +38,8 @@ from memwal.ingest.read.request import (
 from memwal.ingest.read.scan import after_first_batch, batches_of, streamed
 from memwal.ingest.read.sst_cache import CACHE_BYTES, Load, SstCache, SstId, load_sst
 from memwal.ingest.read.top_k import concatenate, in_order, merge, merge_arms
-from memwal.ingest.read.trace import Trace
 from memwal.ingest.read.traced import TracedView
+from memwal.ingest.read.tracer import Trace
 from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.wal import Corrupt, ObjectStore, SsTable

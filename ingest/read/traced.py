@@ -18,7 +18,7 @@ from memwal.ingest.read.base_match import SCORE
 from memwal.ingest.read.levels import Mask, Stack
 from memwal.ingest.read.merged import MergedView, Positions, Ranking
 from memwal.ingest.read.top_k import Candidates, Visible, concatenate
-from memwal.ingest.read.trace import LevelTrace, SearchTrace, Trace
+from memwal.ingest.read.tracer import LevelTrace, SearchTrace, Trace
 from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
 from memwal.memtable.vector.index import Way
 

@@ -10,9 +10,9 @@ itself). A DoPut ends with a closing message; its application metadata is `{"clo
 CRC-32 of the Arrow messages of its batches. The steps of a stream are in the room's README.md. Errors travel as the
 JSON of `errors.to_wire` in Flight's `extra_info`.
 
-A read that is explained is named `explained(read)`. Its answer has the JSON of an `api.explain.Explanation` too: in the
-schema's metadata under `EXPLANATION`, of a stream as the application metadata of a last batch without rows, of a count
-as `{"count", "explanation"}`. A daemon that does not know of explanations refuses the name as that of an unknown read.
+A read that is explained is named `explained(read)`. Its answer has the JSON of an `api.explanation.Explanation` too: in
+the schema's metadata under `EXPLANATION`, of a stream as the application metadata of a last batch without rows, of a
+count as `{"count", "explanation"}`. A daemon that does not know of explanations refuses the name as an unknown read.
 """
 
 from __future__ import annotations

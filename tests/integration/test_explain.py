@@ -20,7 +20,7 @@ import memwal
 from memwal.ingest.daemon import service
 from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.read.levels import CaptureOvertaken
-from memwal.ingest.read.trace import Trace
+from memwal.ingest.read.tracer import Trace
 from tests.conftest import INDEXES, SCHEMA, Made, Ran
 
 WAYS = ("embedded", "one daemon", "two daemons", "storage")
@@ -33,9 +33,9 @@ READS: dict[str, Callable[..., Any]] = {
     "limited scan": lambda table, **how: table.scan(["id"], limit=9, offset=2, **how).read_all(),
     "ordered scan": lambda table, **how: table.scan(["id"], limit=9, order_by="price", **how).read_all(),
     "search": lambda table, **how: table.search("vector", VECTOR, 9, "price < 900", ["id"], **how),
-    "match": lambda table, **how: table.match("body", "harbor copper", 9, columns=["id"], **how),
+    "match": lambda table, **how: table.match("body", "harbor copper", 99, columns=["id"], **how),
     "hybrid": lambda table, **how: table.hybrid(VECTOR, "harbor copper", 5, columns=["id"], **how),
-    "candidates": lambda table, **how: table.candidates(VECTOR, "harbor copper", 5, columns=["id"], **how),
+    "candidates": lambda table, **how: table.candidates(VECTOR, "harbor copper", 99, columns=["id"], **how),
 }
 
 
@@ -82,6 +82,11 @@ def explained(read: Callable[..., Any], *arguments: Any, **how: Any) -> tuple[An
     return answer, told[0]
 
 
+def in_one_order(answer: Any) -> Any:
+    """Rows without their order, since of equal scores none is promised."""
+    return sorted(answer.to_pylist(), key=str) if isinstance(answer, pa.Table) else answer
+
+
 def sums(told: memwal.Explanation, by: str | None = None) -> dict[str, tuple[int, int, int, int]]:
     """found, hidden, deleted and returned rows by kind of level."""
     found: dict[str, Any] = {}
@@ -99,7 +104,7 @@ def test_an_explanation_names_every_level_and_its_rows_add_up(read: str, way: st
     table = ways[way]
     plain = READS[read](table)
     answer, told = explained(READS[read], table)
-    assert answer == plain
+    assert in_one_order(answer) == in_one_order(plain)
     if isinstance(plain, pa.Table):
         assert answer.schema.equals(plain.schema, check_metadata=True)
     assert told.read == read.rpartition(" ")[2]

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from memwal import flush
 from memwal.flush import BaseTable
-from memwal.ingest.api.explain import ExplainedLevel, ExplainedPart, ExplainedSearch
+from memwal.ingest.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch
 from memwal.ingest.read.lance_scans import LanceScan, WatchedDataset
 from memwal.ingest.read.levels import RegionView, Stack
 from memwal.ingest.read.sst_cache import Load

@@ -1,28 +1,17 @@
-"""What a read tells about itself: the levels that it read, how each was searched, rows and milliseconds.
-
-1. A method of `Reads` that is given `explain` makes a `Watch` and hands it on; without `explain` it is None.
-2. Each process that answers adds one part to the watch: a table in this process its own, a client those that the
-   daemons send with their answers. A part is made when the answer is whole.
-3. When the answer is whole, the watch calls `explain` with the `Explanation`.
-"""
+"""What a read tells about itself: the levels that it read, how each was searched, rows and milliseconds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
-import pyarrow as pa
-
-from memwal.ingest.api.results import RowStream
-from memwal.ingest.errors import Invalid
-
-if TYPE_CHECKING:
-    from memwal.wal.clock import Clock
-
-T = TypeVar("T")
 D = TypeVar("D")
+_NAMES = ("region", "level", "rows", "by", "looked at", "found", "hidden", "deleted", "returned", "ms", "how")
+_NUMBERS = ("rows", "looked at", "found", "hidden", "deleted", "returned", "ms")
+_REGION = 8
+"""Characters of a region's id: its first group of digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,103 +150,100 @@ class Explanation:
         return _made(Explanation, {**told, "parts": tuple(parts)})
 
     def __str__(self) -> str:
-        from memwal.ingest.api.explain_text import as_text
-
-        return as_text(self)
-
-
-Explain = Callable[[Explanation], object]
-
-
-class Watch:
-    """Collects the explanation of one read.
-
-    Thread safety. One thread at a time; `add` from any.
-    """
-
-    def __init__(self, read: str, level: str, explain: Explain, clock: Clock) -> None:
-        self.clock = clock
-        self._read, self._level, self._explain = read, level, explain
-        self._parts: list[Callable[[float], ExplainedPart | None]] = []
-        self._attempts, self._busy, self._since = 0, 0.0, clock.monotonic()
-
-    def add(self, part: Callable[[float], ExplainedPart | None]) -> None:
-        """Add the part of a process that answers. It is called when the answer is whole, with the milliseconds of the
-        read; None: the process told nothing.
-        """
-        self._parts.append(part)
-
-    def again(self) -> None:
-        """Begin an attempt; parts of earlier ones are dropped."""
-        self._attempts, self._parts = self._attempts + 1, []
-
-    def heard(self, endpoint: str) -> Callable[[Mapping[str, Any]], None]:
-        """Return what takes the explanation that the daemon at `endpoint` sends, as `Explanation.as_dict` gave it."""
-        sent: list[Mapping[str, Any]] = []
-        self.add(lambda _: replace(Explanation.of(sent[0]).parts[0], endpoint=endpoint) if sent else None)
-        return sent.append
-
-    def ended(self, answer: T) -> T:
-        """Call `explain`, of a stream at its end, and return the answer."""
-        self._pause()
-        if isinstance(answer, RowStream):
-            return RowStream(answer.schema, self._batches(answer), answer.close)  # type: ignore[return-value]
-        self._tell(answer.num_rows if isinstance(answer, pa.Table) else int(answer))  # type: ignore[call-overload]
-        return answer
-
-    def _batches(self, rows: RowStream) -> Iterator[pa.RecordBatch]:
-        given = 0
-        self._resume()
-        with rows:
-            for batch in rows:
-                given += batch.num_rows
-                self._pause()
-                try:
-                    yield batch
-                except GeneratorExit:
-                    self._tell(given, complete=False)
-                    raise
-                self._resume()
-        self._pause()
-        self._tell(given)
-
-    def _pause(self) -> None:
-        self._busy += self.clock.monotonic() - self._since
-
-    def _resume(self) -> None:
-        self._since = self.clock.monotonic()
-
-    def _tell(self, rows: int, *, complete: bool = True) -> None:
-        ms = 1e3 * self._busy
-        parts = tuple(part for made in self._parts if (part := made(ms)) is not None)
-        slowest = max((part.ms for part in parts if part.endpoint), default=ms)
-        attempts = max(1, self._attempts)
-        self._explain(Explanation(self._read, self._level, rows, ms, parts, attempts, max(0.0, ms - slowest), complete))
-
-
-def watching(read: str, level: str, explain: Explain | None) -> Watch | None:
-    """Return a watch that calls `explain`, None for None. Raises: Invalid if it is no function."""
-    if explain is None:
-        return None
-    if not callable(explain):
-        raise Invalid(f"explain={explain!r}: give a function that takes the explanation, such as explain=print")
-    # Imported here: this package is heavy, and reads that nobody explains do not need it.
-    from memwal.wal.clock import SystemClock
-
-    return Watch(read, level, explain, SystemClock())
-
-
-def heard(watch: Watch | None, endpoint: str) -> Callable[[Mapping[str, Any]], None] | None:
-    """Return what takes the explanation of the daemon at `endpoint`; None without a watch."""
-    return None if watch is None else watch.heard(endpoint)
-
-
-def ended(watch: Watch | None, answer: T) -> T:
-    """Return `answer`, told to `watch`."""
-    return answer if watch is None else watch.ended(answer)
+        return "\n".join(_lines(self))
 
 
 def _made(kind: type[D], values: Mapping[str, Any]) -> D:
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     given = {name: value for name, value in values.items() if name in known}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+# ---- as text -------------------------------------------------------------------------------------------------------
+
+
+def _lines(told: Explanation) -> Iterator[str]:
+    left_out = told.found - told.rows
+    notes = [f"{told.read} at {told.level}: {_counted(told.rows, 'row')} in {_ms(told.ms)} ms"]
+    if told.complete and left_out > 0:
+        notes.append(f"{left_out:,} more were found and left out (offset, fusion or merging)")
+    if not told.complete:
+        notes.append("closed before its last row")
+    if told.attempts > 1:
+        notes.append(f"{told.attempts} attempts")
+    if any(part.endpoint for part in told.parts):
+        notes.append(f"{_ms(told.network_ms)} ms of it beyond the slowest daemon's own")
+    yield "; ".join(notes)
+    for part in told.parts:
+        yield ""
+        yield _moment(part)
+        yield from _table([_cells(part, level, search) for level in part.levels for search in _searches(level)])
+
+
+def _moment(part: ExplainedPart) -> str:
+    regions = _counted(len(part.regions), "region") if part.regions else "no region, the base only"
+    where = f"{part.endpoint} in {_ms(part.ms)} ms: " if part.endpoint else ""
+    steps = f"capture {_ms(part.capture_ms)} ms, base opened {_ms(part.open_ms)} ms, merge {_ms(part.merge_ms)} ms"
+    again = f", {part.attempts} attempts" if part.attempts > 1 else ""
+    return f"{where}version {part.base_version} of {part.table}, {regions}; {steps}{again}"
+
+
+def _searches(level: ExplainedLevel) -> Sequence[ExplainedSearch]:
+    return level.searches or (ExplainedSearch("", "not asked: newer levels have all that was asked for"),)
+
+
+def _cells(part: ExplainedPart, level: ExplainedLevel, search: ExplainedSearch) -> dict[str, str]:
+    counts = {
+        "looked at": search.looked_at,
+        "found": search.found,
+        "hidden": search.hidden,
+        "deleted": search.deleted,
+        "returned": search.returned,
+    }
+    asked = bool(search.by)
+    return {
+        "region": (level.region or "")[:_REGION],
+        "level": _level(part, level),
+        "rows": f"{level.rows:,}",
+        "by": search.by,
+        **{name: f"{count:,}" if count is not None and asked else "" for name, count in counts.items()},
+        "ms": _ms(search.ms) if asked else "",
+        "how": "; ".join(_how(level, search)),
+    }
+
+
+def _level(part: ExplainedPart, level: ExplainedLevel) -> str:
+    if level.kind == "base":
+        return f"base {part.base_version}"
+    if level.kind == "wal":
+        first, last = level.positions or (0, 0)
+        return f"wal {first}" if first == last else f"wal {first}–{last}"
+    return f"{level.kind} {level.generation} {level.state}"
+
+
+def _how(level: ExplainedLevel, search: ExplainedSearch) -> Iterator[str]:
+    if search.how:
+        yield search.how
+    if search.fetches > 1:
+        yield f"fetched {search.fetches} times"
+    if level.load_ms and search is _searches(level)[0]:
+        yield f"loaded in {_ms(level.load_ms)} ms"
+    if search.requests:
+        yield f"{_counted(search.requests, 'request')}, {search.bytes_read:,} bytes"
+
+
+def _table(rows: list[dict[str, str]]) -> Iterator[str]:
+    """Align the cells; columns without any value, and "deleted" without any other than 0, are left out."""
+    names = [name for name in _NAMES if any(row[name] not in ("", "0" if name == "deleted" else "") for row in rows)]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    for row in ({name: name for name in names}, *rows):
+        cells = (row[name].rjust(widths[name]) if name in _NUMBERS else row[name].ljust(widths[name]) for name in names)
+        yield "  ".join(cells).rstrip()
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.1f}" if ms >= 0.1 or not ms else f"{ms:.2f}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
