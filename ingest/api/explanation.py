@@ -18,13 +18,13 @@ _REGION = 8
 class ExplainedSearch:
     """How one level was searched. A read searches it once; a hybrid search twice, a filter of a ranked read adds one.
 
-    `by`: "key", "rows" (all of them), "filter", "order", "vector" or "text". `how`: in words. `indexes`: the indexes
-    that were used, none if every row was looked at. `looked_at`: rows or keys that were evaluated or compared one by
-    one, None where that is not known. `unindexed`: those of them that an index does not cover yet. `found`: rows that
-    pass, or candidates of a ranking. `hidden`: those of them that a newer level has. `deleted`: keys found as deleted.
-    `returned`: rows of the answer from here; each row counts once. `fetches`: how often candidates were fetched.
-    `ms`: milliseconds. Of the base also `lance`: Lance's plans, one for each scan, `requests` to storage and the
-    `bytes_read` by them.
+    `by`: "key", "rows" (all of them), "filter", "order", "vector" or "text". `how`: in words. `indexes`: names of the
+    indexes that were used ("key": a memtable's or SST's own index of its keys), none if every row was looked at.
+    `looked_at`: rows or keys that were evaluated or compared one by one, None where that is not known. `unindexed`:
+    those of them that an index does not cover yet. `found`: rows that pass, or candidates of a ranking. `hidden`: those
+    of them that a newer level has. `deleted`: keys found as deleted. `returned`: rows of the answer from here; each row
+    counts once. `fetches`: how often candidates were fetched. `ms`: milliseconds. Of the base also `lance`: Lance's
+    plans, one for each scan, `requests` to storage and the `bytes_read` by them.
     """
 
     by: str

@@ -6,6 +6,7 @@ The table has a known shadowing; the numbers are computed by hand from what is p
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from memwal.ingest.daemon import service
 from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.read.levels import CaptureOvertaken
 from memwal.ingest.read.tracer import Trace
+from memwal.ingest.region.core import RegionCore
 from tests.conftest import INDEXES, SCHEMA, Made, Ran
 
 WAYS = ("embedded", "one daemon", "two daemons", "storage")
@@ -229,8 +231,10 @@ def test_indexes_are_named_at_every_level_with_the_rows_that_they_lack(indexed: 
     assert (told.levels[0].searches[0].looked_at, told.levels[0].searches[0].indexes) == (3_000, ())
 
 
-def test_a_scan_is_explained_at_its_end_or_when_it_is_closed(owner: Any) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_scan_is_explained_at_its_end_or_when_it_is_closed(way: str, ways: Any) -> None:
     told: list[memwal.Explanation] = []
+    owner = ways[way]
     rows = owner.scan(explain=told.append)
     first = next(rows)
     assert told == []
@@ -242,6 +246,27 @@ def test_a_scan_is_explained_at_its_end_or_when_it_is_closed(owner: Any) -> None
     with pytest.raises(memwal.Invalid):
         owner.count("prise < 1", explain=told.append)
     assert len(told) == 1  # a read that fails is not explained
+
+
+def test_a_frozen_memtable_is_told_from_the_active_one(uri: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish, held = RegionCore.publish_next, threading.Event()
+
+    def when_told(core: RegionCore) -> bool:
+        held.wait(60)
+        return publish(core)
+
+    monkeypatch.setattr(RegionCore, "publish_next", when_told)
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}) as table:
+        table.put(made.table(range(3)))
+        (writer,) = table.regions.writers
+        published = writer.freeze()
+        table.put(made.table(range(2, 7), 1))
+        _, told = explained(table.count)
+        levels = [(level.generation, level.state, level.rows) for level in told.levels if level.kind == "memtable"]
+        assert levels == [(2, "active", 5), (1, "frozen", 3)]
+        assert sums(told) == {"memtable": (8, 1, 0, 7), "base": (0, 0, 0, 0)}
+        held.set()
+        published()
 
 
 def test_attempts_are_counted(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
