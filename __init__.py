@@ -20,6 +20,7 @@ os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
 from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 
 if TYPE_CHECKING:
+    from memwal.ingest.api.explanation import Explanation
     from memwal.ingest.api.fusion import lancedb_reranker
     from memwal.ingest.api.tokens import Token
     from memwal.ingest.client.async_table import connect_async
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Corrupted",
+    "Explanation",
     "FencedError",
     "Internal",
     "Invalid",
@@ -52,6 +54,7 @@ _LAZY = {
     "MemWalSink": ("memwal.ingest.sink.foreach_batch", "MemWalSink"),
     "lancedb_reranker": ("memwal.ingest.api.fusion", "lancedb_reranker"),
     "register_spark": ("memwal.ingest.connector.register", "register_spark"),
+    "Explanation": ("memwal.ingest.api.explanation", "Explanation"),
     "Token": ("memwal.ingest.api.tokens", "Token"),
 }
 

@@ -16,7 +16,7 @@ from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores
 from memwal.memtable.batch_store import Batches
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.filter.conditions import AnyOf, Condition, Narrowing
+from memwal.memtable.filter.conditions import AnyOf, Condition, Narrowing, columns_of
 from memwal.memtable.filter.plan import plan
 from memwal.memtable.filter.predicate import evaluate
 from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
@@ -28,7 +28,7 @@ from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.text.query import TextQuery
 from memwal.memtable.vector.exact import nearest_exactly
-from memwal.memtable.vector.index import VectorIndex
+from memwal.memtable.vector.index import VectorIndex, Way
 
 # An index is used if it names less than this fraction of the rows: fetching one row costs as much as evaluating this
 # many in place, or half as many for texts.
@@ -150,6 +150,14 @@ class Snapshot:
         planned.valid = True
         return found
 
+    def narrowed(self, predicate: str, mask: Mask) -> tuple[int, list[str]]:
+        """How many rows of `mask` are evaluated by `where`, and the columns whose indexes name them; none: all rows."""
+        narrowing = plan(predicate, self.schema, tuple(self._indexes.scalars)).narrowing
+        rows = self._narrowed(narrowing, mask)
+        if narrowing is None or rows is None:
+            return int(np.count_nonzero(mask)), []
+        return len(rows), columns_of(narrowing)
+
     def in_key_order(
         self, low: Sequence[Any] | None = None, high: Sequence[Any] | None = None, mask: Mask | None = None
     ) -> Positions:
@@ -195,13 +203,22 @@ class Snapshot:
         """
         index = self._indexes.vectors.get(column)
         metric = index.metric if index is not None and metric is None else metric
-        if index is not None and metric == index.metric and low is None:
+        if index is not None and metric == index.metric and low is None:  # as in `way`
             return index.search(vector, k, mask)
         self._check_column(column)
         if metric is None or vector_width(self.schema.field(column).type) is None:
             raise self._not_indexed(column, "ivf_pq", "search")
         chunks = (batch.column(column) for batch in self._rows.batches)
         return nearest_exactly(chunks, column, vector, metric, k, mask, low)
+
+    def way(
+        self, column: str, k: int, mask: Mask, metric: str | None = None, low: float | None = None
+    ) -> tuple[int, Way]:
+        """How `search` with these arguments finds its rows now: how many it compares exactly, and why not fewer."""
+        index = self._indexes.vectors.get(column)
+        if index is not None and metric in (None, index.metric) and low is None:
+            return index.way(k, mask)
+        return int(np.count_nonzero(mask)), "no index" if index is None else "metric" if low is None else "low"
 
     def match(self, column: str, text: str | TextQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
         """The k rows of `mask` that match `text` best, descending by BM25 score (float32).

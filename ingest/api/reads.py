@@ -15,6 +15,7 @@ from memwal.ingest.api.changes import Changes, ChangesSource, opened, position_o
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
 from memwal.ingest.api.ordering import checked_order
 from memwal.ingest.api.results import RowStream, trimmed
+from memwal.ingest.api.watch import Explain, Watch, ended, watching
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 
@@ -58,6 +59,8 @@ class Reads(ABC):
 
     `level`: "committed" (base table) < "flushed" (+ SSTs) < "durable" (+ rows of the WAL) < "latest" (+ rows in the
     owners' memory).
+    `explain`: a function that is given the `memwal.Explanation` of the read when its answer is whole (`explain=print`
+    shows it): levels, files and indexes, rows and milliseconds. Of a scan: after its last row, or at `close`.
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
     """
 
@@ -66,8 +69,8 @@ class Reads(ABC):
     key: tuple[str, ...]
 
     @abstractmethod
-    def _answer(self, read: str, level: str, /, **request: Any) -> Any:
-        """Return the result of the method `read` of `ingest.read.reader.Reader` with `request`."""
+    def _answer(self, read: str, level: str, /, *, explain: Watch | None = None, **request: Any) -> Any:
+        """Return the result of the method `read` of `ingest.read.reader.Reader` with `request`. `explain`: is told."""
 
     @property
     @abstractmethod
@@ -99,14 +102,22 @@ class Reads(ABC):
         return f"<memwal.{type(self).__name__} {self._described}, {key}, columns {columns}, reads latest>"
 
     @translate_errors
-    def get(self, keys: Any, columns: Sequence[str] | None = None, *, level: str = "latest") -> pa.Table:
+    def get(
+        self,
+        keys: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        level: str = "latest",
+        explain: Explain | None = None,
+    ) -> pa.Table:
         """Return the rows of `keys`, in the order of the keys; missing and deleted keys are left out.
 
         `keys`: a scalar or a list of them (one key column), tuples or dicts (several), or an Arrow table of the key.
         Raises: Invalid if the table has no key.
         """
-        rows: pa.Table = self._answer("get", level, keys=keys, columns=listed(columns))
-        return rows
+        watch = watching("get", level, explain)
+        rows: pa.Table = self._answer("get", level, keys=keys, columns=listed(columns), explain=watch)
+        return ended(watch, rows)
 
     @translate_errors
     def scan(
@@ -118,6 +129,7 @@ class Reads(ABC):
         order_by: Any = None,
         offset: int = 0,
         level: str = "latest",
+        explain: Explain | None = None,
     ) -> RowStream:
         """Return rows whose newest version passes `filter` (SQL), at most `limit`, after the first `offset`, all of the
         moment of this call.
@@ -136,13 +148,15 @@ class Reads(ABC):
                 request["columns"] = list(dict.fromkeys([*wanted, *(name for name, _ in order)]))
         if skipped and limit is not None:
             request["limit"] = not_negative("limit", limit) + skipped
-        rows: RowStream = self._answer("scan", level, **request)
-        return trimmed(rows, request["columns"] if wanted is None else wanted, skipped)
+        watch = watching("scan", level, explain)
+        rows: RowStream = self._answer("scan", level, **request, explain=watch)
+        return ended(watch, trimmed(rows, request["columns"] if wanted is None else wanted, skipped))
 
     @translate_errors
-    def count(self, filter: str | None = None, *, level: str = "latest") -> int:
+    def count(self, filter: str | None = None, *, level: str = "latest", explain: Explain | None = None) -> int:
         """Return the number of rows whose newest version passes `filter`."""
-        return int(self._answer("count", level, filter=sql(filter)))
+        watch = watching("count", level, explain)
+        return ended(watch, int(self._answer("count", level, filter=sql(filter), explain=watch)))
 
     @translate_errors
     def search(
@@ -159,6 +173,7 @@ class Reads(ABC):
         distance_range: tuple[float | None, float | None] | None = None,
         offset: int = 0,
         level: str = "latest",
+        explain: Explain | None = None,
     ) -> pa.Table:
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
 
@@ -171,8 +186,9 @@ class Reads(ABC):
         request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector}
         request |= {"k": at_least_one(k) + not_negative("offset", offset), "filter": sql(filter)}
         request |= _how(metric, nprobes, refine_factor, distance_range)
-        rows: pa.Table = self._answer("search", level, **request, columns=listed(columns))
-        return rows.slice(offset)
+        watch = watching("search", level, explain)
+        rows: pa.Table = self._answer("search", level, **request, columns=listed(columns), explain=watch)
+        return ended(watch, rows.slice(offset))
 
     @translate_errors
     def match(
@@ -185,6 +201,7 @@ class Reads(ABC):
         *,
         offset: int = 0,
         level: str = "latest",
+        explain: Explain | None = None,
     ) -> pa.Table:
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
@@ -198,8 +215,9 @@ class Reads(ABC):
         """
         request: dict[str, Any] = {"column": _sent("column", column), "text": text}
         request |= {"k": at_least_one(k) + not_negative("offset", offset), "filter": sql(filter)}
-        rows: pa.Table = self._answer("match", level, **request, columns=listed(columns))
-        return rows.slice(offset)
+        watch = watching("match", level, explain)
+        rows: pa.Table = self._answer("match", level, **request, columns=listed(columns), explain=watch)
+        return ended(watch, rows.slice(offset))
 
     @translate_errors
     def hybrid(
@@ -221,6 +239,7 @@ class Reads(ABC):
         distance_range: tuple[float | None, float | None] | None = None,
         offset: int = 0,
         level: str = "latest",
+        explain: Explain | None = None,
     ) -> pa.Table:
         """Return the `k` rows that are best by `vector` and by `text` together and pass `filter`, best first.
 
@@ -238,9 +257,10 @@ class Reads(ABC):
         most, both = at_least_one(k) + not_negative("offset", offset), checked_weights(weights)
         depth = max(5 * most, 50) if candidates is None else at_least_one(candidates, "candidates")
         how = _how(metric, nprobes, refine_factor, distance_range)
-        of: dict[str, Any] = {"vector_column": vector_column, "text_column": text_column}
-        found = self.candidates(vector, text, depth, filter, columns, **of, **how, level=level)
-        return fused(found, most, both, rerank).slice(offset)
+        request = _arms(vector, text, depth, filter, columns, vector_column, text_column) | how
+        watch = watching("hybrid", level, explain)
+        found: pa.Table = self._answer("candidates", level, **request, explain=watch)
+        return ended(watch, fused(found, most, both, rerank).slice(offset))
 
     @translate_errors
     def candidates(
@@ -258,18 +278,16 @@ class Reads(ABC):
         refine_factor: int | None = None,
         distance_range: tuple[float | None, float | None] | None = None,
         level: str = "latest",
+        explain: Explain | None = None,
     ) -> pa.Table:
         """Return the `n` nearest rows and the `n` best matches of one moment, each row once, in no order: what `hybrid`
         ranks, for a ranking of your own. Columns as there, without `_relevance_score`.
         """
-        request: dict[str, Any] = {"vector": vector, "text": text, "n": n}
-        request["vector_column"] = (
-            None if vector_column is None else a_text("vector_column", vector_column, "embedding")
-        )
-        request["text_column"] = None if text_column is None else _sent("text_column", text_column)
+        request = _arms(vector, text, n, filter, columns, vector_column, text_column)
         request |= _how(metric, nprobes, refine_factor, distance_range)
-        rows: pa.Table = self._answer("candidates", level, **request, filter=sql(filter), columns=listed(columns))
-        return rows
+        watch = watching("candidates", level, explain)
+        rows: pa.Table = self._answer("candidates", level, **request, explain=watch)
+        return ended(watch, rows)
 
     @translate_errors
     def sql(
@@ -332,6 +350,16 @@ def _sent(name: str, columns: Any) -> str | dict[str, float]:
     """Return the columns of a match as they travel: one without a boost by its name alone. Raises: Invalid."""
     boosts = text_columns(name, columns)
     return next(iter(boosts)) if list(boosts.values()) == [1.0] else boosts
+
+
+def _arms(
+    vector: Any, text: Any, n: int, filter: Any, columns: Any, vector_column: Any, text_column: Any
+) -> dict[str, Any]:
+    """Return the arguments of `candidates` as they travel. Raises: Invalid."""
+    near = None if vector_column is None else a_text("vector_column", vector_column, "embedding")
+    matching = None if text_column is None else _sent("text_column", text_column)
+    request = {"vector": vector, "text": text, "n": n, "vector_column": near, "text_column": matching}
+    return request | {"filter": sql(filter), "columns": listed(columns)}
 
 
 def _how(metric: Any, nprobes: Any, refine_factor: Any, within: Any) -> dict[str, Any]:

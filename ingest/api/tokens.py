@@ -40,6 +40,10 @@ class Token:
             return value
         return Token(*_split(value))
 
+    def __str__(self) -> str:
+        """Return the form that `parse` takes."""
+        return f"{self.producer}:{self.sequence}"
+
 
 def _split(value: str | tuple[str, int]) -> tuple[str, int]:
     try:

@@ -175,13 +175,17 @@ def query(
     ] = None,
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
     format: Format = "table",
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="print which levels and indexes were used; with json and csv to standard error"),
+    ] = False,
 ) -> int:
     """Look up rows by key, filter, vector, text, or vector and text together."""
     from memwal.ingest.cli.query import Query, answer
 
     how = {"metric": metric, "nprobes": nprobes, "refine_factor": refine_factor, "distance_range": distance_range}
     asked = Query(tuple(key or ()), filter, near, match, names_in(columns), limit, level, order_by, offset, how)
-    return answer(settings_of(config), os.environ, asked, format, console())
+    return answer(settings_of(config), os.environ, asked, format, console(), explain=explain)
 
 
 @app.command()

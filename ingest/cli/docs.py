@@ -48,6 +48,7 @@ def render_python() -> str:
 def _python_reference() -> Iterator[str]:
     import memwal
     from memwal.ingest.api.changes import Changes
+    from memwal.ingest.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
     from memwal.ingest.api.tokens import Receipt, RegionCounts
     from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream
     from memwal.ingest.client.async_table import AsyncTable
@@ -68,6 +69,12 @@ def _python_reference() -> Iterator[str]:
     yield f"## Changes\n\nWhat `table.changes` returns.\n\n{inspect.getdoc(Changes)}\n"
     for member in (Changes.position.fget, Changes.schema.fget, Changes.read_all):  # type: ignore[attr-defined]
         yield f"- `{member.__name__}`: {' '.join((inspect.getdoc(member) or '').split())}"
+    yield ""
+    yield "## Explanations\n\nWhat `explain` of a read is given.\n"
+    for told in (Explanation, ExplainedPart, ExplainedLevel, ExplainedSearch):
+        yield from _described(f"### {told.__name__}", told.__name__, told)
+    for name in ("levels", "found", "indexes", "as_dict", "to_json"):
+        yield f"- `{name}`: {' '.join((inspect.getdoc(getattr(Explanation, name)) or '').split())}"
     yield ""
     yield from _described("## memwal.lancedb_reranker", "memwal.lancedb_reranker", memwal.lancedb_reranker)
     for kind in (Receipt, RegionCounts, memwal.Token):

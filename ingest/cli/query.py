@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 
+from memwal.ingest.api.explanation import Explanation
 from memwal.ingest.api.keys import parse_key
 from memwal.ingest.api.reads import check_level
+from memwal.ingest.api.watch import Explain
 from memwal.ingest.cli.open import Readable, open_for_reading
 from memwal.ingest.cli.print import count, print_rows
 from memwal.ingest.errors import Invalid
@@ -38,10 +41,15 @@ class Query:
     """How to search, by names of arguments of `Reads.search`; None where an option was not given."""
 
 
-def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: str, console: Console) -> int:
-    """Run `query`, print its rows and return the exit code. Raises: Invalid for options that do not go together."""
+def answer(
+    settings: Settings, environ: Mapping[str, str], query: Query, form: str, console: Console, *, explain: bool = False
+) -> int:
+    """Run `query`, print its rows and return the exit code. `explain`: then print its explanation, to standard error
+    where standard output is for programs. Raises: Invalid for options that do not go together.
+    """
     _check(query)
-    rows = _run(open_for_reading(settings, environ), query)
+    told: list[Explanation] = []
+    rows = _run(open_for_reading(settings, environ), query, told.append if explain else None)
     table = form == "table"
     hidden = (
         [field.name for field in rows.schema if pa.types.is_nested(field.type)] if table and not query.columns else []
@@ -51,6 +59,11 @@ def answer(settings: Settings, environ: Mapping[str, str], query: Query, form: s
     if table:
         left_out = f"; not shown: {', '.join(hidden)} (name them in --columns)" if hidden else ""
         console.print(f"{count(rows.num_rows, 'row')}{left_out}")
+    for explanation in told:
+        if form == "table":
+            console.out(f"\n{explanation}", highlight=False)
+        else:
+            sys.stderr.write(f"{explanation.to_json(2) if form == 'json' else explanation}\n")
     return 0
 
 
@@ -70,14 +83,15 @@ def _check(query: Query) -> None:
         raise Invalid(f"{given[0]} says how to search by vector; add --near, or remove it")
 
 
-def _run(table: Readable, query: Query) -> pa.Table:
+def _run(table: Readable, query: Query, explain: Explain | None) -> pa.Table:
     if query.keys:
         keys = [parse_key(text, table.key) for text in query.keys]
-        return table.get(keys if len(table.key) > 1 else [key[0] for key in keys], query.columns, level=query.level)
+        asked = keys if len(table.key) > 1 else [key[0] for key in keys]
+        return table.get(asked, query.columns, level=query.level, explain=explain)
     near = _column_and_text("--near", query.near) if query.near else None
     match = _columns_and_text(query.match, table.schema.names) if query.match else None
     common: dict[str, Any] = {"filter": query.filter, "columns": query.columns, "level": query.level}
-    common["offset"] = query.offset
+    common |= {"offset": query.offset, "explain": explain}
     if near:
         vector = _vector(table, *near, query.level)
         how = {**query.how, "distance_range": _distances(query.how.get("distance_range"))}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -25,6 +25,7 @@ from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.rows import as_table, size_bound
 from memwal.ingest.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
+from memwal.ingest.api.watch import Watch, heard
 from memwal.ingest.client.changes import RemoteChanges
 from memwal.ingest.client.deletes import RoutedDeletes
 from memwal.ingest.client.retry import Attempts, abandon_if_moved
@@ -47,6 +48,13 @@ ANSWER_TIMEOUT = 5.0
 """Seconds beyond a put's own timeout in which the daemon can still answer, since its error says more than none."""
 
 IN_FLIGHT_MAX = 64 << 20
+
+
+class _Sent(NamedTuple):
+    """What goes with a read: its rows, as `ReadKind.sends`, and who is told its explanation."""
+
+    rows: pa.Table | None
+    explain: Watch | None
 
 
 class RemoteTable(Reads):
@@ -291,7 +299,7 @@ class RemoteTable(Reads):
 
     def _write(self, rows: pa.Table, request: dict[str, Any], token: Token | None, timeout: float | None) -> Receipt:
         """Send `rows` to their owners. `request`: of the op "write" or "delete", without token and timeout."""
-        request = {**request, "token": None if token is None else _text(token), "timeout": timeout}
+        request = {**request, "token": None if token is None else str(token), "timeout": timeout}
         # The daemon refuses a wrong timeout, as the embedded table does.
         limited = type(timeout) in (int, float) and timeout > 0  # type: ignore[operator]
         seconds = float(timeout) if limited else WRITE_TIMEOUT  # type: ignore[arg-type]
@@ -307,17 +315,17 @@ class RemoteTable(Reads):
 
     def _record(self, token: Token, durable: bool, timeout: float | None) -> list[dict[str, int]]:
         """Record `token` in every region; return the owners' answers. Sent again until it is recorded."""
-        request = {"token": _text(token), "durable": durable}
+        request = {"token": str(token), "durable": durable}
         return self._patiently(partial(self._of_owners, "record", request), timeout or WRITE_TIMEOUT)
 
-    def _answer(self, read: str, level: str, /, **request: Any) -> Any:
+    def _answer(self, read: str, level: str, /, *, explain: Watch | None = None, **request: Any) -> Any:
         request["level"] = level
         rows, sends = None, READS[read].sends
         if sends == "keys":
             rows = normalise_keys(request.pop("keys"), self.schema, self.key)
         elif sends == "vector":
             rows = as_vector(request.pop("vector"))
-        return self._patiently(partial(self._read, read, request, rows), READ_TIMEOUT)
+        return self._patiently(partial(self._read, read, request, _Sent(rows, explain)), READ_TIMEOUT)
 
     def _changes_source(self) -> RemoteChanges:
         return RemoteChanges(lambda call: self._patiently(partial(self._any, call), READ_TIMEOUT))
@@ -328,27 +336,30 @@ class RemoteTable(Reads):
         to, first = router.sole or router.owner(router.regions[0]), router.regions[0]
         return self._all_of([Call(to, [first], partial(call, to, within))])[0]
 
-    def _read(self, read: str, request: dict[str, Any], rows: pa.Table | None, within: float) -> Any:
+    def _read(self, read: str, request: dict[str, Any], sent: _Sent, within: float) -> Any:
+        if sent.explain is not None:
+            sent.explain.again()
         sole = self.router.sole
         if sole is None and request["level"] == "committed":  # needs no owner: any daemon answers for all regions
             sole = self.router.owner(self.router.regions[0])
         if sole is not None:
-            return self._all_of([Call(sole, self.router.regions, partial(sole.read, read, request, rows, within))])[0]
+            make = partial(sole.read, read, request, sent.rows, within, heard(sent.explain, sole.endpoint))
+            return self._all_of([Call(sole, self.router.regions, make)])[0]
         kind = READS[read]
         if kind.sends == "keys":
-            assert rows is not None
-            return self._get(read, rows, request, within)
-        answers = self._of_owners(read, request, within, rows)
-        return sum(answers) if kind.counts else merged(kind, answers, request)
+            return self._get(read, sent, request, within)
+        answers = self._of_owners(read, request, within, sent)
+        return sum(answers) if kind.counts else merged(kind, answers, request, whole=sent.explain is not None)
 
-    def _of_owners(self, name: str, request: dict[str, Any], within: float, rows: pa.Table | None = None) -> list[Any]:
+    def _of_owners(self, name: str, request: dict[str, Any], within: float, sent: _Sent | None = None) -> list[Any]:
         """Return the answers of every owner to a read of all regions, or to "flush". Raises: `deciding_failure`."""
-        router = self.router
+        router, (rows, explain) = self.router, sent or (None, None)
         routing = router.routing  # before the regions: should they change now, the daemons refuse it
         calls: list[Call[Any]] = []
         for endpoint, regions in router.owners(router.regions).items():
             to, asking = router.connection(endpoint), {**request, "regions": regions, "routing": routing}
-            make = partial(to.act, name, request) if name == "flush" else partial(to.read, name, asking, rows)
+            reading = partial(to.read, name, asking, rows, told=heard(explain, endpoint))
+            make = partial(to.act, name, request) if name == "flush" else reading
             calls.append(Call(to, regions, partial(make, timeout=within)))
         return self._all_of(calls)
 
@@ -368,9 +379,10 @@ class RemoteTable(Reads):
             raise deciding_failure(failed, repeatable=True, alone=self.router.alone)
         return [answer for answer in answers if not isinstance(answer, MemWalError)]
 
-    def _get(self, read: str, keys: pa.Table, request: dict[str, Any], within: float) -> pa.Table:
+    def _get(self, read: str, sent: _Sent, request: dict[str, Any], within: float) -> pa.Table:
         """Ask the owner of each key's region."""
-        router, splitter, columns = self.router, self.splitter, request["columns"]
+        router, splitter, columns, keys = self.router, self.splitter, request["columns"], sent.rows
+        assert keys is not None
         buckets = splitter.buckets(keys)
         present = np.unique(buckets).tolist() or [0]
         wanted = None if columns is None else [*dict.fromkeys([*columns, *self.key])]
@@ -379,10 +391,7 @@ class RemoteTable(Reads):
             mine = [bucket for bucket in present if router.regions[bucket] in regions]
             asked, to = keys.filter(pa.array(np.isin(buckets, mine))), router.connection(endpoint)
             asking = {**request, "columns": wanted, "regions": regions, "routing": splitter.routing}
-            calls.append(Call(to, regions, partial(to.read, read, asking, asked, within)))
+            make = partial(to.read, read, asking, asked, within, heard(sent.explain, endpoint))
+            calls.append(Call(to, regions, make))
         found = in_asked_order(self._all_of(calls), keys)
         return found if columns is None else found.select([*dict.fromkeys(columns)])
-
-
-def _text(token: Token) -> str:
-    return f"{token.producer}:{token.sequence}"

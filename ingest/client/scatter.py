@@ -31,20 +31,24 @@ from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema
 _ROW, _AT = "_memwal_row", "_memwal_at"
 
 
-def merged(kind: ReadKind, answers: Sequence[Any], request: dict[str, Any]) -> pa.Table | RowStream:
-    """Merge the answers of several owners to one read. Raises: Unavailable if columns changed in between."""
+def merged(
+    kind: ReadKind, answers: Sequence[Any], request: dict[str, Any], *, whole: bool = False
+) -> pa.Table | RowStream:
+    """Merge the answers of several owners to one read. `whole`: read streams to their end, where their explanations
+    are, also beyond a limit, which each owner keeps too. Raises: Unavailable if columns changed in between.
+    """
     parts = _alike(answers)
     if kind.streams and (order := request.get("order_by")):
         rows = pa.concat_tables([part.read_all() for part in parts])
         return gathered(rows.take(first_rows(rows, order, request["limit"])))
     if kind.streams:
-        return one_after_another(parts, request["limit"])
+        return one_after_another(parts, request["limit"], whole=whole)
     if kind.score is not None:
         return best_of(parts, kind.score, request["k"], ascending=kind.ascending)
     return best_of_arms(pa.concat_tables(parts), request["n"])
 
 
-def one_after_another(answers: Sequence[RowStream], limit: int | None) -> RowStream:
+def one_after_another(answers: Sequence[RowStream], limit: int | None, *, whole: bool = False) -> RowStream:
     """Return the rows of all streams, at most `limit`. The owners captured all of them before; each waits for its turn,
     with as many rows on their way as gRPC holds.
     """
@@ -53,17 +57,17 @@ def one_after_another(answers: Sequence[RowStream], limit: int | None) -> RowStr
         for answer in answers:
             answer.close()
 
-    return RowStream(answers[0].schema, _one_after_another(answers, limit), cancel)
+    return RowStream(answers[0].schema, _one_after_another(answers, limit, whole), cancel)
 
 
-def _one_after_another(answers: Sequence[RowStream], limit: int | None) -> Iterator[pa.RecordBatch]:
+def _one_after_another(answers: Sequence[RowStream], limit: int | None, whole: bool) -> Iterator[pa.RecordBatch]:
     try:
         for batch in chain.from_iterable(answers):
             part = batch if limit is None else batch.slice(0, limit)
             limit = None if limit is None else limit - part.num_rows
             if part.num_rows:
                 yield part
-            if limit == 0:
+            if limit == 0 and not whole:
                 return
     finally:
         for answer in answers:

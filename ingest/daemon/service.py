@@ -6,10 +6,12 @@ DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  s
            "routing" too where the sender has split them itself
            {"op": "delete", "filter", "version", "durable", "token", "timeout"}    keys, deleted if their row passes
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result; "scan" streams
+           {"op": "explained get" | …}    the same with its explanation (`rpc.wire`)
            {"op": "changes", "since", "until", "images", "columns"}    the next changes, of all regions, whoever owns
            them; the stream's schema metadata `memwal:changes` has {"position", "more"}
 DoAction   "changes_position" {"at"} |
-           "count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" | "release"   JSON in, JSON out
+           "count" | "explained count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" |
+           "release"   JSON in, JSON out
            "indexes" | "create_index" {"column", "kind", "parameters"} | "drop_index" {"name"}   for all regions
            "base_version"              the newest version of the base table
            "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
@@ -44,6 +46,7 @@ import pyarrow.flight as flight
 
 from memwal.ingest.api.changes import ChangesRequest, packed
 from memwal.ingest.api.deletes import Where
+from memwal.ingest.api.explanation import Explanation
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Token
@@ -52,7 +55,15 @@ from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutco
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.rpc.wire import StreamSum, closed_with, raise_over_flight, unpack
+from memwal.ingest.rpc.wire import (
+    EXPLANATION,
+    StreamSum,
+    closed_with,
+    explained,
+    raise_over_flight,
+    read_named,
+    unpack,
+)
 from memwal.ingest.table.embedded import Table
 from memwal.wal.panics import as_exception
 
@@ -127,10 +138,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     @_answering
     def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         request, rows = unpack(ticket.ticket)
-        answer = self._read(self._meant(request), rows)
+        told: list[Explanation] = []
+        answer = self._read(self._meant(request), rows, told)
         if not isinstance(answer, RowStream):
             return flight.RecordBatchStream(answer)
-        return flight.GeneratorStream(answer.schema, self._batches(answer, self.table))
+        return flight.GeneratorStream(answer.schema, self._batches(answer, self.table, told))
 
     @_answering
     def do_exchange(
@@ -148,18 +160,25 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             rows = _read_closed(reader, None)
             answer = caller.run(partial(self._write, request, rows))
         else:
-            table = self.table
-            read = caller.run(partial(self._read, request, keys))
+            table, told = self.table, list[Explanation]()
+            read = caller.run(partial(self._read, request, keys, told))
             writer.begin(read.schema)
-            for batch in self._batches(read, table) if isinstance(read, RowStream) else read.to_batches():
-                writer.write_batch(batch)
+            for batch in self._batches(read, table, told) if isinstance(read, RowStream) else read.to_batches():
+                if isinstance(batch, tuple):
+                    writer.write_with_metadata(*batch)
+                else:
+                    writer.write_batch(batch)
             return
         writer.write_metadata(json.dumps(answer, default=str).encode())
 
-    def _batches(self, rows: RowStream, table: Table) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as gRPC asks for them; it drops this generator, and so the rows, when the client has gone."""
+    def _batches(self, rows: RowStream, table: Table, told: Sequence[Explanation]) -> Iterator[Any]:
+        """Yield the rows as gRPC asks for them; it drops this generator, and so the rows, when the client has gone.
+        `told`: has the explanation, if one is asked for, when all rows were read.
+        """
         try:
             yield from rows
+            for explanation in told:
+                yield pa.RecordBatch.from_pylist([], rows.schema), explanation.to_json().encode()
         except MemWalError as error:
             raise_over_flight(self.told(error, table))
         finally:
@@ -191,8 +210,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         write = table.delete if request["delete"] else table.put
         return asdict(write(rows, **options))
 
-    def _read(self, request: dict[str, Any], rows: pa.Table | None) -> pa.Table | RowStream:
-        op = request.pop("op")
+    def _read(self, request: dict[str, Any], rows: pa.Table | None, told: list[Explanation]) -> pa.Table | RowStream:
+        op, is_explained = read_named(request.pop("op"))
         if op == "changes":
             return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
         kind = READS.get(op)
@@ -200,8 +219,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             raise Invalid(f"unknown read {op!r}")
         if rows is not None:
             request[str(kind.sends)] = rows if kind.sends == "keys" else rows.column(0).combine_chunks()
+        if is_explained:
+            request["explain"] = told.append
         answer: pa.Table | RowStream = getattr(self._of(request), op)(**request)
-        return answer
+        if isinstance(answer, RowStream) or not is_explained:
+            return answer
+        return answer.replace_schema_metadata({**(answer.schema.metadata or {}), EXPLANATION: told[0].to_json()})
 
     def _of(self, request: dict[str, Any]) -> Reads:
         """Return the reads of the regions that `request` names, and remove these from it."""
@@ -212,6 +235,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _act(self, name: str, request: dict[str, Any]) -> Any:
         acts: dict[str, Callable[[dict[str, Any]], Any]] = {
             **{name: partial(self._count, name) for name, kind in READS.items() if kind.counts},
+            **{explained(name): partial(self._count_explained, name) for name, kind in READS.items() if kind.counts},
             "applied": self._applied,
             "changes_position": lambda request: self.table.changes_position(request["at"]),
             "record": self._record,
@@ -233,6 +257,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _count(self, name: str, request: dict[str, Any]) -> int:
         return int(getattr(self._of(request), name)(**request))
+
+    def _count_explained(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        told: list[Explanation] = []
+        count = self._count(name, {**request, "explain": told.append})
+        return {"count": count, "explanation": told[0].as_dict()}
 
     def _applied(self, request: dict[str, Any]) -> Sequence[int | None]:
         table = self.table

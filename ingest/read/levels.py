@@ -32,6 +32,7 @@ class RegionView:
     `unflushed`: only for memtables that were replayed from storage, which do not know their generation: the generation
     in which the oldest of their rows will be flushed. A base that has committed it is newer than parts of this view.
     `shapes`: the shapes of the memtables, each once; empty if their columns cannot change.
+    `active`: the generation that takes writes, `tail`: the first and last WAL position replayed; both for explanations.
     Thread safety. Immutable.
     """
 
@@ -40,6 +41,8 @@ class RegionView:
     ssts: tuple[SsTable, ...]
     unflushed: int | None = None
     shapes: tuple[Shape, ...] = ()
+    active: int | None = None
+    tail: tuple[int, int] | None = None
 
 
 class CaptureOvertaken(Exception):

@@ -9,16 +9,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from memwal import flush
 from memwal.ingest.api.reads import Level, Reads, check_level
+from memwal.ingest.api.watch import Watch
 from memwal.ingest.caller import expect_waiting
 from memwal.ingest.errors import Unavailable, translate_errors
 from memwal.ingest.read.levels import CaptureOvertaken, RegionView, Reshaped
 from memwal.ingest.read.reader import Reader
+from memwal.ingest.read.tracer import Trace
 from memwal.wal.panics import RustPanic, panics_as_errors
 
 ATTEMPTS = 20
@@ -78,20 +81,25 @@ class LevelReads(Reads):
         self.base = self._reader.base()
         self.schema = self.base.schema
 
-    def _answer(self, read: str, level: str, /, **request: Any) -> Any:
+    def _answer(self, read: str, level: str, /, *, explain: Watch | None = None, **request: Any) -> Any:
         """Return the reader's answer over views of `level`.
 
         The views are captured again if a commit overtook them, and once if files of the base version could not be read,
         because another program may have removed that version. A filter that fails on a row is Invalid at every level.
         """
         checked, failed_at = check_level(level), -1
+        trace = None if explain is None else Trace(explain.clock)
         for attempt in range(ATTEMPTS):
             with suppress(CaptureOvertaken):
                 try:
-                    views = self._views(checked, again=attempt > 0)
+                    capture = partial(self._views, checked, again=attempt > 0)
+                    views = capture() if trace is None else trace.captured(capture)
                     expect_waiting()
                     with panics_as_errors:
-                        return getattr(self._reader, read)(views, buckets=self._buckets, **request)
+                        answer = getattr(self._reader, read)(views, buckets=self._buckets, trace=trace, **request)
+                    if explain is not None and trace is not None:
+                        explain.add(trace.part)
+                    return answer
                 except Reshaped:
                     self.follow()
                 except (pa.ArrowInvalid, OSError, RustPanic):

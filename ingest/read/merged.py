@@ -22,6 +22,7 @@ from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.read.top_k import Candidates, Visible, best_visible, concatenate
 from memwal.memtable import TOMBSTONE, Snapshot
+from memwal.memtable.vector.index import Way
 
 ROWS_PER_STEP = 16_384
 Positions = npt.NDArray[np.int64]
@@ -33,11 +34,16 @@ class Ranking:
     """How to find the best rows of a level.
 
     `level(snapshot, n, mask)`: positions and scores; `base(n, columns)`: rows with those columns and `score`.
+    The others are for explanations. `columns`: those that are searched. `way(snapshot, n, mask)`: how many rows `level`
+    looks at, None where that is not known, and how it finds them. `exact`: why every row of the base is compared.
     """
 
     level: Callable[[Snapshot, int, Mask], tuple[Positions, Scores]]
     base: Callable[[BaseReads, int, Sequence[str]], pa.Table]
     score: str
+    columns: tuple[str, ...]
+    way: Callable[[Snapshot, int, Mask], tuple[int | None, Way]]
+    exact: Way | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +79,20 @@ class MergedView:
         for level in self.levels():
             if not len(wanted):
                 return
-            at = level.lookup(picked(keys, wanted))
-            held = at >= 0
-            if held.any():
-                # Tombstones are fetched with the rows: a mask over all rows of the level would take time with its size.
-                rows = level.take(at[held], [*columns, TOMBSTONE])
+            # Tombstones are fetched with the rows: a mask over all rows of the level would take time with its size.
+            held, rows = self._held_rows(level, picked(keys, wanted), [*columns, TOMBSTONE])
+            if rows is not None:
                 live = ~rows.column(TOMBSTONE).to_numpy() | tombstones
                 yield picked_rows(rows if tombstones else rows.select(columns), live), wanted[held][live]
                 wanted = wanted[~held]
         if len(wanted) and base:
-            rows, at = self.base.get(picked(keys, wanted), columns)
+            rows, at = self._base_rows_of(picked(keys, wanted), columns)
             none = pa.array(np.zeros(rows.num_rows, dtype=np.bool_))
             yield rows.append_column(TOMBSTONE, none) if tombstones else rows, wanted[at]
 
-    def count_above(self, filter: str | None) -> int:
-        """Return the number of visible rows above the base that pass `filter`."""
-        return sum(len(positions) for _, positions in self._visible_above(filter))
+    def count(self, filter: str | None) -> int:
+        """Return the number of visible rows that pass `filter`."""
+        return self._count_above(filter) + self._count_base(filter)
 
     def visible_rows(self, columns: list[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """Yield visible rows that pass `filter`, newest levels first, read as they are consumed.
@@ -103,16 +107,14 @@ class MergedView:
     def level_rows(self, columns: list[str], filter: str | None, limit: int | None = None) -> Iterator[pa.Table]:
         """Yield the visible rows above the base that pass `filter`, of each step at most `limit`."""
         for level, positions in self._visible_above(filter):
-            yield level.take(positions if limit is None else positions[:limit], columns)
+            yield self._taken(level, positions if limit is None else positions[:limit], columns)
 
     def base_rows(self, columns: list[str], filter: str | None, most: int | None = None) -> Iterator[pa.Table]:
         """Yield the visible rows of the base that pass `filter`, of the first `most` that pass it."""
         hiding = self.key and self.rows_above
         for rows in self.base.batches(self._with_key(columns) if hiding else columns, filter, most):
-            if hiding:
-                yield picked_rows(rows.select(columns), ~hidden(self.stacks, rows.select(self.key)))
-            else:
-                yield rows.select(columns)
+            mask = self._hidden(rows.select(self.key)) if hiding else None
+            yield rows.select(columns) if mask is None else picked_rows(rows.select(columns), ~mask)
 
     def first_rows(self, columns: list[str], filter: str | None, limit: int | None, order: Order) -> pa.Table:
         """Return the first `limit` visible rows (None: all) in `order` that pass `filter`, read into memory.
@@ -123,22 +125,15 @@ class MergedView:
         parts = []
         for level, positions in self._visible_above(filter):
             first = first_rows(level.take(positions, by), order, limit)
-            parts.append(level.take(positions[first.to_numpy()], columns))
-        most = self.base.count(None) if limit is None else limit
+            parts.append(self._taken(level, positions[first.to_numpy()], columns))
+        most = max(1, self.base.count(None)) if limit is None else limit  # Lance fails to sort for no rows
 
-        def fetch(n: int) -> Candidates:
-            rows = self.base.ordered(order, n, filter, self._with_key(columns))
-            ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
-            none = np.zeros(len(ids), np.float32)  # rows stand in order; they have no score
-            return Candidates(
-                ids, none, lambda: rows.select(self.key), lambda at: rows.select(columns).take(pa.array(at))
-            )
+        def ordered(base: BaseReads, n: int, with_key: Sequence[str]) -> pa.Table:
+            return base.ordered(order, n, filter, with_key)
 
-        found = best_visible(fetch, lambda keys: hidden(self.stacks, keys), most, self.rows_above)
+        found = self._best_of_base(most, columns, ordered, None)
         parts.append(found.candidates.take(found.positions))
-        schema = parts[-1].schema
-        rows = concatenate(parts, schema)
-        return rows.take(first_rows(rows, order, limit))
+        return self._in_order(parts, order, limit)
 
     def keys_above(self) -> pa.Table | None:
         """Return every key in the levels above the base, once; None without levels or without a key."""
@@ -152,17 +147,58 @@ class MergedView:
     def best(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> list[Visible]:
         """Return the `k` best visible rows of every level, newest levels first, the base last."""
         above = [visible for stack in self.stacks for visible in self._best_of(stack, k, filter, columns, ranking)]
+        return [*above, self._best_of_base(k, columns, ranking.base, ranking.score)]
 
-        def fetch(n: int) -> Candidates:
-            expect_waiting()
-            rows = ranking.base(self.base, n, [*self._with_key(columns), ROW_ID])
-            scores = rows.column(ranking.score).to_numpy().astype(np.float32, copy=False)
-            ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
-            return Candidates(
-                ids, scores, lambda: rows.select(self.key), lambda at: rows.select(columns).take(pa.array(at))
-            )
+    # ---- steps of one level: `ingest.read.traced` measures them ----------------------------------------------------
 
-        return [*above, best_visible(fetch, lambda keys: hidden(self.stacks, keys), k, self.rows_above)]
+    def _held_rows(self, level: Snapshot, keys: pa.Table, columns: list[str]) -> tuple[Mask, pa.Table | None]:
+        """Return which of `keys` the level has, and their newest rows; None for no rows."""
+        at = level.lookup(keys)
+        held: Mask = at >= 0
+        return held, level.take(at[held], columns) if held.any() else None
+
+    def _base_rows_of(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Positions]:
+        return self.base.get(keys, columns)
+
+    def _count_above(self, filter: str | None) -> int:
+        return sum(len(positions) for _, positions in self._visible_above(filter))
+
+    def _count_base(self, filter: str | None) -> int:
+        """Lance counts the base; only base rows whose key is in a newer level are read one by one."""
+        above = self.keys_above()
+        return self.base.count(filter) - (0 if above is None else self._held_in_base(above, filter))
+
+    def _held_in_base(self, keys: pa.Table, filter: str | None) -> int:
+        return self.base.held(keys, filter)
+
+    def _passing(self, level: Snapshot, filter: str | None) -> Mask:
+        """Return which rows of a level are its newest of their key, are no tombstones, and pass: bool[level.n]."""
+        expect_waiting()
+        live = level.live()
+        return live if filter is None else level.where(filter, live)
+
+    def _uncovered(self, stack: Stack, below: int, step: Positions) -> Positions:
+        """Return the rows among `step` that no newer level hides."""
+        if not below or not stack.keyed:
+            return step
+        return step[~stack.hides(stack.levels[below].take(step, self.key), below)]
+
+    def _taken(self, level: Snapshot, positions: Positions, columns: list[str]) -> pa.Table:
+        return level.take(positions, columns)
+
+    def _hidden(self, keys: pa.Table) -> Mask:
+        """Return which base rows with these `keys` are hidden."""
+        return hidden(self.stacks, keys)
+
+    def _best_visible(
+        self, fetch: Callable[[int], Candidates], hides: Callable[[pa.Table], Mask], k: int, rows_above: int
+    ) -> Visible:
+        return best_visible(fetch, hides, k, rows_above)
+
+    def _in_order(self, parts: Sequence[pa.Table], order: Order, limit: int | None) -> pa.Table:
+        """Return the first `limit` rows of all parts in `order`."""
+        rows = concatenate(parts, parts[-1].schema)
+        return rows.take(first_rows(rows, order, limit))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -172,7 +208,30 @@ class MergedView:
         above = accumulate(stack.sizes, initial=0)
         for below, (level, rows_above) in enumerate(zip(stack.levels, above, strict=False)):
             fetch = self._fetch(level, self._passing(level, filter), columns, ranking)
-            yield best_visible(fetch, partial(stack.hides, below=below), k, rows_above)
+            yield self._best_visible(fetch, partial(stack.hides, below=below), k, rows_above)
+
+    def _best_of_base(
+        self,
+        k: int,
+        columns: list[str],
+        ranked: Callable[[BaseReads, int, Sequence[str]], pa.Table],
+        score: str | None,
+    ) -> Visible:
+        """Return the `k` best visible rows of the base. `score`: column of the scores; None: rows stand in order."""
+
+        def fetch(n: int) -> Candidates:
+            expect_waiting()
+            rows = ranked(self.base, n, [*self._with_key(columns), ROW_ID] if score else self._with_key(columns))
+            ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
+            scores = np.zeros(len(ids)) if score is None else rows.column(score).to_numpy()
+            return Candidates(
+                ids,
+                scores.astype(np.float32, copy=False),
+                lambda: rows.select(self.key),
+                lambda at: rows.select(columns).take(pa.array(at)),
+            )
+
+        return self._best_visible(fetch, partial(hidden, self.stacks), k, self.rows_above)
 
     def _fetch(self, level: Snapshot, mask: Mask, columns: list[str], ranking: Ranking) -> Callable[[int], Candidates]:
         def fetch(n: int) -> Candidates:
@@ -186,21 +245,13 @@ class MergedView:
 
         return fetch
 
-    def _passing(self, level: Snapshot, filter: str | None) -> Mask:
-        """Return which rows of a level are its newest of their key, are no tombstones, and pass: bool[level.n]."""
-        expect_waiting()
-        live = level.live()
-        return live if filter is None else level.where(filter, live)
-
     def _visible_above(self, filter: str | None) -> Iterator[tuple[Snapshot, Positions]]:
         """Yield, in steps of at most ROWS_PER_STEP rows, a level and the positions of its visible rows that pass."""
         for stack in self.stacks:
             for below, level in enumerate(stack.levels):
                 passing = np.flatnonzero(self._passing(level, filter))
                 for at in range(0, len(passing), ROWS_PER_STEP):
-                    step = passing[at : at + ROWS_PER_STEP]
-                    covered = below and stack.keyed
-                    yield level, step[~stack.hides(level.take(step, self.key), below)] if covered else step
+                    yield level, self._uncovered(stack, below, passing[at : at + ROWS_PER_STEP])
 
     def _with_key(self, columns: Sequence[str]) -> list[str]:
         return list(dict.fromkeys([*columns, *self.key]))

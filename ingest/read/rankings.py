@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from memwal.flush import BaseTable
-from memwal.ingest.read.base import DISTANCE
+from memwal.ingest.read.base import DISTANCE, BaseReads
 from memwal.ingest.read.base_match import SCORE
 from memwal.ingest.read.known import KnownColumns
 from memwal.ingest.read.levels import Mask
 from memwal.ingest.read.merged import Positions, Ranking, Scores
 from memwal.ingest.read.request import VectorQuery, checked_text, indexed, vector_query
 from memwal.memtable import Snapshot
+from memwal.memtable.vector.index import Way
 
 _LOG = logging.getLogger("memwal.read")
 EXACT_ROWS_QUIET = 100_000
@@ -52,7 +55,13 @@ class Nearness:
             near = query.within(scores)
             return rows[near], scores[near]
 
-        return Ranking(above, lambda rows, n, names: rows.search(query, n, filter, names), DISTANCE)
+        def way(level: Snapshot, n: int, mask: Mask) -> tuple[int, Way]:
+            return level.way(column, n, mask, query.metric, query.low)
+
+        def below(rows: BaseReads, n: int, names: Sequence[str]) -> pa.Table:
+            return rows.search(query, n, filter, names)
+
+        return Ranking(above, below, DISTANCE, (column,), way, _why_exact(query, known))
 
     def _warn(self, base: BaseTable, query: VectorQuery) -> None:
         if query.column in self._warned or (rows := base.dataset.count_rows()) < EXACT_ROWS_QUIET:
@@ -74,4 +83,14 @@ def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text:
         lambda level, n, mask: level.match_columns(query, n, mask),
         lambda base, n, names: base.match(query, n, filter, names),
         SCORE,
+        tuple(boosts),
+        lambda *_: (None, "text"),
     )
+
+
+def _why_exact(query: VectorQuery, known: KnownColumns) -> Way | None:
+    """Return why every row of the base is compared; None if its index is asked, where it is built."""
+    if query.indexed:
+        return None if query.low is None else "low"
+    has_index = any((spec.column, spec.kind) == (query.column, "ivf_pq") for spec in known.indexes)
+    return "metric" if has_index else "no index"

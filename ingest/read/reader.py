@@ -37,8 +37,10 @@ from memwal.ingest.read.request import (
     only_vectors,
 )
 from memwal.ingest.read.scan import after_first_batch, batches_of, streamed
-from memwal.ingest.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
+from memwal.ingest.read.sst_cache import CACHE_BYTES, Load, SstCache, SstId, load_sst
 from memwal.ingest.read.top_k import concatenate, in_order, merge, merge_arms
+from memwal.ingest.read.traced import TracedView
+from memwal.ingest.read.tracer import Trace
 from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.wal import Corrupt, ObjectStore, SsTable
@@ -51,6 +53,7 @@ class Reader:
     """Reads the newest versions of one table's rows.
 
     `buckets`, on every read: only base rows of these buckets count (None: of all), and the views are of their regions.
+    `trace`, on every read: measures it.
 
     Thread safety. Every method from any thread. Invariants. Reads only what the views and the latest base version
     name; writes nothing. Results are tables of base columns, key columns not null and all others nullable. Errors.
@@ -106,6 +109,7 @@ class Reader:
         tombstones: bool = False,
         above: int | None = None,
         buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
     ) -> pa.Table:
         """Return the live rows of `keys`, in the order of their first appearance; missing keys are left out.
 
@@ -113,14 +117,14 @@ class Reader:
         `tombstones`: return rows that delete too, and the column `_tombstone` last. `above`: return no rows of the
         base, which must have this version. Raises: Reshaped, BaseChanged.
         """
-        base, known = self._known()
+        base, known = self._known(trace)
         if shape is not None and known.shape != shape:
             raise Reshaped
         if above not in (None, base.version):
             raise BaseChanged
         out = checked_columns(columns, known.schema, known.gone)
         asked = _distinct(normalise_keys(keys, known.schema, known.key))
-        view = self._merged_view(views, base, known, buckets)
+        view = self._merged_view(views, base, known, buckets, trace)
         parts = list(view.rows_of(asked, out, tombstones=tombstones, base=above is None))
         schema = known.projected(out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
@@ -136,18 +140,19 @@ class Reader:
         order_by: Order | None = None,
         *,
         buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
     ) -> RowStream:
         """Stream rows whose newest version passes `filter` (SQL), at most `limit`, newest levels first. The first batch
         is read before the return, so that its errors are raised here.
 
         `order_by`: the order of the rows, of which `columns` has every column; then all are read before the return.
         """
-        base, known = self._known()
+        base, known = self._known(trace)
         schema, most = known.projected(checked_columns(columns, known.schema, known.gone)), checked_limit(limit)
         if order_by is not None:
             checked_columns([name for name, _ in order_by], known.schema, known.gone, "order_by")
             check_orderable(order_by, known.schema)
-        merged_view = self._merged_view(views, base, known, buckets)
+        merged_view = self._merged_view(views, base, known, buckets, trace)
         self._check_filter(merged_view, filter, known)
         if order_by is not None and most != 0:  # Lance fails to sort for no rows
             rows = merged_view.first_rows(schema.names, filter, most, order_by)
@@ -156,18 +161,18 @@ class Reader:
         return streamed(schema, batches_of(merged_view, schema, filter, most), cut_short)
 
     def count(
-        self, views: Sequence[RegionView], filter: str | None = None, *, buckets: Collection[int] | None = None
+        self,
+        views: Sequence[RegionView],
+        filter: str | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
     ) -> int:
-        """Return the number of rows whose newest version passes `filter`.
-
-        Lance counts the base; only base rows whose key is in a newer level are read one by one.
-        """
-        base, known = self._known()
-        merged_view = self._merged_view(views, base, known, buckets)
+        """Return the number of rows whose newest version passes `filter`."""
+        base, known = self._known(trace)
+        merged_view = self._merged_view(views, base, known, buckets, trace)
         self._check_filter(merged_view, filter, known)
-        above = merged_view.keys_above()
-        hidden = 0 if above is None else merged_view.base.held(above, filter)
-        return merged_view.count_above(filter) + merged_view.base.count(filter) - hidden
+        return merged_view.count(filter)
 
     def search(
         self,
@@ -179,6 +184,7 @@ class Reader:
         columns: Sequence[str] | None = None,
         *,
         buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
         **how: Any,
     ) -> pa.Table:
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
@@ -187,10 +193,10 @@ class Reader:
         rows are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width.
         `how`: as `ingest.read.request.vector_query`. Without an index every row is compared.
         """
-        base, known = self._known()
+        base, known = self._known(trace)
         out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
         ranking = self._nearness.ranking("search", base, known, column, vector, filter, how)
-        merged_view = self._merged_view(views, base, known, buckets, column)
+        merged_view = self._merged_view(views, base, known, buckets, trace, column)
         self._check_filter(merged_view, filter, known)
         best = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out))
@@ -205,17 +211,18 @@ class Reader:
         columns: Sequence[str] | None = None,
         *,
         buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
     ) -> pa.Table:
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
         `text`: in the notation of `memtable.text.query`. `column`: one, several, or several with a boost for each.
         Scores are BM25 with the statistics of the row's level, times the boost, summed over the columns.
         """
-        base, known = self._known()
+        base, known = self._known(trace)
         out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
         boosts = text_columns("column", column)
         ranking = relevance("match", known, boosts, text, filter)
-        merged_view = self._merged_view(views, base, known, buckets, *boosts)
+        merged_view = self._merged_view(views, base, known, buckets, trace, *boosts)
         self._check_filter(merged_view, filter, known)
         best = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out))
@@ -232,6 +239,7 @@ class Reader:
         text_column: str | Sequence[str] | Mapping[str, float] | None = None,
         *,
         buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
         **how: Any,
     ) -> pa.Table:
         """Return the `n` rows nearest to `vector` and the `n` that match `text` best, of one moment, each row once.
@@ -240,14 +248,14 @@ class Reader:
         the `n` best by it. `vector_column`, `text_column`: None where the table has one such index only. `how`: as for
         `search`.
         """
-        base, known = self._known()
+        base, known = self._known(trace)
         out, most = checked_columns(columns, known.schema, known.gone), at_least_one(n, "n")
         near = vector_column or only_vectors("vector_column", known.schema, known.indexes)
         matching = only_indexed("text_column", "fts", known.indexes) if text_column is None else text_column
         boosts = text_columns("text_column", matching)
         by_vector = self._nearness.ranking("vector_column", base, known, near, vector, filter, how)
         by_text = relevance("text_column", known, boosts, text, filter)
-        merged_view = self._merged_view(views, base, known, buckets, near, *boosts)
+        merged_view = self._merged_view(views, base, known, buckets, trace, near, *boosts)
         self._check_filter(merged_view, filter, known)
         closest, fittest = (merged_view.best(most, filter, out, ranking) for ranking in (by_vector, by_text))
         return merge_arms(closest, fittest, most, (DISTANCE, SCORE), known.projected(out))
@@ -266,9 +274,9 @@ class Reader:
 
     # ---- levels --------------------------------------------------------------------------------------------------
 
-    def _known(self) -> tuple[BaseTable, KnownColumns]:
+    def _known(self, trace: Trace | None) -> tuple[BaseTable, KnownColumns]:
         """Return the latest base and its columns. Raises: UnsupportedTable if it lost its key."""
-        base = self.base()
+        base = self.base() if trace is None else trace.opened(self.base)
         known = self._columns
         if base.shape == known.shape:
             return base, known
@@ -285,6 +293,7 @@ class Reader:
         base: BaseTable,
         known: KnownColumns,
         buckets: Collection[int] | None,
+        trace: Trace | None,
         *ranked: str,
     ) -> MergedView:
         """Merge the levels of `views` with `base`. `ranked`: columns that are searched or matched.
@@ -293,11 +302,16 @@ class Reader:
         """
         if self._routing is not None and (views or buckets is not None):
             expect_routing(base.uri, self._routing, base.routing_version)
-        stacks = tuple(self._stack(view, base, known, frozenset(ranked)) for view in views)
+        stacks = tuple(self._stack(view, base, known, frozenset(ranked), trace) for view in views)
+        base = base if trace is None else trace.begin(base, stacks)
         below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
+        if trace is not None:
+            return TracedView(below, stacks, known.key, trace, known.indexes)
         return MergedView(below, stacks, known.key)
 
-    def _stack(self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str]) -> Stack:
+    def _stack(
+        self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str], trace: Trace | None
+    ) -> Stack:
         if any(shape != known.shape for shape in view.shapes):
             raise Reshaped
         committed = base.committed.get(view.region, 0)
@@ -308,14 +322,22 @@ class Reader:
             raise CaptureOvertaken
         levels = list(view.memtables)
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
-        levels.extend(self._loaded(base, known, view.region, sst, ranked) for sst in ssts)
+        levels.extend(self._loaded(base, known, view.region, sst, ranked, trace) for sst in ssts)
         return Stack(levels, keyed=bool(known.key))
 
     def _loaded(
-        self, base: BaseTable, known: KnownColumns, region: UUID, sst: SsTable, ranked: frozenset[str]
+        self,
+        base: BaseTable,
+        known: KnownColumns,
+        region: UUID,
+        sst: SsTable,
+        ranked: frozenset[str],
+        trace: Trace | None,
     ) -> Snapshot:
         expect_waiting()
-        load = partial(load_sst, base, self._store, region, sst)
+        load: Load = partial(load_sst, base, self._store, region, sst)
+        if trace is not None:
+            load = trace.loading(region, sst, load)
         try:
             return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
         except (Corrupt, OSError):

@@ -28,6 +28,8 @@ from memwal.wal import ObjectStore, SsTable
 
 CACHE_BYTES = 512 << 20
 Columns = frozenset[str]
+Load = Callable[[Columns], MemTable]
+"""Loads an SST with indexes on these columns."""
 
 
 class SstId(NamedTuple):
@@ -75,7 +77,7 @@ class SstCache:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
-    def get(self, sst: Hashable, columns: Columns, load: Callable[[Columns], MemTable]) -> Snapshot:
+    def get(self, sst: Hashable, columns: Columns, load: Load) -> Snapshot:
         """Return the snapshot of `sst` (an `SstId`) with indexes on at least `columns`.
 
         `load` is called with the columns to index if the cache lacks it. Raises: what `load` raises.
@@ -110,7 +112,7 @@ class SstCache:
         with self._lock:
             return self._bytes()
 
-    def _fill(self, sst: Hashable, kept: _Kept, load: Callable[[Columns], MemTable]) -> None:
+    def _fill(self, sst: Hashable, kept: _Kept, load: Load) -> None:
         try:
             table = load(kept.columns)
             kept.loaded.set_result(_Loaded(table, table.snapshot()))

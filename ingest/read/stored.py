@@ -51,15 +51,20 @@ def _captured(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tai
     if manifest is None:
         return None
     # The manifest is read first: rows flushed after it are still in the tail, because a flush deletes no entries.
-    memtables = _tail(base, store, region, manifest.replay_after) if with_tail else ()
-    unflushed = manifest.current_generation if with_tail else None
-    return RegionView(region, memtables, manifest.ssts, unflushed, (base.shape,) if with_tail else ())
+    if not with_tail:
+        return RegionView(region, (), manifest.ssts)
+    memtables, tail = _tail(base, store, region, manifest.replay_after)
+    return RegionView(region, memtables, manifest.ssts, manifest.current_generation, (base.shape,), tail=tail)
 
 
-def _tail(base: BaseTable, store: wal.ObjectStore, region: UUID, after: int) -> tuple[Snapshot, ...]:
+def _tail(
+    base: BaseTable, store: wal.ObjectStore, region: UUID, after: int
+) -> tuple[tuple[Snapshot, ...], tuple[int, int] | None]:
+    """Return the rows of the WAL entries at `after`+1 to the tip, and the positions of the first and the last."""
     rows = row_schema(base.schema, base.key)
     entries, _ = wal.read_tail(store, region, base.codec, after, options=_READ_OPTIONS, with_map=False)
-    return tuple(_replayed(entries, MemTable(rows, base.key, base.indexes, TAIL_GENERATION)))
+    read = tuple(_replayed(entries, MemTable(rows, base.key, base.indexes, TAIL_GENERATION)))
+    return read, (entries[0].position, entries[-1].position) if entries else None
 
 
 def _replayed(entries: Iterable[wal.Entry], table: MemTable) -> Iterable[Snapshot]:

@@ -69,7 +69,8 @@ class RegionLevels:
             self._raise_failure()
             tables = [table for table in self._memtables() if table.rows]
             snapshots = tuple(table.snapshot() for table in tables)
-            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=self._shapes())
+            active = self.active.generation
+            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=self._shapes(), active=active)
 
     def has_room(self, limits: Limits) -> bool:
         """Return whether puts need not wait: few enough bytes are unflushed and SSTs uncommitted. Takes no lock."""

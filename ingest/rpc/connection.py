@@ -17,8 +17,8 @@ from memwal.ingest.caller import given_up, present
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.rpc.credentials import bearer
 from memwal.ingest.rpc.exchange import Answers, OpenRead, exchanged, message_of, read_all, rows_of
-from memwal.ingest.rpc.row_stream import streamed
-from memwal.ingest.rpc.wire import StreamSum, from_flight, pack
+from memwal.ingest.rpc.row_stream import Told, streamed
+from memwal.ingest.rpc.wire import EXPLANATION, StreamSum, explained, from_flight, pack
 from memwal.wal.errors import first_line
 
 P = ParamSpec("P")
@@ -91,21 +91,31 @@ class Connection:
 
     @_translate_flight_errors
     def read(
-        self, read: str, request: Mapping[str, Any], rows: pa.Table | None = None, timeout: float | None = None
+        self,
+        read: str,
+        request: Mapping[str, Any],
+        rows: pa.Table | None = None,
+        timeout: float | None = None,
+        told: Told | None = None,
     ) -> Any:
         """Run one of `READS`, or an action of some regions; return its answer. `rows`: what the read `sends`.
 
-        `timeout`: of a read that streams, for the first batch, and for each further one.
+        `timeout`: of a read that streams, for the first batch, and for each further one. `told`: takes the daemon's
+        explanation, of a stream after its last row.
         """
+        name = read if told is None else explained(read)
         if read in _OF_REGIONS or READS[read].counts:
-            return self.act(read, request, timeout)
-        request = {"op": read, **request}
+            counted = self.act(name, request, timeout)
+            return counted if told is None else _told_apart(counted, told)
+        request = {"op": name, **request}
         if READS[read].streams:
             command, options = pack({**self._table_name(), **request}, rows), self._options(None)
             if present() is not None:
-                return streamed(self.endpoint, lambda: OpenRead(self._client, command, options), timeout)
-            return streamed(self.endpoint, lambda: self._client.do_get(flight.Ticket(command), options), timeout)
-        return self._rows(request, rows, timeout)
+                return streamed(self.endpoint, lambda: OpenRead(self._client, command, options), timeout, told)
+            ticket = flight.Ticket(command)
+            return streamed(self.endpoint, lambda: self._client.do_get(ticket, options), timeout, told)
+        answer = self._rows(request, rows, timeout)
+        return answer if told is None else _told_of(answer, told)
 
     @_translate_flight_errors
     def changes(self, request: Mapping[str, Any], timeout: float | None = None) -> pa.Table:
@@ -215,6 +225,17 @@ class OpenPut:
 def _written(rows: pa.Table, put: OpenPut) -> dict[str, Any]:
     put.write(rows)
     return put.finish()
+
+
+def _told_apart(counted: Mapping[str, Any], told: Told) -> Any:
+    told(counted["explanation"])
+    return counted["count"]
+
+
+def _told_of(answer: pa.Table, told: Told) -> pa.Table:
+    metadata = dict(answer.schema.metadata or {})
+    told(json.loads(metadata.pop(EXPLANATION)))
+    return answer.replace_schema_metadata(metadata or None)
 
 
 def _no_answer(endpoint: str) -> UnknownOutcome:

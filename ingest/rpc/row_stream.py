@@ -3,14 +3,16 @@
 1. The call is made and the first batch awaited within the timeout of the read. Until then the client may ask again.
 2. The daemon produces a batch when gRPC has room for it, about 4 MB ahead of the client.
 3. A client that closes or drops its result cancels the call, and the daemon drops the read.
+   The explanation of a stream, if one is asked for, comes after the last row with a batch of no rows.
 4. A stream is whole only if the daemon has ended it. If the daemon is lost, or sends nothing for the time of the
    timeout while the client waits for a batch, the client gets Unavailable.
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,18 +22,21 @@ import pyarrow.flight as flight
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.caller import given_up, present
 from memwal.ingest.errors import LOST, MemWalError, Unavailable
-from memwal.ingest.rpc.exchange import next_batch
 from memwal.ingest.rpc.wire import from_flight
 from memwal.ingest.threads import Worker
 
+Told = Callable[[Mapping[str, Any]], object]
+"""Takes the explanation of a read."""
 
-def streamed(endpoint: str, call: Callable[[], Any], timeout: float | None) -> RowStream:
+
+def streamed(endpoint: str, call: Callable[[], Any], timeout: float | None, told: Told | None = None) -> RowStream:
     """Return the rows of `call`, which opens a Flight stream without a deadline: a deadline would also count the time
     in which the caller takes no rows. `timeout`: seconds for the first batch, and for each further one.
 
-    Raises: Flight's errors, and Unavailable (reason "lost") after the timeout.
+    `told`: takes the explanation that follows the last row. Raises: Flight's errors, and Unavailable (reason "lost")
+    after the timeout.
     """
-    incoming = _Incoming(endpoint, timeout)
+    incoming = _Incoming(endpoint, timeout, told)
     return RowStream(incoming.opened(call), incoming.batches(), incoming.cancel)
 
 
@@ -41,8 +46,8 @@ class _Incoming:
     Thread safety. One thread reads; `cancel` from any thread.
     """
 
-    def __init__(self, endpoint: str, timeout: float | None) -> None:
-        self._endpoint, self._timeout = endpoint, timeout
+    def __init__(self, endpoint: str, timeout: float | None, told: Told | None) -> None:
+        self._endpoint, self._timeout, self._told = endpoint, timeout, told
         self._reader: Any = None
         self._opened = threading.Event()
         self._first: pa.RecordBatch | None = None
@@ -101,18 +106,30 @@ class _Incoming:
 
     def _open(self, call: Callable[[], Any]) -> None:
         self._reader = call()
-        self._first = next_batch(self._reader)
+        self._first = self._read()
         if self._cancelled:  # nobody waits for it any more
             self._reader.cancel()
 
     def _next(self) -> pa.RecordBatch | None:
         self._awaited, self._waits = self._awaited + 1, True
         try:
-            return next_batch(self._reader)
+            return self._read()
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise self._silent() if self._stalled else self._cut_short(error) from None
         finally:
             self._waits = False
+
+    def _read(self) -> pa.RecordBatch | None:
+        """Return the next batch, None after the last."""
+        try:
+            chunk = self._reader.read_chunk()
+        except StopIteration:
+            return None
+        if self._told is None or chunk.app_metadata is None:
+            batch: pa.RecordBatch = chunk.data
+            return batch
+        self._told(json.loads(chunk.app_metadata.to_pybytes()))
+        return None
 
     def _cut_short(self, error: Exception) -> MemWalError:
         translated = from_flight(error, self._endpoint)

@@ -9,6 +9,10 @@ It is the ticket of a DoGet, the body of a DoAction, and the descriptor of a DoP
 itself). A DoPut ends with a closing message; its application metadata is `{"close": rows sent, "crc": checksum}`, the
 CRC-32 of the Arrow messages of its batches. The steps of a stream are in the room's README.md. Errors travel as the
 JSON of `errors.to_wire` in Flight's `extra_info`.
+
+A read that is explained is named `explained(read)`. Its answer has the JSON of an `api.explanation.Explanation` too: in
+the schema's metadata under `EXPLANATION`, of a stream as the application metadata of a last batch without rows, of a
+count as `{"count", "explanation"}`. A daemon that does not know of explanations refuses the name as an unknown read.
 """
 
 from __future__ import annotations
@@ -27,6 +31,18 @@ from memwal.ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWa
 from memwal.wal.errors import first_line
 
 _LENGTH = struct.Struct("<I")
+_EXPLAINED = "explained "
+EXPLANATION = b"memwal:explanation"
+
+
+def explained(read: str) -> str:
+    """Return the name of `read` with an explanation."""
+    return _EXPLAINED + read
+
+
+def read_named(name: str) -> tuple[str, bool]:
+    """Return the read that `name` names, and whether it is to be explained."""
+    return name.removeprefix(_EXPLAINED), name.startswith(_EXPLAINED)
 
 
 def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:

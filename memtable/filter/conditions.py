@@ -31,3 +31,10 @@ class AnyOf:
 
 
 Narrowing: TypeAlias = Condition | AllOf | AnyOf
+
+
+def columns_of(narrowing: Narrowing) -> list[str]:
+    """The columns of all conditions, each once."""
+    if isinstance(narrowing, Condition):
+        return [narrowing.column]
+    return list(dict.fromkeys(column for part in narrowing.parts for column in columns_of(part)))

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import faiss
 import numpy as np
@@ -37,6 +37,12 @@ ADD_BLOCK = 512
 # 0.995. Ranking 1,000 takes 0.1 to 0.3 ms.
 FETCH = 1_000
 FETCH_PER_K = 20
+
+
+Way = Literal["quantiser", "few", "untrained", "filling", "metric", "low", "no index", "text"]
+"""How a search finds its rows: by the quantiser, or why it compares every row (too few of them, no quantiser trained
+yet, one with few of the rows yet, an index of another metric, a lower limit of the distance, no index). A match: by the
+text index."""
 
 
 class _Held(NamedTuple):
@@ -102,6 +108,17 @@ class VectorIndex:
         wanted = self._indexed.data[: len(mask)] & mask
         rows = self._candidates(query, k, wanted)
         return best(self._distances(query, rows), rows, k)
+
+    def way(self, k: int, mask: Mask) -> tuple[int, Way]:
+        """How `search` finds its rows now: the number of rows that it compares exactly, and why not fewer."""
+        wanted = self._indexed.data[: len(mask)] & mask
+        quantiser, added, _ = self._searched
+        inside, every = int(np.count_nonzero(wanted[:added])), int(np.count_nonzero(wanted))
+        if every <= self._exact_rows:
+            return every, "few"
+        if quantiser is None or inside <= self._exact_rows:
+            return every, "untrained" if quantiser is None else "filling"
+        return min(inside, max(FETCH, FETCH_PER_K * k)) + every - inside, "quantiser"
 
     def _candidates(self, query: Vectors, k: int, wanted: Mask) -> Positions:
         """Rows of `wanted` that include the k nearest: the quantiser's candidates, and all rows it does not hold."""

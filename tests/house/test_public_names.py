@@ -21,11 +21,11 @@ from memwal.ingest.table.public import Table
 
 HOW = ["metric", "nprobes", "refine_factor", "distance_range"]
 READS = {
-    "get": ["keys", "columns", "level"],
-    "scan": ["columns", "filter", "limit", "order_by", "offset", "level"],
-    "count": ["filter", "level"],
-    "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level"],
-    "match": ["column", "text", "k", "filter", "columns", "offset", "level"],
+    "get": ["keys", "columns", "level", "explain"],
+    "scan": ["columns", "filter", "limit", "order_by", "offset", "level", "explain"],
+    "count": ["filter", "level", "explain"],
+    "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level", "explain"],
+    "match": ["column", "text", "k", "filter", "columns", "offset", "level", "explain"],
     "sql": ["query", "tables", "parameters", "level"],
     "hybrid": [
         *(
@@ -42,7 +42,18 @@ READS = {
         ),
         *(*HOW, "offset", "level"),
     ],
-    "candidates": ["vector", "text", "n", "filter", "columns", "vector_column", "text_column", *HOW, "level"],
+    "candidates": [
+        "vector",
+        "text",
+        "n",
+        "filter",
+        "columns",
+        "vector_column",
+        "text_column",
+        *HOW,
+        "level",
+        "explain",
+    ],
     "changes": ["since", "until", "images", "columns", "follow"],
     "changes_position": ["at"],
 }
@@ -63,7 +74,7 @@ COMMANDS = {
     "status": {"config", "json", "watch"},
     "query": {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
-        *("metric", "nprobes", "refine-factor", "distance-range"),
+        *("metric", "nprobes", "refine-factor", "distance-range", "explain"),
     },
     "sql": {"config", "query", "level", "format"},
     "tail": {"config", "since", "images", "columns", "follow", "format"},
@@ -189,6 +200,7 @@ def test_the_kinds_of_error_and_the_token_are_public() -> None:
         "Corrupted",
         "Internal",
         "Token",
+        "Explanation",
     ):
         assert name in memwal.__all__
 

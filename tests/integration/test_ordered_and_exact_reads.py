@@ -143,6 +143,13 @@ def test_rows_come_in_the_order_that_was_asked_for(layered: tuple[Any, dict[str,
                     assert found["id"].to_pylist() == expected[offset:end], (level, order_by, predicate, limit, offset)
 
 
+def test_rows_are_ordered_without_any_in_the_base(uri: str) -> None:
+    with memwal.open(uri, schema=SCHEMA, key="id", settings={"commit": {"interval": "0s"}}) as table:
+        assert table.scan(["id"], order_by="id").read_all()["id"].to_pylist() == []
+        table.put([row(id, 0) for id in (3, 1, 2)])
+        assert table.scan(["id"], order_by="id").read_all()["id"].to_pylist() == [1, 2, 3]
+
+
 def test_an_offset_leaves_out_the_best_rows(layered: tuple[Any, dict[str, Model]]) -> None:
     table, levels = layered
     for level in LEVELS:

@@ -1,0 +1,249 @@
+"""What a read tells about itself: the levels that it read, how each was searched, rows and milliseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+D = TypeVar("D")
+_NAMES = ("region", "level", "rows", "by", "looked at", "found", "hidden", "deleted", "returned", "ms", "how")
+_NUMBERS = ("rows", "looked at", "found", "hidden", "deleted", "returned", "ms")
+_REGION = 8
+"""Characters of a region's id: its first group of digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSearch:
+    """How one level was searched. A read searches it once; a hybrid search twice, a filter of a ranked read adds one.
+
+    `by`: "key", "rows" (all of them), "filter", "order", "vector" or "text". `how`: in words. `indexes`: names of the
+    indexes that were used ("key": a memtable's or SST's own index of its keys), none if every row was looked at.
+    `looked_at`: rows or keys that were evaluated or compared one by one, None where that is not known. `unindexed`:
+    those of them that an index does not cover yet. `found`: rows that pass, or candidates of a ranking. `hidden`: those
+    of them that a newer level has. `deleted`: keys found as deleted. `returned`: rows of the answer from here; each row
+    counts once. `fetches`: how often candidates were fetched. `ms`: milliseconds. Of the base also `lance`: Lance's
+    plans, one for each scan, `requests` to storage and the `bytes_read` by them.
+    """
+
+    by: str
+    how: str = ""
+    indexes: tuple[str, ...] = ()
+    looked_at: int | None = 0
+    unindexed: int = 0
+    found: int = 0
+    hidden: int = 0
+    deleted: int = 0
+    returned: int = 0
+    fetches: int = 0
+    ms: float = 0.0
+    requests: int = 0
+    bytes_read: int = 0
+    lance: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedLevel:
+    """One level of the moment that was read: a memtable, a tail of the WAL, an SST, or the base table.
+
+    `kind`: "memtable", "wal", "sst" or "base". `rows`: that it has, older versions and tombstones included (base:
+    without deleted ones). `state`: "active" or "frozen" (memtable), "loaded" from storage by this read or "cached"
+    (SST). `path`: the SST's directory within its region. `bytes`: of an SST as its writer recorded them, of the base's
+    files; None where not known. `positions`: first and last WAL entry. `fragments`: of the base. `load_ms`:
+    milliseconds for loading an SST. `region`: None of the base, whose rows are of all regions that were read.
+    """
+
+    kind: str
+    rows: int
+    region: str | None = None
+    generation: int | None = None
+    state: str | None = None
+    path: str | None = None
+    bytes: int | None = None
+    positions: tuple[int, int] | None = None
+    fragments: int | None = None
+    load_ms: float = 0.0
+    searches: tuple[ExplainedSearch, ...] = ()
+
+    @property
+    def returned(self) -> int:
+        """Rows of the answer from this level."""
+        return sum(search.returned for search in self.searches)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedPart:
+    """What one process answered. `endpoint`: the daemon's; None: this process. `levels`: newest first in each region,
+    the base last. `attempts`: captures, more than one if a commit overtook the read. `capture_ms` and `open_ms`: for
+    capturing the levels and opening the newest version of the base. `merge_ms`: the rest of `ms` beyond these and the
+    levels': checking the request, merging, and attempts that were overtaken.
+    """
+
+    table: str
+    base_version: int
+    regions: tuple[str, ...]
+    levels: tuple[ExplainedLevel, ...]
+    endpoint: str | None = None
+    attempts: int = 1
+    capture_ms: float = 0.0
+    open_ms: float = 0.0
+    merge_ms: float = 0.0
+    ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What one read did; `print` shows it as a table, `to_json` has everything.
+
+    `read`, `level`: as asked. `rows`: of the answer (of a count, the rows counted). `parts`: one for each process that
+    answered. `attempts`: of a client, more than one if a daemon was asked again. `ms`: milliseconds of the whole read,
+    of a scan without the time of the caller between batches. `network_ms`: those of them beyond the slowest daemon's
+    own. `complete`: False if a scan was closed before its last row.
+    """
+
+    read: str
+    level: str
+    rows: int
+    ms: float
+    parts: tuple[ExplainedPart, ...]
+    attempts: int = 1
+    network_ms: float = 0.0
+    complete: bool = True
+
+    @property
+    def levels(self) -> tuple[ExplainedLevel, ...]:
+        """The levels of all parts."""
+        return tuple(level for part in self.parts for level in part.levels)
+
+    @property
+    def found(self) -> int:
+        """Rows that the levels returned. More than `rows` where an offset, the fusion of a hybrid search, or the merge
+        of several daemons' answers left some out.
+        """
+        return sum(level.returned for level in self.levels)
+
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        """The indexes that were used at any level, each once."""
+        used = (index for level in self.levels for search in level.searches for index in search.indexes)
+        return tuple(dict.fromkeys(used))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as values for JSON."""
+        return asdict(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return everything as JSON."""
+        return json.dumps(self.as_dict(), indent=indent)
+
+    @staticmethod
+    def of(told: Mapping[str, Any]) -> Explanation:
+        """Return what `as_dict` gave; names that this version does not have are left out."""
+        parts = []
+        for part in told["parts"]:
+            levels = []
+            for level in part["levels"]:
+                searches = tuple(_made(ExplainedSearch, search) for search in level["searches"])
+                levels.append(_made(ExplainedLevel, {**level, "searches": searches}))
+            parts.append(_made(ExplainedPart, {**part, "levels": tuple(levels)}))
+        return _made(Explanation, {**told, "parts": tuple(parts)})
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _made(kind: type[D], values: Mapping[str, Any]) -> D:
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    given = {name: value for name, value in values.items() if name in known}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+# ---- as text -------------------------------------------------------------------------------------------------------
+
+
+def _lines(told: Explanation) -> Iterator[str]:
+    left_out = told.found - told.rows
+    notes = [f"{told.read} at {told.level}: {_counted(told.rows, 'row')} in {_ms(told.ms)} ms"]
+    if told.complete and left_out > 0:
+        notes.append(f"{left_out:,} more were found and left out (offset, fusion or merging)")
+    if not told.complete:
+        notes.append("closed before its last row")
+    if told.attempts > 1:
+        notes.append(f"{told.attempts} attempts")
+    if any(part.endpoint for part in told.parts):
+        notes.append(f"{_ms(told.network_ms)} ms of it beyond the slowest daemon's own")
+    yield "; ".join(notes)
+    for part in told.parts:
+        yield ""
+        yield _moment(part)
+        yield from _table([_cells(part, level, search) for level in part.levels for search in _searches(level)])
+
+
+def _moment(part: ExplainedPart) -> str:
+    regions = _counted(len(part.regions), "region") if part.regions else "no region, the base only"
+    where = f"{part.endpoint} in {_ms(part.ms)} ms: " if part.endpoint else ""
+    steps = f"capture {_ms(part.capture_ms)} ms, base opened {_ms(part.open_ms)} ms, merge {_ms(part.merge_ms)} ms"
+    again = f", {part.attempts} attempts" if part.attempts > 1 else ""
+    return f"{where}version {part.base_version} of {part.table}, {regions}; {steps}{again}"
+
+
+def _searches(level: ExplainedLevel) -> Sequence[ExplainedSearch]:
+    return level.searches or (ExplainedSearch("", "not asked: newer levels have all that was asked for"),)
+
+
+def _cells(part: ExplainedPart, level: ExplainedLevel, search: ExplainedSearch) -> dict[str, str]:
+    counts = {
+        "looked at": search.looked_at,
+        "found": search.found,
+        "hidden": search.hidden,
+        "deleted": search.deleted,
+        "returned": search.returned,
+    }
+    asked = bool(search.by)
+    return {
+        "region": (level.region or "")[:_REGION],
+        "level": _level(part, level),
+        "rows": f"{level.rows:,}",
+        "by": search.by,
+        **{name: f"{count:,}" if count is not None and asked else "" for name, count in counts.items()},
+        "ms": _ms(search.ms) if asked else "",
+        "how": "; ".join(_how(level, search)),
+    }
+
+
+def _level(part: ExplainedPart, level: ExplainedLevel) -> str:
+    if level.kind == "base":
+        return f"base {part.base_version}"
+    if level.kind == "wal":
+        first, last = level.positions or (0, 0)
+        return f"wal {first}" if first == last else f"wal {first}–{last}"
+    return f"{level.kind} {level.generation} {level.state}"
+
+
+def _how(level: ExplainedLevel, search: ExplainedSearch) -> Iterator[str]:
+    if search.how:
+        yield search.how
+    if search.fetches > 1:
+        yield f"fetched {search.fetches} times"
+    if level.load_ms and search is _searches(level)[0]:
+        yield f"loaded in {_ms(level.load_ms)} ms"
+    if search.requests:
+        yield f"{_counted(search.requests, 'request')}, {search.bytes_read:,} bytes"
+
+
+def _table(rows: list[dict[str, str]]) -> Iterator[str]:
+    """Align the cells; columns without any value, and "deleted" without any other than 0, are left out."""
+    names = [name for name in _NAMES if any(row[name] not in ("", "0" if name == "deleted" else "") for row in rows)]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    for row in ({name: name for name in names}, *rows):
+        cells = (row[name].rjust(widths[name]) if name in _NUMBERS else row[name].ljust(widths[name]) for name in names)
+        yield "  ".join(cells).rstrip()
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.1f}" if ms >= 0.1 or not ms else f"{ms:.2f}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,232 @@
+"""A read's view that measures its steps, for an explanation.
+
+`Reader` makes a `TracedView` in place of a `MergedView` where the caller asked for an explanation. It does the same
+steps and measures them. Without an explanation nothing of this module runs, and no step looks whether one is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from memwal.ingest.api.ordering import Order, first_rows
+from memwal.ingest.read.base import DISTANCE, BaseReads
+from memwal.ingest.read.base_match import SCORE
+from memwal.ingest.read.levels import Mask, Stack
+from memwal.ingest.read.merged import MergedView, Positions, Ranking
+from memwal.ingest.read.top_k import Candidates, Visible, concatenate
+from memwal.ingest.read.tracer import LevelTrace, SearchTrace, Trace
+from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
+from memwal.memtable.vector.index import Way
+
+_KEY_INDEX = "key index"
+_BY = {DISTANCE: "vector", SCORE: "text"}
+WAYS: Mapping[Way, str] = {
+    "quantiser": "IVF-PQ, its candidates compared exactly",
+    "few": "every row compared: too few for the index",
+    "untrained": "every row compared: the index is not trained yet",
+    "filling": "every row compared: few of them are in the index yet",
+    "metric": "every row compared: the index has another metric",
+    "low": "every row compared: no index serves a lower limit of distance_range",
+    "no index": "every row compared: the column has no vector index",
+    "text": "text index",
+}
+
+
+@dataclass(frozen=True)
+class TracedView(MergedView):
+    """A `MergedView` that measures its steps."""
+
+    trace: Trace
+    specs: tuple[IndexSpec, ...]
+
+    # ---- by key, counts, scans -----------------------------------------------------------------------------------
+
+    def _held_rows(self, level: Snapshot, keys: pa.Table, columns: list[str]) -> tuple[Mask, pa.Table | None]:
+        with self.trace.timed(self._level(level).by("key")) as search:
+            held, rows = super()._held_rows(level, keys, columns)
+        deleted = 0 if rows is None else int(np.count_nonzero(rows.column(TOMBSTONE).to_numpy()))
+        search.told[_KEY_INDEX] = search.indexes["key"] = None
+        search.looked_at = (search.looked_at or 0) + keys.num_rows
+        search.found += int(np.count_nonzero(held))
+        search.deleted += deleted
+        search.returned = search.found - search.deleted
+        return held, rows
+
+    def _base_rows_of(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Positions]:
+        with self.trace.timed(self.trace.base.by("key")) as search:
+            rows, at = super()._base_rows_of(keys, columns)
+        search.found = search.returned = rows.num_rows
+        return rows, at
+
+    def _count_above(self, filter: str | None) -> int:
+        total = 0
+        for _, positions in self._visible_above(filter):
+            self.trace.current.returned += len(positions)
+            total += len(positions)
+        return total
+
+    def _count_base(self, filter: str | None) -> int:
+        with self.trace.timed(self.trace.base.by("rows" if filter is None else "filter")) as search:
+            search.returned = super()._count_base(filter)
+        search.found = search.returned + search.hidden
+        return search.returned
+
+    def _held_in_base(self, keys: pa.Table, filter: str | None) -> int:
+        self.trace.current.hidden = super()._held_in_base(keys, filter)
+        return self.trace.current.hidden
+
+    def _passing(self, level: Snapshot, filter: str | None) -> Mask:
+        trace = self._level(level)
+        if filter is None:
+            with self.trace.timed(SearchTrace("")) as live:
+                mask = super()._passing(level, filter)
+            trace.before += live.seconds
+            return mask
+        with self.trace.timed(trace.by("filter")) as search:
+            # Before the filter is evaluated: to ask may sort waiting rows into an index, which serves it then.
+            search.looked_at, columns = level.narrowed(filter, level.live())
+            mask = super()._passing(level, filter)
+        search.found = int(np.count_nonzero(mask))
+        search.indexes |= dict.fromkeys(self._scalar_index(column) for column in columns)
+        search.told[f"index of {', '.join(columns)}" if columns else "every row evaluated"] = None
+        return mask
+
+    def _uncovered(self, stack: Stack, below: int, step: Positions) -> Positions:
+        level = self._level(stack.levels[below])
+        filtered = "filter" in level.searches
+        with self.trace.timed(level.by("filter" if filtered else "rows")) as search:
+            kept = super()._uncovered(stack, below, step)
+        if not filtered:
+            search.told["every row"] = None
+            search.found += len(step)
+            search.looked_at = search.found
+        search.hidden += len(step) - len(kept)
+        return kept
+
+    def _taken(self, level: Snapshot, positions: Positions, columns: list[str]) -> pa.Table:
+        with self.trace.timed(self.trace.current) as search:
+            rows = super()._taken(level, positions, columns)
+        search.returned += len(positions)
+        self.trace.taken.append(search)
+        return rows
+
+    def visible_rows(self, columns: list[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
+        """As `MergedView.visible_rows`."""
+        for rows in super().visible_rows(columns, filter, limit):
+            if limit is not None:
+                # The reader takes no more than this, and then no further rows.
+                self.trace.current.returned -= max(0, rows.num_rows - limit)
+                limit -= min(limit, rows.num_rows)
+            yield rows
+
+    def base_rows(self, columns: list[str], filter: str | None, most: int | None = None) -> Iterator[pa.Table]:
+        """As `MergedView.base_rows`."""
+        search, batches = self.trace.base.by("rows" if filter is None else "filter"), super().base_rows
+        rows = batches(columns, filter, most)
+        while True:
+            with self.trace.timed(search):
+                part = next(rows, None)
+            if part is None:
+                return
+            search.returned += part.num_rows
+            search.found += part.num_rows
+            yield part
+
+    def _hidden(self, keys: pa.Table) -> Mask:
+        mask = super()._hidden(keys)
+        hidden = int(np.count_nonzero(mask))
+        self.trace.current.hidden += hidden
+        self.trace.current.found += hidden
+        return mask
+
+    def _in_order(self, parts: Sequence[pa.Table], order: Order, limit: int | None) -> pa.Table:
+        rows = concatenate(parts, parts[-1].schema)
+        chosen = first_rows(rows, order, limit)
+        of_part = np.repeat(np.arange(len(parts)), [part.num_rows for part in parts])
+        counts = np.bincount(of_part[chosen.to_numpy()], minlength=len(parts)).tolist()
+        for search in self.trace.taken:
+            search.returned = 0
+        for search, count in zip(self.trace.taken, counts, strict=True):
+            search.returned += count
+        return rows.take(chosen)
+
+    # ---- rankings ------------------------------------------------------------------------------------------------
+
+    def best(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> list[Visible]:
+        """As `MergedView.best`."""
+        if ranking.exact is not None:
+            search = self.trace.base.by(_BY[ranking.score])
+            search.told[WAYS[ranking.exact]], search.why_exact = None, True
+        return super().best(k, filter, columns, ranking)
+
+    def _fetch(self, level: Snapshot, mask: Mask, columns: list[str], ranking: Ranking) -> Callable[[int], Candidates]:
+        search, fetch = self._level(level).by(_BY[ranking.score]), super()._fetch(level, mask, columns, ranking)
+
+        def measured(n: int) -> Candidates:
+            with self.trace.timed(search):
+                candidates = fetch(n)
+            search.fetches += 1
+            search.found = len(candidates.scores)
+            search.looked_at, way = ranking.way(level, n, mask)
+            search.told = {WAYS[way]: None}
+            kind = {"quantiser": "ivf_pq", "text": "fts"}.get(way)
+            used = (spec.name for spec in self.specs if spec.kind == kind and spec.column in ranking.columns)
+            search.indexes = dict.fromkeys(used)
+            return self._counted(search, candidates)
+
+        return measured
+
+    def _best_of_base(
+        self,
+        k: int,
+        columns: list[str],
+        ranked: Callable[[BaseReads, int, Sequence[str]], pa.Table],
+        score: str | None,
+    ) -> Visible:
+        search = self.trace.base.by("order" if score is None else _BY[score])
+
+        def measured(base: BaseReads, n: int, names: Sequence[str]) -> pa.Table:
+            with self.trace.timed(search):
+                rows = ranked(base, n, names)
+            search.fetches += 1
+            search.found = rows.num_rows
+            return rows
+
+        visible = super()._best_of_base(k, columns, measured, score)
+        return replace(visible, candidates=self._counted(search, visible.candidates))
+
+    def _best_visible(
+        self, fetch: Callable[[int], Candidates], hides: Callable[[pa.Table], Mask], k: int, rows_above: int
+    ) -> Visible:
+        def counted(keys: pa.Table) -> Mask:
+            with self.trace.timed(self.trace.current) as search:
+                mask = hides(keys)
+            search.hidden = int(np.count_nonzero(mask))
+            return mask
+
+        return super()._best_visible(fetch, counted, k, rows_above)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _level(self, level: Snapshot) -> LevelTrace:
+        return self.trace.levels[id(level)]
+
+    def _scalar_index(self, column: str) -> str:
+        names = (spec.name for spec in self.specs if spec.kind == "btree" and spec.column == column)
+        return next(names, "key")
+
+    def _counted(self, search: SearchTrace, candidates: Candidates) -> Candidates:
+        """Count the rows that are taken of `candidates`: those that are among the best of all levels."""
+
+        def take(at: Positions) -> pa.Table:
+            with self.trace.timed(search):
+                rows = candidates.take(at)
+            search.returned += len(at)
+            self.trace.taken.append(search)
+            return rows
+
+        return replace(candidates, take=take)
