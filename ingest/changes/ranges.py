@@ -49,6 +49,11 @@ class ChangeRanges:
         self._base, self._store = base, store
 
     @property
+    def uri(self) -> str:
+        """Address of the table, absolute."""
+        return self._base.uri
+
+    @property
     def base(self) -> BaseTable:
         """The newest version of the table. Opened after `end`, it has every column of the entries up to there."""
         self._base = self._base.latest()

@@ -15,6 +15,10 @@ from memwal.ingest.api.reads import Level, check_level
 from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.endpoints import configured_endpoint
+from memwal.ingest.settings.load import load
+from memwal.ingest.settings.paths import with_absolute_paths
+from memwal.ingest.settings.process_sections import SinkSettings
 from memwal.ingest.suggest import suggestion
 
 STORAGE = "storage_options."
@@ -47,6 +51,10 @@ class TableOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
         """Return the options checked. Raises: Invalid with one line for each option that is unknown or wrong."""
+        return cls._checked(options)
+
+    @classmethod
+    def _checked(cls, options: Mapping[str, str]) -> Self:
         problems = [
             f"option {name!r} is unknown{suggestion(name, cls.NAMES)}"
             for name in options
@@ -103,6 +111,46 @@ class ChangeOptions(TableOptions):
     images: Images = "after"
     max_rows_per_batch: int | None = None
     """Rows of the log in a micro-batch, unless one entry has more; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions(TableOptions):
+    """The options of one `df.writeStream…start()`."""
+
+    NAMES = ("config", "checkpointlocation", *TableOptions.NAMES)
+    USE = (
+        'df.writeStream.format("memwal").option("config", "config.toml"), or .option("path", "s3://bucket/table.lance")'
+    )
+
+    stream_timeout: float = SinkSettings().stream_timeout
+    """Seconds for the rows of one region in a micro-batch."""
+    in_flight_max: int = SinkSettings().in_flight_max
+    """Bytes that are sent before they are acknowledged."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """As `TableOptions.of`. With `config`, the address of the table and all else comes from the configuration."""
+        if "config" not in options:
+            return cls._checked(options)
+        others = sorted({*options} - {"config", "checkpointlocation"})
+        if others:
+            raise Invalid(f"option {others[0]!r} beside config: set it in the configuration, or leave config out")
+        settings = with_absolute_paths(load(options["config"], os.environ))
+        for setting, used in (("dlq.mode", settings.dlq.mode != "fail"), ("source.order_by", settings.source.order_by)):
+            if used:
+                raise Invalid(
+                    f'{setting}: writeStream.format("memwal") does not know it: remove it from {options["config"]}, or '
+                    "use writeStream.foreachBatch(memwal.MemWalSink(config))"
+                )
+        table, sink = settings.table, settings.sink
+        return cls(
+            uri=table.uri,
+            endpoints=tuple(filter(None, (configured_endpoint(settings) or "").split(","))),
+            access=Access.of(settings),
+            storage=tuple((name, value.get_secret_value()) for name, value in table.storage_options.items()),
+            stream_timeout=sink.stream_timeout,
+            in_flight_max=sink.in_flight_max,
+        )
 
 
 def resolved(storage: Sequence[tuple[str, str]]) -> dict[str, str]:

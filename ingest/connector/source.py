@@ -15,19 +15,26 @@ from functools import lru_cache
 from typing import NoReturn
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
-from memwal.ingest.connector.options import SINCE, ChangeOptions, ReadOptions, resolved
+from memwal.ingest.connector.options import SINCE, ChangeOptions, ReadOptions, WriteOptions, resolved
 from memwal.ingest.connector.planning import Moment, Share, captured, shares
 from memwal.ingest.connector.spark_rows import arrow_schema, expect_types, schema_of_columns, spark_batches
 from memwal.ingest.connector.stream import MemWalStreamReader, schema_of_changes
+from memwal.ingest.connector.writer import MemWalStreamWriter
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.read.pinned import Pinned, PinnedReads
 from memwal.ingest.spark.task import source_edge
 
 FORMAT = "memwal"
-_WRITES = 'use df.writeStream.foreachBatch(memwal.MemWalSink("config.toml")), or memwal.connect(uri).put(rows)'
+_WRITES = "use df.writeStream, or memwal.connect(uri).put(rows, token=…)"
 
 
 class MemWalSource(DataSource):
@@ -84,13 +91,15 @@ class MemWalSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Raises: Invalid."""
         del schema, overwrite
-        raise Invalid(f"tables are not written by name; {_WRITES}")
+        raise Invalid(f"tables are written by name in streams only; {_WRITES}")
 
     @translate_errors
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802 - Spark's name
-        """Raises: Invalid."""
-        del schema, overwrite
-        raise Invalid(f"streams are not written by name; {_WRITES}")
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """Return a writer of micro-batches. Raises: Invalid, Unavailable."""
+        del schema
+        if overwrite:
+            raise Invalid('outputMode "complete" replaces the table; use "append" or "update"')
+        return MemWalStreamWriter(WriteOptions.of(self._given))
 
     def _captured(self, options: ReadOptions) -> Moment:
         if self._moment is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.api.changes import Position
 from memwal.ingest.changes.kinds import change_schema
 from memwal.ingest.changes.ranges import ChangeRanges, Part
-from memwal.ingest.connector.options import SINCE, ChangeOptions
+from memwal.ingest.connector.options import SINCE, ChangeOptions, resolved
 from memwal.ingest.connector.planning import opened_table
 from memwal.ingest.connector.spark_rows import arrow_schema, expect_types, schema_of_columns, spark_batches
 from memwal.ingest.errors import Invalid, translate_errors
@@ -35,8 +36,9 @@ repeats this micro-batch, and "latest" would be another position each time."""
 
 @dataclass
 class ChangesPartition(InputPartition):
-    """A partition of a micro-batch."""
+    """A partition of a micro-batch. `uri`: absolute, because an executor has another working directory."""
 
+    uri: str
     part: Part
 
 
@@ -50,7 +52,6 @@ class MemWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ChangeOptions, schema: StructType, *, follows_columns: bool) -> None:
         """`follows_columns`: the stream was to have every column of the table, so it ends when one is added."""
         self._options, self._schema, self._follows_columns = options, schema, follows_columns
-        self._ranges: ChangeRanges | None = None
         self._target: Position | None = None
 
     @translate_errors
@@ -89,28 +90,22 @@ class MemWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the partitions of a micro-batch, on the driver. Raises: Invalid."""
         begin, names = Position.of_json(end[_START] if SINCE in start else start, "offset"), self._columns()
-        parts = self._opened().parts(begin, Position.of_json(end, "offset"), self._options.images, names)
-        return [ChangesPartition(part) for part in parts]
+        ranges = self._opened()
+        parts = ranges.parts(begin, Position.of_json(end, "offset"), self._options.images, names)
+        return [ChangesPartition(ranges.uri, part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition, on an executor."""
         if not isinstance(partition, ChangesPartition):  # Spark's own, of a micro-batch without rows
             return
         with source_edge():
-            yield from spark_batches(self._opened().changes(partition.part), arrow_schema(self._schema))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ranges": None}  # it holds resolved secrets and connections
+            ranges = _ranges(partition.uri, self._options.storage)
+            yield from spark_batches(ranges.changes(partition.part), arrow_schema(self._schema))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _opened(self) -> ChangeRanges:
-        if self._ranges is None:
-            storage = self._options.storage_options()
-            self._ranges = ChangeRanges(
-                opened_table(self._options.uri, storage), wal.open_store(self._options.uri, storage)
-            )
-        return self._ranges
+        return _ranges(self._options.uri, self._options.storage)
 
     def _begin(self, since: str | Offset) -> Position:
         return self._opened().position(since) if isinstance(since, str) else Position.of_json(since, SINCE)
@@ -130,6 +125,13 @@ class MemWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "the column, or name the columns to read in the option columns"
                 )
         expect_types(self._schema, change_schema(base.schema))
+
+
+@lru_cache(maxsize=2)
+def _ranges(uri: str, storage: tuple[tuple[str, str], ...]) -> ChangeRanges:
+    """Return the ranges of a table, kept by a Python worker for its micro-batches."""
+    options = resolved(storage)
+    return ChangeRanges(opened_table(uri, options), wal.open_store(uri, options))
 
 
 def schema_of_changes(options: ChangeOptions) -> StructType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from memwal import flush, wal
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.wal.layout import STAGED_PREFIX
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}, "wal": {"read_lease": "0s"}}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -59,13 +61,6 @@ class Reading:
         finally:
             query.stop()
         return [row for _, batch in self.batches[begun:] for row in batch]
-
-    def forget_last_commit(self) -> int:
-        """Let Spark repeat its last micro-batch; return its number."""
-        last = max(int(each.name) for each in (self.checkpoint / "commits").iterdir() if each.name.isdigit())
-        for name in (str(last), f".{last}.crc"):
-            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
-        return last
 
     def _keep(self, frame: Any, number: int) -> None:
         self.batches.append((number, [row.asDict() for row in frame.collect()]))
@@ -132,7 +127,7 @@ def test_a_limit_divides_the_log_and_a_replayed_micro_batch_has_the_same_rows(
         assert len(reading.batches) > 2
         assert all(len(batch) <= 9 for _, batch in reading.batches)
         number, before = reading.batches[-1]
-        assert reading.forget_last_commit() == number
+        assert forget_last_commit(reading.checkpoint) == number
         table.put(rows((1, 7), (90, 7)))
         table.flush()
         table.commit()
@@ -163,6 +158,71 @@ def test_what_is_wrong_with_a_stream_is_one_line(spark: Any, uri: str, tmp_path:
     assert "images = 'bth': write 'after', or 'both'" in refused(
         lambda: frame.option("since", "latest").option("images", "bth").load(uri)
     )
+
+
+class Writing:
+    """A query from JSON files into a table by name, run again and again from its checkpoint."""
+
+    def __init__(self, spark: Any, tmp_path: Path, **options: str) -> None:
+        self.spark, self.options = spark, options
+        self.landing, self.checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
+        self.landing.mkdir()
+        self.files = 0
+
+    def land(self, found: list[dict[str, Any]]) -> None:
+        path = self.landing / f"{self.files}.json"
+        path.write_text("".join(json.dumps(row) + "\n" for row in found))
+        self.files += 1
+
+    def run(self, partitions: int = 2, schema: str = "id long, n long") -> Any:
+        frame = self.spark.readStream.schema(schema).json(str(self.landing)).repartition(partitions)
+        query = (
+            frame.writeStream.format("memwal")
+            .options(**self.options)
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+        return query
+
+
+def forget_last_commit(checkpoint: Path) -> int:
+    """Let Spark repeat the last micro-batch of a query; return its number."""
+    last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
+    for name in (str(last), f".{last}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    return last
+
+
+def staged(uri: str) -> list[str]:
+    return wal.open_store(uri).list(STAGED_PREFIX)
+
+
+def test_a_written_micro_batch_is_applied_once_however_often_and_in_whatever_partitions_it_is_repeated(
+    spark: Any, serve: Callable[..., Any], tmp_path: Path, uri: str
+) -> None:
+    table_of(uri, key=(), regions=3).close()
+    config = tmp_path / "config.toml"
+    config.write_text(f'[table]\nuri = "{uri}"\n[commit]\ninterval = "0s"\n')
+    serve(config)
+    writing = Writing(spark, tmp_path, path=uri)
+    writing.land(rows(*((id, 0) for id in range(50))))
+    writing.run()
+    with memwal.connect(uri) as table:
+        assert len(table) == 50
+        forget_last_commit(writing.checkpoint)
+        writing.run(partitions=3)  # every region has applied it
+        assert len(table) == 50
+        writing.land(rows(*((id, 1) for id in range(40))))
+        writing.run(partitions=1)
+        assert sorted(table.scan(["id", "n"]).read_all().to_pylist(), key=repr) == sorted(
+            rows(*((id, 0) for id in range(50)), *((id, 1) for id in range(40))), key=repr
+        )
+        assert staged(uri) == []
 
 
 def refused(act: Callable[[], Any]) -> str:
