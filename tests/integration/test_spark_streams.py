@@ -223,6 +223,11 @@ def test_a_written_micro_batch_is_applied_once_however_often_and_in_whatever_par
             rows(*((id, 0) for id in range(50)), *((id, 1) for id in range(40))), key=repr
         )
         assert staged(uri) == []
+        writing.land([{"id": 1, "n": 2}, {"n": 3}])
+        said = refused(lambda: writing.run(partitions=2))
+        assert "column 'id'" in said.splitlines()[0]
+        assert "of Spark partition" in said.splitlines()[0]
+        assert len(table) == 90
 
 
 def refused(act: Callable[[], Any]) -> str:
