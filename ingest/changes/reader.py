@@ -177,12 +177,17 @@ class ChangesReader:
 
     def _formed(self) -> Form:
         base, request = self._base, self._request
-        for name in (CHANGE, REGION, POSITION, ROW):
-            if name in base.schema.names:
-                raise Invalid(f"changes: the table has a column {name!r}, which changes need; rename it")
+        expect_names_free(base.schema)
         columns = {*checked_columns(request.columns, base.schema), *base.key}
         ordered = tuple(name for name in base.schema.names if name in columns)
         return Form(base.shape, base.key, ordered, request.images == "both", base.wal_format)
+
+
+def expect_names_free(schema: pa.Schema) -> None:
+    """Raise Invalid if the table has a column with a name that changes need."""
+    for name in (CHANGE, REGION, POSITION, ROW):
+        if name in schema.names:
+            raise Invalid(f"changes: the table has a column {name!r}, which changes need; rename it")
 
 
 def expect_same_table(base: BaseTable, position: Position, name: str) -> None:

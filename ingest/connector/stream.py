@@ -21,6 +21,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.api.changes import Position
 from memwal.ingest.changes.kinds import change_schema
 from memwal.ingest.changes.ranges import ChangeRanges, Part
+from memwal.ingest.changes.reader import expect_names_free
 from memwal.ingest.connector.options import SINCE, ChangeOptions, resolved
 from memwal.ingest.connector.planning import opened_table
 from memwal.ingest.connector.spark_rows import arrow_schema, expect_types, schema_of_columns, spark_batches
@@ -137,6 +138,7 @@ def _ranges(uri: str, storage: tuple[tuple[str, str], ...]) -> ChangeRanges:
 def schema_of_changes(options: ChangeOptions) -> StructType:
     """Return the columns of a stream. Raises: Invalid for an unknown table or column, or a type that Spark lacks."""
     base = opened_table(options.uri, options.storage_options())
+    expect_names_free(base.schema)
     named = {*checked_columns(options.columns, base.schema, what="option columns"), *base.key}
     changes = change_schema(base.schema)
     heads = changes.names[: len(changes) - len(base.schema)]

@@ -39,6 +39,22 @@ def rows(*pairs: tuple[int, int]) -> list[dict[str, int]]:
     return [{"id": id, "n": n} for id, n in pairs]
 
 
+def finished(writer: Any) -> None:
+    """Run a query from its checkpoint to its end. Spark gives a new Python process ten seconds to start, and ends the
+    query if that takes longer, as it may on a busy machine; then it is started again."""
+    for _ in range(6):
+        query = writer.start()
+        try:
+            assert query.awaitTermination(120)
+            return
+        except Exception as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+        finally:
+            query.stop()
+    raise AssertionError("the machine is too busy for Spark")
+
+
 class Reading:
     """A query over the changes of a table, run again and again from its checkpoint; keeps what each micro-batch had."""
 
@@ -46,20 +62,15 @@ class Reading:
         self.spark, self.uri, self.checkpoint, self.options = spark, uri, at, {"since": "earliest"} | options
         self.batches: list[tuple[int, list[dict[str, Any]]]] = []
 
-    def run(self, **trigger: Any) -> list[dict[str, Any]]:
+    def run(self) -> list[dict[str, Any]]:
         """Run until everything is read; return the rows of this run."""
         begun = len(self.batches)
         frame = self.spark.readStream.format("memwal").options(**self.options).load(self.uri)
-        query = (
+        finished(
             frame.writeStream.foreachBatch(self._keep)
             .option("checkpointLocation", str(self.checkpoint))
-            .trigger(**(trigger or {"availableNow": True}))
-            .start()
+            .trigger(availableNow=True)
         )
-        try:
-            assert query.awaitTermination(120)
-        finally:
-            query.stop()
         return [row for _, batch in self.batches[begun:] for row in batch]
 
     def _keep(self, frame: Any, number: int) -> None:
@@ -174,20 +185,14 @@ class Writing:
         path.write_text("".join(json.dumps(row) + "\n" for row in found))
         self.files += 1
 
-    def run(self, partitions: int = 2, schema: str = "id long, n long") -> Any:
-        frame = self.spark.readStream.schema(schema).json(str(self.landing)).repartition(partitions)
-        query = (
+    def run(self, partitions: int = 2) -> None:
+        frame = self.spark.readStream.schema("id long, n long").json(str(self.landing)).repartition(partitions)
+        finished(
             frame.writeStream.format("memwal")
             .options(**self.options)
             .option("checkpointLocation", str(self.checkpoint))
             .trigger(availableNow=True)
-            .start()
         )
-        try:
-            assert query.awaitTermination(120)
-        finally:
-            query.stop()
-        return query
 
 
 def forget_last_commit(checkpoint: Path) -> int:

@@ -11,6 +11,7 @@ import lance
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import memwal
 from memwal import flush, wal
@@ -237,3 +238,22 @@ def test_a_stream_needs_since_and_takes_no_options_of_a_read(uri: str) -> None:
         schema = source.schema()
         with pytest.raises(Invalid, match="option 'since' is unknown"):
             source.reader(schema)
+
+
+def test_a_column_with_a_name_that_changes_need_is_refused(uri: str) -> None:
+    with (
+        memwal.open(uri, schema=SCHEMA.append(pa.field("_row", pa.int64())), key="id", settings=QUIET),
+        pytest.raises(Invalid, match="the table has a column '_row', which changes need; rename it"),
+    ):
+        Query(uri)
+
+
+def test_a_schema_of_the_user_selects_columns(uri: str) -> None:
+    with table_of(uri) as table:
+        query = Query(uri)
+        source = MemWalSource({"path": uri, "since": "earliest"})
+        schema = StructType([StructField("n", LongType()), StructField("_change", StringType())])
+        query.reader = pickle.loads(pickle.dumps(source)).streamReader(schema)
+        put(table, [1], 5)
+        lance.dataset(uri).add_columns(pa.field("more", pa.int64()))
+        assert query.all() == [(5, "insert")]
