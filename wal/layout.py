@@ -9,6 +9,7 @@
     _mem_wal/{region uuid}/fences.json                        where the fences of its log are; advice only (ours)
     _mem_wal/{region uuid}/pruned.json                        manifest versions below {"floor":N} were pruned (ours)
     _mem_wal/probe/{8 hex}                                    start-up probe; deleted at once (ours)
+    _mem_wal/staged/{32 hex}.arrow                            rows of a Spark task, until its micro-batch is sent (ours)
 
 `rev(n)` is the 64-digit binary of n read backwards, so that consecutive numbers spread over an object store's
 key ranges. Source: "MemTable & WAL Specification", Lance documentation. Versions, positions and generations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = "_mem_wal/"
 PROBE_PREFIX = ROOT + "probe/"
+STAGED_PREFIX = ROOT + "staged/"
 
 # LanceDB's name space for region ids, the bytes "LSMWRITE_SHARD01".
 _REGION_NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
@@ -162,6 +164,11 @@ def sst_key(region: UUID, path: str, name: str = "") -> str:
     """Key of `name` inside the SST directory `path` (an SsTable's path), or of the directory where `name` is
     empty."""
     return f"{ROOT}{region}/{path}/{name}" if name else f"{ROOT}{region}/{path}"
+
+
+def staged_key(unique: str) -> str:
+    """Key of staged rows. `unique`: 32 hex digits, never used before."""
+    return f"{STAGED_PREFIX}{unique}.arrow"
 
 
 def parse_entry_key(key: str) -> EntryKey | None:

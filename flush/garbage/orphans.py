@@ -8,12 +8,13 @@ to. It lists a deletion file or a transaction only once it is older than the old
 The files of a commit under way look the same, so here, and nowhere else, age decides: `gc.orphan_age_min` must be
 longer than any commit or index build takes. Lance's own clean-up has the same rule with 7 days, which is our default.
 
-Two kinds of small files of our own are treated the same: temporary files on a local disk, left by a process that was
-killed inside a put, and start-up probes. Nothing reads them; a writer that slept so long that its temporary file was
-deleted gets an error from its put.
+Three kinds of files of our own are treated the same: temporary files on a local disk, left by a process that was
+killed inside a put, start-up probes, and rows that a crashed micro-batch of Spark has staged. A writer that slept so
+long that its temporary file was deleted gets an error from its put; a micro-batch whose staged rows were deleted sends
+nothing, and Spark replays it.
 
 Deleting is one call per file, in any order; a crash in between and two collectors at once do no harm. Below `_mem_wal`
-only the small files above are touched.
+only the files above are touched.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from datetime import timedelta
 import lance
 
 from memwal.wal import Clock, ObjectInfo, ObjectStore
-from memwal.wal.layout import PROBE_PREFIX, ROOT
+from memwal.wal.layout import PROBE_PREFIX, ROOT, STAGED_PREFIX
 
 _EVERY_VERSION = timedelta(days=36_500)
 """Versions younger than this are kept, which is all of them."""
@@ -100,4 +101,5 @@ def _keys(candidates: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def _leftovers(store: ObjectStore) -> Iterator[ObjectInfo]:
     yield from store.describe(PROBE_PREFIX)
+    yield from store.describe(STAGED_PREFIX)
     yield from store.leftovers(ROOT)

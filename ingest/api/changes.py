@@ -258,10 +258,15 @@ def opened(
 def position_of(source: ChangesSource, value: Any, name: str) -> Position:
     """Return the position that an argument names. Raises: Invalid."""
     if isinstance(value, str):
-        if value not in _ENDS:
-            raise Invalid(f"{name} = {value!r}: write 'earliest', 'latest' or a position{suggestion(value, _ENDS)}")
-        return source.position(value)
+        return source.position(checked_end(value, name))
     return value if isinstance(value, Position) else Position.of_json(value, name)
+
+
+def checked_end(value: str, name: str) -> str:
+    """Return `value`, "earliest" or "latest". Raises: Invalid, naming the argument `name`."""
+    if value not in _ENDS:
+        raise Invalid(f"{name} = {value!r}: write 'earliest', 'latest' or a position{suggestion(value, _ENDS)}")
+    return value
 
 
 def checked_images(images: Any) -> str:

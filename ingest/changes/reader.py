@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 import pyarrow as pa
@@ -42,16 +42,27 @@ class ChangesReader:
     those of the next.
     """
 
-    def __init__(self, base: BaseTable, store: wal.ObjectStore, clock: wal.Clock, request: ChangesRequest) -> None:
-        """`base`: any version of the table. Raises: Invalid for a position of another table, or unknown columns."""
+    def __init__(
+        self,
+        base: BaseTable,
+        store: wal.ObjectStore,
+        clock: wal.Clock,
+        request: ChangesRequest,
+        ends: Mapping[UUID, int] | None = None,
+    ) -> None:
+        """`base`: any version of the table. `ends`: the only regions to read, each with its last position; of the
+        routing of `since`. Without it the ends of all regions are found on storage.
+
+        Raises: Invalid for a position of another table, or unknown columns.
+        """
         self._store, self._clock, self._request = store, clock, request
         self._base = base.latest()
-        self._expect_same_table(request.since, "since")
+        expect_same_table(self._base, request.since, "since")
         if request.until is not None:
-            self._expect_same_table(request.until, "until")
+            expect_same_table(self._base, request.until, "until")
         self._routing = request.since.routing
         self._at: dict[UUID, int] = dict(request.since.regions)
-        self._ends: dict[UUID, int] = {}
+        self._known, self._ends = bool(ends), dict(ends or {})
         self._open: dict[UUID, RegionChanges] = {}
         self._looked: dict[UUID, float] = {}
         self._at_once = AT_ONCE if store.remote else 1
@@ -76,7 +87,7 @@ class ChangesReader:
                 if not self._look(until):
                     return Piece(self._form.schema.empty_table(), self.position, more=False)
         except Gone as gone:
-            raise self._gone(gone) from None
+            raise gone_error(self._base, self._store, gone, self._at) from None
 
     def _read(self, region: UUID, end: int) -> pa.Table:
         at = self._at.get(region, 0)
@@ -116,7 +127,7 @@ class ChangesReader:
         The ends of the logs are found before the base is opened. So entries up to there have no columns that this base
         lacks, and where its routing is the one that is read, they were all routed by it.
         """
-        if until is not None and self._is_done(until):
+        if self._known or (until is not None and self._is_done(until)):
             return False
         regions = sorted({*self._at, *self._base.regions, *wal.regions(self._store)})
         tips = dict(zip(regions, each(self._tip, regions, self._at_once), strict=True))
@@ -166,44 +177,52 @@ class ChangesReader:
 
     def _formed(self) -> Form:
         base, request = self._base, self._request
-        for name in (CHANGE, REGION, POSITION, ROW):
-            if name in base.schema.names:
-                raise Invalid(f"changes: the table has a column {name!r}, which changes need; rename it")
+        expect_names_free(base.schema)
         columns = {*checked_columns(request.columns, base.schema), *base.key}
         ordered = tuple(name for name in base.schema.names if name in columns)
         return Form(base.shape, base.key, ordered, request.images == "both", base.wal_format)
 
-    def _expect_same_table(self, position: Position, name: str) -> None:
-        base = self._base
-        if position.table != base.table_id:
-            raise Invalid(f"{name}: the position is of another table than {base.uri}, or of one that was replaced")
-        if position.routing > base.routing_version:
-            raise Invalid(
-                f"{name}: the position has routing version {position.routing}, {base.uri} has {base.routing_version}"
-            )
 
-    def _gone(self, gone: Gone) -> Invalid:
-        uri = self._base.uri
-        if gone.ahead:
-            return Invalid(
-                f"{uri}: region {gone.region}: the log does not reach position {gone.position}: the position is of "
-                "another table, or the table was restored; begin again with since='earliest'"
-            )
-        asked = self._at.get(gone.region, 0)
-        try:
-            oldest = earliest(self._base, self._store)
-        except Unavailable:
-            oldest = None
-        kept = (
-            "nothing can be read now"
-            if oldest is None
-            else (f"the oldest that can be read is {oldest.regions.get(gone.region, 0)}")
+def expect_names_free(schema: pa.Schema) -> None:
+    """Raise Invalid if the table has a column with a name that changes need."""
+    for name in (CHANGE, REGION, POSITION, ROW):
+        if name in schema.names:
+            raise Invalid(f"changes: the table has a column {name!r}, which changes need; rename it")
+
+
+def expect_same_table(base: BaseTable, position: Position, name: str) -> None:
+    """Raise Invalid if a position is of another table, or of a routing that the table does not have yet."""
+    if position.table != base.table_id:
+        raise Invalid(f"{name}: the position is of another table than {base.uri}, or of one that was replaced")
+    if position.routing > base.routing_version:
+        raise Invalid(
+            f"{name}: the position has routing version {position.routing}, {base.uri} has {base.routing_version}"
         )
+
+
+def gone_error(base: BaseTable, store: wal.ObjectStore, gone: Gone, at: Mapping[UUID, int]) -> Invalid:
+    """Return what callers see of `gone`. `at`: up to where each region was read."""
+    uri = base.uri
+    if gone.ahead:
         return Invalid(
-            f"{uri}: changes of region {gone.region} after position {asked} are no longer kept; {kept}: begin again "
-            "with since='earliest' and a new copy of the table, and raise gc.changes_age_min",
-            {"reason": CHANGES_GONE, "oldest": oldest.to_json() if oldest and len(oldest.regions) <= _TOLD else None},
+            f"{uri}: region {gone.region}: the log does not reach position {gone.position}: the position is of "
+            "another table, or the table was restored; begin again with since='earliest'"
         )
+    asked = at.get(gone.region, 0)
+    try:
+        oldest = earliest(base, store)
+    except Unavailable:
+        oldest = None
+    kept = (
+        "nothing can be read now"
+        if oldest is None
+        else (f"the oldest that can be read is {oldest.regions.get(gone.region, 0)}")
+    )
+    return Invalid(
+        f"{uri}: changes of region {gone.region} after position {asked} are no longer kept; {kept}: begin again "
+        "with since='earliest' and a new copy of the table, and raise gc.changes_age_min",
+        {"reason": CHANGES_GONE, "oldest": oldest.to_json() if oldest and len(oldest.regions) <= _TOLD else None},
+    )
 
 
 def latest(base: BaseTable, store: wal.ObjectStore) -> Position:

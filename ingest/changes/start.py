@@ -58,6 +58,13 @@ class Starts:
         manifest = ManifestStore(self._store, region).latest()
         return 0 if manifest is None else self._tip(region, manifest, known)
 
+    def expect_reached(self, region: UUID, position: int) -> None:
+        """Raise Gone if the log of `region` never reached `position`."""
+        manifest = ManifestStore(self._store, region).latest()
+        if manifest is None:
+            raise Gone(region, position, ahead=True)
+        self._expect_reached(region, position, manifest)
+
     def end_of_routing(self, region: UUID, routing: int, position: int) -> int:
         """Return the last position of `region` whose rows were routed by `routing`, which is over.
 

@@ -1,1 +1,1 @@
-"""Spark's data source `memwal`: tables read by name."""
+"""Spark's data source `memwal`: tables read and written by name, and their changes."""

@@ -1,72 +1,79 @@
-"""The options of `spark.read.format("memwal")`, checked as a whole. Spark passes them as text, names in lower case."""
+"""The options of tables in Spark, checked as a whole. Spark passes them as text, names in lower case."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from pydantic import SecretStr
 
+from memwal.ingest.api.changes import Images, Position, checked_end, checked_images
 from memwal.ingest.api.reads import Level, check_level
 from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.endpoints import configured_endpoint
+from memwal.ingest.settings.load import load
+from memwal.ingest.settings.paths import with_absolute_paths
+from memwal.ingest.settings.process_sections import SinkSettings
 from memwal.ingest.suggest import suggestion
 
 STORAGE = "storage_options."
-_NAMES = (
-    *("path", "level", "columns", "filter", "rows_per_partition", "endpoint", "token", "tls_ca"),
-    f"{STORAGE}NAME",
-)
+SINCE = "since"
+"""The option that tells a stream of changes from a read of rows."""
 ROWS_PER_PARTITION = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The options of one `load()`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """What the options of every use of a table have in common.
 
     Thread safety. Immutable; pickles. Holds references to secrets, or secrets that were given literally, which `repr`
     leaves out.
     """
 
+    NAMES: ClassVar[tuple[str, ...]] = ("path", "endpoint", "token", "tls_ca", f"{STORAGE}NAME")
+    USE: ClassVar[str] = ""
+    """How a user names the table, for the error without it."""
+
     uri: str
-    level: Level = "latest"
     columns: tuple[str, ...] | None = None
     """None: all."""
-    filter: str | None = None
-    """SQL of Lance."""
-    rows_per_partition: int = ROWS_PER_PARTITION
     endpoints: tuple[str, ...] = ()
     """Daemons to ask besides those of the table's notes."""
     access: Access = field(default_factory=Access, repr=False)
     storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Storage options, secrets as they were given: env:NAME, file:PATH, or literally."""
 
-    @staticmethod
-    def of(options: Mapping[str, str]) -> ReadOptions:
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
         """Return the options checked. Raises: Invalid with one line for each option that is unknown or wrong."""
+        return cls._checked(options)
+
+    @classmethod
+    def _checked(cls, options: Mapping[str, str]) -> Self:
         problems = [
-            f"option {name!r} is unknown{suggestion(name, _NAMES)}"
+            f"option {name!r} is unknown{suggestion(name, cls.NAMES)}"
             for name in options
-            if name not in _NAMES[:-1] and not (name.startswith(STORAGE) and len(name) > len(STORAGE))
+            if name not in cls.NAMES[:-1] and not (name.startswith(STORAGE) and len(name) > len(STORAGE))
         ]
         read: dict[str, Any] = {}
         for name, parse in _PARSERS.items():
             try:
-                if name in options:
+                if name in options and name in cls.NAMES:
                     read[name] = parse(options[name])
             except ValueError as problem:
                 problems.append(f"option {name} = {options[name]!r}: {problem}")
             except Invalid as problem:
                 problems.append(f"option {problem}")
         if not options.get("path", "").strip():
-            problems.append('no address of a table; write spark.read.format("memwal").load("s3://bucket/table.lance")')
+            problems.append(f"no address of a table; write {cls.USE}")
         if problems:
             raise Invalid.of(problems)
-        return ReadOptions(
+        return cls(
             uri=options["path"].strip(),
             endpoints=tuple(filter(None, options.get("endpoint", "").split(","))),
             access=Access(options.get("token", ""), options.get("tls_ca", "")),
@@ -76,8 +83,79 @@ class ReadOptions:
 
     def storage_options(self) -> dict[str, str]:
         """Return Lance's storage options with every secret resolved in this process. Raises: Invalid."""
-        secrets = {name: SecretStr(value) for name, value in self.storage}
-        return resolve(secrets, os.environ, "option storage_options")
+        return resolved(self.storage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(TableOptions):
+    """The options of one `spark.read…load()`."""
+
+    NAMES = ("level", "columns", "filter", "rows_per_partition", *TableOptions.NAMES)
+    USE = 'spark.read.format("memwal").load("s3://bucket/table.lance")'
+
+    level: Level = "latest"
+    filter: str | None = None
+    """SQL of Lance."""
+    rows_per_partition: int = ROWS_PER_PARTITION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeOptions(TableOptions):
+    """The options of one `spark.readStream…load()`."""
+
+    NAMES = (SINCE, "images", "columns", "max_rows_per_batch", "path", f"{STORAGE}NAME")
+    USE = 'spark.readStream.format("memwal").option("since", "earliest").load("s3://bucket/table.lance")'
+
+    since: str | Position = "earliest"
+    """"earliest", "latest" or a position."""
+    images: Images = "after"
+    max_rows_per_batch: int | None = None
+    """Rows of the log in a micro-batch, unless one entry has more; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions(TableOptions):
+    """The options of one `df.writeStream…start()`."""
+
+    NAMES = ("config", "checkpointlocation", *TableOptions.NAMES)
+    USE = (
+        'df.writeStream.format("memwal").option("config", "config.toml"), or .option("path", "s3://bucket/table.lance")'
+    )
+
+    stream_timeout: float = SinkSettings().stream_timeout
+    """Seconds for the rows of one region in a micro-batch."""
+    in_flight_max: int = SinkSettings().in_flight_max
+    """Bytes that are sent before they are acknowledged."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Self:
+        """As `TableOptions.of`. With `config`, the address of the table and all else comes from the configuration."""
+        if "config" not in options:
+            return cls._checked(options)
+        others = sorted({*options} - {"config", "checkpointlocation"})
+        if others:
+            raise Invalid(f"option {others[0]!r} beside config: set it in the configuration, or leave config out")
+        settings = with_absolute_paths(load(options["config"], os.environ))
+        for setting, used in (("dlq.mode", settings.dlq.mode != "fail"), ("source.order_by", settings.source.order_by)):
+            if used:
+                raise Invalid(
+                    f'{setting}: writeStream.format("memwal") does not know it: remove it from {options["config"]}, or '
+                    "use writeStream.foreachBatch(memwal.MemWalSink(config))"
+                )
+        table, sink = settings.table, settings.sink
+        return cls(
+            uri=table.uri,
+            endpoints=tuple(filter(None, (configured_endpoint(settings) or "").split(","))),
+            access=Access.of(settings),
+            storage=tuple((name, value.get_secret_value()) for name, value in table.storage_options.items()),
+            stream_timeout=sink.stream_timeout,
+            in_flight_max=sink.in_flight_max,
+        )
+
+
+def resolved(storage: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return storage options with every secret resolved in this process. Raises: Invalid."""
+    return resolve({name: SecretStr(value) for name, value in storage}, os.environ, "option storage_options")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -105,9 +183,22 @@ def _sql(text: str) -> str:
     return text
 
 
+def _since(text: str) -> str | Position:
+    text = text.strip()
+    if not text.startswith("{"):
+        return checked_end(text, SINCE)
+    try:
+        return Position.of_json(json.loads(text), SINCE)
+    except json.JSONDecodeError:
+        raise ValueError("this is no JSON; write a position that changes gave") from None
+
+
 _PARSERS: Mapping[str, Callable[[str], object]] = {
     "level": check_level,
     "columns": _names,
     "filter": _sql,
     "rows_per_partition": _rows,
+    SINCE: _since,
+    "images": checked_images,
+    "max_rows_per_batch": _rows,
 }

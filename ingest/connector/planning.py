@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from uuid import UUID
@@ -44,10 +44,7 @@ def captured(options: ReadOptions) -> Moment:
     Raises: Invalid for an unknown table, a wrong filter or refused credentials; Unavailable.
     """
     storage = options.storage_options()
-    try:
-        base = BaseTable.open(options.uri, storage)
-    except flush.NotALanceTable:
-        raise Invalid(f"{options.uri}: no Lance table is there; correct the address in load()") from None
+    base = opened_table(options.uri, storage)
     store = wal.open_store(options.uri, storage)
     if options.level == "latest":
         _make_durable(base, store, options)
@@ -74,6 +71,14 @@ def _make_durable(base: BaseTable, store: wal.ObjectStore, options: ReadOptions)
     if served is not None:
         with closing(served):
             served.scan(columns=base.schema.names[:1], limit=0, level="durable")
+
+
+def opened_table(uri: str, storage: Mapping[str, str]) -> BaseTable:
+    """Open the newest version of a table. Raises: Invalid for an unknown one."""
+    try:
+        return BaseTable.open(uri, storage)
+    except flush.NotALanceTable:
+        raise Invalid(f"{uri}: no Lance table is there; correct the address in load()") from None
 
 
 def shares(pinned: Pinned, rows_per_partition: int) -> list[Share]:

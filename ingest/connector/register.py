@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @translate_errors
 def register_spark(spark: SparkSession) -> None:
-    """Let a Spark session read tables by `spark.read.format("memwal").load(uri)`. Every new session needs it once.
+    """Let a Spark session know tables by the format "memwal". Every new session needs it once.
 
-    The options of a read are in `ingest/connector/README.md`.
+    For `spark.read` (rows), `spark.readStream` (changes) and `df.writeStream`, see `ingest/connector/README.md`.
     Raises: Invalid if `spark` is no session of PySpark, or PySpark is not installed.
     """
     from memwal.ingest.connector.source import MemWalSource

@@ -9,33 +9,43 @@ a pickle. The README has the steps of a read, and why filters are an option.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
-from memwal.ingest.connector.options import ReadOptions
+from memwal.ingest.connector.options import SINCE, ChangeOptions, ReadOptions, WriteOptions, resolved
 from memwal.ingest.connector.planning import Moment, Share, captured, shares
 from memwal.ingest.connector.spark_rows import arrow_schema, expect_types, schema_of_columns, spark_batches
-from memwal.ingest.errors import Invalid, classify, translate_errors
+from memwal.ingest.connector.stream import MemWalStreamReader, schema_of_changes
+from memwal.ingest.connector.writer import MemWalStreamWriter
+from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.read.pinned import Pinned, PinnedReads
-from memwal.ingest.spark.task import freeze_imports, on_executor
+from memwal.ingest.spark.task import source_edge
 
 FORMAT = "memwal"
-_WRITES = 'use df.writeStream.foreachBatch(memwal.MemWalSink("config.toml")), or memwal.connect(uri).put(rows)'
+_WRITES = "use df.writeStream, or memwal.connect(uri).put(rows, token=…)"
 
 
 class MemWalSource(DataSource):
-    """One `load()`: its options, and the moment of the table that all reads of its frame see.
+    """One `load()` or `start()`: its options, and the moment of the table that all reads of its frame see.
 
     Errors. `ingest.errors` kinds, which Spark wraps.
     """
 
     _moment: Moment | None = None
+    _follows_columns = False
+    """Whether this is a stream with every column of the table."""
 
     @classmethod
     @translate_errors
@@ -44,49 +54,70 @@ class MemWalSource(DataSource):
         return FORMAT
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Keep the options of a read; what is wrong with them is raised by the first method that reads."""
-        super().__init__({})  # secrets are in `_options` only, which no text of Spark shows
-        self._options: ReadOptions | Invalid
-        try:
-            self._options = ReadOptions.of(options)
-        except Invalid as problem:
-            self._options = problem
+        """Keep the options. What is wrong with them is raised by the first method that uses them: only that one knows
+        whether Spark reads or writes."""
+        super().__init__({})  # secrets are in `_given` only, which no text of Spark shows
+        self._given = _Given(options)
 
     @translate_errors
     def schema(self) -> StructType:
-        """Return the columns to read. Captures the moment. Raises: Invalid, Unavailable."""
-        options = self._checked()
+        """Return the columns to read; captures the moment. Spark does not say whether it reads rows or a stream of
+        changes: the option `since` does. Raises: Invalid, Unavailable."""
+        if SINCE in self._given:
+            changes = ChangeOptions.of(self._given)
+            self._follows_columns = changes.columns is None
+            return schema_of_changes(changes)
+        options = ReadOptions.of(self._given)
         return schema_of_columns(self._captured(options).schema, options.columns)
 
     @translate_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns in `schema`. Captures the moment if the user gave the schema."""
-        options = self._checked()
+        options = ReadOptions.of(self._given)
         moment = self._captured(options)
         expect_types(schema, moment.schema)
         return MemWalReader(moment.pinned, options, schema)
 
     @translate_errors
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return a reader of the change feed. Raises: Invalid."""
+        if SINCE not in self._given:
+            raise Invalid(
+                'a stream reads the changes of a table and needs the option since: "earliest", "latest", or a position'
+            )
+        return MemWalStreamReader(ChangeOptions.of(self._given), schema, follows_columns=self._follows_columns)
+
+    @translate_errors
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Raises: Invalid."""
         del schema, overwrite
-        raise Invalid(f"tables are not written by name; {_WRITES}")
+        raise Invalid(f"tables are written by name in streams only; {_WRITES}")
 
     @translate_errors
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802 - Spark's signature
-        """Raises: Invalid."""
-        del schema, overwrite
-        raise Invalid(f"streams are not written by name; {_WRITES}")
-
-    def _checked(self) -> ReadOptions:
-        if isinstance(self._options, Invalid):
-            raise self._options
-        return self._options
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """Return a writer of micro-batches. Raises: Invalid, Unavailable."""
+        del schema
+        if overwrite:
+            raise Invalid('outputMode "complete" replaces the table; use "append" or "update"')
+        return MemWalStreamWriter(WriteOptions.of(self._given))
 
     def _captured(self, options: ReadOptions) -> Moment:
         if self._moment is None:
             self._moment = captured(options)
         return self._moment
+
+
+class _Given(dict[str, str]):
+    """Options as they were given; `repr` shows no value, which may be a secret."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__((name.lower(), text) for name, text in options.items())
+
+    def __repr__(self) -> str:
+        return f"<options {', '.join(self)}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Given, (dict(self),)
 
 
 @dataclass
@@ -114,24 +145,16 @@ class MemWalReader(DataSourceReader):
         if not isinstance(partition, SharePartition):  # Spark's own, of a table without rows
             return
         share, columns, filter = partition.share, self._schema.fieldNames(), self._options.filter
-        try:
+        with source_edge():
             reads = _opened(self._pinned, self._options.storage)
             if share.region is not None:
                 tables = reads.above(share.region, columns, filter)
             else:
                 tables = reads.below(share.fragments, columns, filter)
             yield from spark_batches(tables, arrow_schema(self._schema))
-        except GeneratorExit:  # Spark has enough rows
-            raise
-        except BaseException as error:
-            from memwal.wal.panics import as_exception
-
-            raise on_executor(classify(as_exception(error))) from error
-        finally:
-            freeze_imports()
 
 
 @lru_cache(maxsize=2)
 def _opened(pinned: Pinned, storage: tuple[tuple[str, str], ...]) -> PinnedReads:
     """Return the reads of a moment, kept by a Python worker for its partitions: it reads the keys above once."""
-    return PinnedReads(pinned, ReadOptions(pinned.uri, storage=storage).storage_options())
+    return PinnedReads(pinned, resolved(storage))

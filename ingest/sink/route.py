@@ -173,6 +173,7 @@ def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | Non
         topic, partition, offset = place_of(batch, row, 0)
         return f" (offset {offset} of partition {partition} of topic {topic})"
     if FILE not in batch.schema.names:
-        return ""
+        of = f" of Spark partition {batch[BLOCK][row].as_py()}" if BLOCK in batch.schema.names else ""
+        return f" (row {int(numbers[row])}{of}, counted from 0)" if of else ""
     name = PurePosixPath(str(batch[FILE][row].as_py())).name
     return f" (row {int(numbers[row])} of {name}, counted from 0)"

@@ -105,3 +105,18 @@ def task_edge() -> Iterator[None]:
         raise as_task_error(as_exception(error)) from error
     finally:
         freeze_imports()
+
+
+@contextmanager
+def source_edge() -> Iterator[None]:
+    """As `task_edge`, for a Python data source: errors become one of the six kinds, which Spark shows."""
+    try:
+        yield
+    except GeneratorExit:  # Spark has enough rows
+        raise
+    except BaseException as error:
+        from memwal.wal.panics import as_exception
+
+        raise on_executor(classify(as_exception(error))) from error
+    finally:
+        freeze_imports()

@@ -15,7 +15,7 @@ from lance.fragment import LanceFragment
 import memwal
 from memwal.flush import BaseTable, OrphanGarbage, base_needs, collect_orphans
 from memwal.wal import LocalStore
-from memwal.wal.layout import PROBE_PREFIX, bucket_region
+from memwal.wal.layout import PROBE_PREFIX, bucket_region, staged_key
 from tests.support.clock import FakeClock
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price", pa.int64())])
@@ -144,16 +144,17 @@ def test_what_lies_elsewhere_stays(case: Case) -> None:
     assert set(strangers) < case.files().keys()
 
 
-def test_temporary_files_and_probes_go_when_old(case: Case) -> None:
+def test_temporary_files_probes_and_staged_rows_go_when_old(case: Case) -> None:
     old = {
         case.put(f"_mem_wal/{REGION}/wal/.memwal-put-123-4", WEEK),
         case.put(f"_mem_wal/{REGION}/0a0a0a0a_gen_1/.memwal-put-123-5", WEEK),
         case.put(f"{PROBE_PREFIX}0a0a0a0a", WEEK),
+        case.put(staged_key("0a" * 16), WEEK),
     }
-    young = case.put(f"_mem_wal/{REGION}/wal/.memwal-put-123-6", WEEK - 1)
+    young = {case.put(f"_mem_wal/{REGION}/wal/.memwal-put-123-6", WEEK - 1), case.put(staged_key("0b" * 16), WEEK - 1)}
     report = case.collect()
-    assert (set(report.files), report.bytes, report.too_young) == (old, 30, 1)
-    assert young in case.files()
+    assert (set(report.files), report.bytes, report.too_young) == (old, 40, 2)
+    assert young <= case.files().keys()
 
 
 def test_a_dry_run_says_the_same_and_deletes_nothing(case: Case) -> None:

@@ -85,15 +85,15 @@ def test_secrets_are_resolved_where_they_are_used_and_never_shown(monkeypatch: p
     assert SECRET not in str(vars(MemWalSource({**options, "storage_options.secret_access_key": SECRET})))
 
 
-def test_writes_by_name_are_refused_with_the_way_that_is_exactly_once() -> None:
-    source = MemWalSource({})  # `start()` names no table
-    for refused in (source.writer, source.streamWriter):
-        with pytest.raises(
-            Invalid, match=r"not written by name; use df\.writeStream\.foreachBatch\(memwal\.MemWalSink"
-        ):
-            refused(StructType(), False)
-    with pytest.raises(Invalid, match="no address of a table"):
-        pickle.loads(pickle.dumps(source)).reader(StructType())
+def test_a_use_without_an_address_says_how_to_name_the_table() -> None:
+    source = pickle.loads(pickle.dumps(MemWalSource({})))
+    for use, way in (
+        (lambda: source.reader(StructType()), "spark.read.format"),
+        (lambda: source.streamWriter(StructType(), False), "df.writeStream.format"),
+        (MemWalSource({"since": "latest"}).schema, "spark.readStream.format"),
+    ):
+        with pytest.raises(Invalid, match=f"no address of a table; write {re.escape(way)}"):
+            use()
 
 
 # ---- the moment ----------------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ def test_regions_finds_ids_and_nothing_else() -> None:
         keys.manifest_key(bucket_region(1), 1),
         keys.entry_key(bucket_region(0), 1, "lance"),
         keys.PROBE_PREFIX + "0" * 8,
+        keys.staged_key("0" * 32),
         "_mem_wal/not-a-region/x",
         "data/1.lance",
     ):

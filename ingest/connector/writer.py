@@ -1,0 +1,136 @@
+"""`df.writeStream.format("memwal")`: tasks stage rows, the driver sends them. README.md has the steps.
+
+Spark makes a `MemWalStreamWriter` for each micro-batch in a Python worker on the driver's machine, sends it to
+executors in a pickle, and makes another one there for the commit. So nothing is kept but the messages of the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from memwal import wal
+from memwal.ingest.connector.options import WriteOptions, resolved
+from memwal.ingest.connector.planning import opened_table
+from memwal.ingest.errors import Invalid, Unavailable, translate_errors
+from memwal.ingest.rpc.owner_notes import NotesFinder
+from memwal.ingest.sink.receipts import refuse_older
+from memwal.ingest.sink.route import RouteTask
+from memwal.ingest.sink.send import SendTask
+from memwal.ingest.sink.staged import Staged, StageTask, delete_staged, send_staged
+from memwal.ingest.spark.task import source_edge
+from memwal.wal.retries import with_retried_reads
+
+_QUERY = "sql.streaming.queryId"
+"""Local property of Spark's tasks: the id of their query, which the checkpoint keeps."""
+
+
+@dataclass
+class StagedRows(WriterCommitMessage):
+    """What one task has staged."""
+
+    query: str
+    partition: int
+    routing: int
+    """Version of the routing by which rows were divided into regions."""
+    staged: tuple[Staged, ...]
+
+
+class MemWalStreamWriter(DataSourceStreamArrowWriter):
+    """Writes one micro-batch into a table.
+
+    Thread safety. One thread. Errors. `ingest.errors` kinds, which Spark wraps.
+    Invariants. See the README.
+    """
+
+    def __init__(self, options: WriteOptions) -> None:
+        """Find the table and its daemons. Raises: Invalid, Unavailable."""
+        base = opened_table(options.uri, options.storage_options())
+        self._options, self._routing = options, base.routing_version
+        self._uri = base.uri  # an executor has another working directory
+        self._regions, self._id = base.regions, base.table_id
+        self._find = NotesFinder(base.uri, options.storage, base.regions)
+        self._endpoint = ",".join(options.endpoints or self._find())
+        if not self._endpoint:
+            raise Unavailable(
+                f"no daemon serves {base.uri}: start `memwal serve`, or use foreachBatch(memwal.MemWalSink(config)), "
+                "which starts one"
+            )
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        """Stage the rows of a partition, on an executor. Raises: Invalid with the place of a row that is refused."""
+        context: Any = TaskContext.get()
+        partition, query = context.partitionId(), context.getLocalProperty(_QUERY)
+        with source_edge():
+            if not query:
+                raise Invalid("rows are written by name in streams only: use df.writeStream")
+            task = StageTask(RouteTask(self._uri, self._options.storage, self._routing), self._store(), partition)
+            return StagedRows(query, partition, self._routing, task.stage(iterator))
+
+    @translate_errors
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Send the staged rows of all tasks, on the driver; returns when they are durable.
+
+        Raises: what the owners answer; Unavailable if the table was resized or staged rows are gone.
+        """
+        told = _in_order(messages)
+        staged = [each for message in told for each in message.staged]
+        if len(told) < len(messages):
+            raise Unavailable("Spark has lost the message of a task; start the query again, it replays the micro-batch")
+        if not staged:
+            return
+        if any(message.routing != self._routing for message in told):
+            raise Unavailable(
+                f"{self._uri} was resized while a micro-batch was written; start the query again, it replays the "
+                "micro-batch"
+            )
+        send = self._send(told[0].query, batchId)
+        refuse_older(batchId, send.applied().newest)
+        send_staged(send, self._store(), staged)
+        delete_staged(self._store(), staged)
+
+    @translate_errors
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Delete what the tasks have staged; what others have left is deleted by a collection."""
+        del batchId
+        staged = [each for message in _in_order(messages) for each in message.staged]
+        if staged:
+            delete_staged(self._store(), staged)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _send(self, query: str, number: int) -> SendTask:
+        options = self._options
+        return SendTask(
+            self._endpoint,
+            self._regions,
+            query,
+            number,
+            options.stream_timeout,
+            options.in_flight_max,
+            options.access,
+            self._routing,
+            find=self._find,
+            table=self._id or None,
+        )
+
+    def _store(self) -> wal.ObjectStore:
+        return _opened(self._uri, self._options.storage)
+
+
+def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
+    """Return the messages of tasks by the number of their partition."""
+    return sorted((each for each in messages if isinstance(each, StagedRows)), key=lambda each: each.partition)
+
+
+@lru_cache(maxsize=2)
+def _opened(uri: str, storage: tuple[tuple[str, str], ...]) -> wal.ObjectStore:
+    """Return the table's storage, kept by a Python worker for its tasks."""
+    store = wal.open_store(uri, resolved(storage))
+    return with_retried_reads(store, wal.SystemClock(), wal.WalOptions())
