@@ -32,6 +32,8 @@ class RegionView:
     `unflushed`: only for memtables that were replayed from storage, which do not know their generation: the generation
     in which the oldest of their rows will be flushed. A base that has committed it is newer than parts of this view.
     `shapes`: the shapes of the memtables, each once; empty if their columns cannot change.
+    `routing`: only if no regions but those of a known routing were looked at: that routing. A base of another one may
+    have rows in other regions.
     Thread safety. Immutable.
     """
 
@@ -40,10 +42,11 @@ class RegionView:
     ssts: tuple[SsTable, ...]
     unflushed: int | None = None
     shapes: tuple[Shape, ...] = ()
+    routing: int | None = None
 
 
 class CaptureOvertaken(Exception):
-    """A commit overtook a view between its capture and the opening of the base: capture again. Callers never see it."""
+    """A commit or resize overtook a view before the base was opened: capture again. Callers never see it."""
 
 
 class BaseChanged(Exception):

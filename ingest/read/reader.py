@@ -299,6 +299,8 @@ class Reader:
     def _stack(self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str]) -> Stack:
         if any(shape != known.shape for shape in view.shapes):
             raise Reshaped
+        if view.routing not in (None, base.routing_version):
+            raise CaptureOvertaken
         committed = base.committed.get(view.region, 0)
         if view.unflushed is not None and committed >= view.unflushed:
             raise CaptureOvertaken

@@ -9,8 +9,8 @@ must hold, whatever writers, flushes, commits, collections, take-overs and resiz
 2. The levels of a look are what a capture from scratch at that moment, or just before the last flush, would give: the
    SSTs of a manifest, and above them the rows of exactly the entries after its `replay_after`.
 3. A flush begins the region anew: its rows leave the memtable. A commit overtakes the view (`RegionView.unflushed`).
-4. New regions come only with a new routing, which the base has before any of them takes a row. The routing is in the
-   metadata of the schema, so of the shape: a view of the regions of an older routing is `Reshaped`.
+4. New regions come only with a new routing, which the base has before any of them takes a row. A look at the regions of
+   a routing says so, and a base of another routing overtakes the view (`RegionView.routing`).
 5. Another shape, a region that nobody has claimed yet, and every error: the next capture is from scratch.
 """
 
@@ -46,7 +46,7 @@ def views_from_storage(base: BaseTable, store: wal.ObjectStore, level: Level) ->
 
 @dataclass(frozen=True)
 class _Known:
-    """What looks go on from: the tails of all regions on storage, replayed for the shape of `base`.
+    """What looks go on from: the tails of all regions on storage, replayed for the shape and routing of `base`.
 
     `views`: of the last look, which a reader that waited for it shares.
     """
@@ -116,13 +116,14 @@ class StoredLevels:
         """Look at the regions of the known routing again. Others fell away in a resize, which drained them."""
         routed = [known.tails[region] for region in known.base.regions]
         list(each(_Tail.look, routed, self._at_once))
-        views = (tail.view for tail in known.tails.values())
-        return replace(known, views=[view for view in views if view is not None])
+        views, routing = (tail.view for tail in known.tails.values()), known.base.routing_version
+        return replace(known, views=[replace(view, routing=routing) for view in views if view is not None])
 
 
 def _goes_on(known: _Known, base: BaseTable) -> bool:
     """Whether rows that were replayed for the base of `known` are those that `base` would replay, region by region."""
-    return base.shape == known.base.shape and all(region in known.tails for region in base.regions)
+    same = base.shape == known.base.shape and base.routing_version == known.base.routing_version
+    return same and all(region in known.tails for region in base.regions)
 
 
 class _Tail:
