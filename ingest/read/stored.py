@@ -8,7 +8,8 @@ must hold, whatever writers, flushes, commits, collections, take-overs and resiz
 1. A look sees every row that was acknowledged as durable before it began, as `wal.log_tail` proves for a region.
 2. The levels of a look are what a capture from scratch at that moment, or just before the last flush, would give: the
    SSTs of a manifest, and above them the rows of exactly the entries after its `replay_after`.
-3. A flush begins the region anew: its rows leave the memtable. A commit overtakes the view (`RegionView.unflushed`).
+3. A flush begins the region anew: its rows leave the memtable. A commit overtakes the view (`RegionView.unflushed`),
+   and the next look finds the flush before it.
 4. New regions come only with a new routing, which the base has before any of them takes a row. A look at the regions of
    a routing says so, and a base of another routing overtakes the view (`RegionView.routing`).
 5. Another shape, a region that nobody has claimed yet, and every error: the next capture is from scratch.
@@ -69,12 +70,11 @@ class StoredLevels:
         self._turn, self._begun = threading.Lock(), 0
         self._known: _Known | None = None
 
-    def views(self, base: BaseTable, level: Level, *, again: bool = False) -> list[RegionView]:
+    def views(self, base: BaseTable, level: Level) -> list[RegionView]:
         """Capture the levels above the base for reads of `level`; the caller opens the base only after this.
 
         `base`: any version; its schema, key and indexes are used. `latest` equals `durable` here: the newest rows on
-        storage. `again`: capture from scratch. Safe while writers run. Raises: wal errors, Corrupt among them, naming
-        the object.
+        storage. Safe while writers run. Raises: wal errors, Corrupt among them, naming the object.
         """
         if level == "committed":
             return []
@@ -85,7 +85,7 @@ class StoredLevels:
         with self._turn:
             known, self._known = self._known, None  # an error on the way leaves nothing to go on from
             shared = self._begun > arrived  # a look of another thread that began after this call
-            if known is None or again or not _goes_on(known, base):
+            if known is None or not _goes_on(known, base):
                 self._begun += 1
                 known = self._captured(base)
             elif not shared:

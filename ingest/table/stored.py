@@ -103,8 +103,8 @@ class StoredTable(LevelReads):
 
     def _views(self, level: Level, *, again: bool) -> list[RegionView]:
         if again:
-            self.follow()
-        return self._levels.views(self.base, level, again=again)
+            self.follow()  # to another routing, where a resize overtook the look
+        return self._levels.views(self.base, level)
 
     def _changes_source(self) -> StoredChanges:
         return self._changes
