@@ -52,14 +52,18 @@ _SETTINGS = {
 def own(uri: str, rate: float) -> None:
     """The owner: put at the pace, print each id with the moment of its ack, until standard input ends."""
     done = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
-    schema = NARROW
-    with memwal.open(uri, schema=schema, key=NARROW_KEY, regions=REGIONS, settings=_SETTINGS) as table:
+    threading.Thread(target=_until_input_ends, args=(done,), daemon=True).start()
+    with memwal.open(uri, schema=NARROW, key=NARROW_KEY, regions=REGIONS, settings=_SETTINGS) as table:
         began, id = time.monotonic(), 0
         while not done.wait(max(0.0, began + id / rate - time.monotonic())):
             table.put([{"id": id, "value": id / 7, "label": f"label {id}"}])
             print(id, time.monotonic(), flush=True)
             id += 1
+
+
+def _until_input_ends(done: threading.Event) -> None:
+    sys.stdin.read()
+    done.set()
 
 
 class Acks:
