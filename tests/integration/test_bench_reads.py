@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import memwal
 from bench import runbooks, search_under_writes, stored_looks
-from bench.mixtures import mixed, nearest, queries, real
+from bench.mixtures import column, mixed, nearest, queries, real
 from bench.runbooks import RUNBOOKS, Live, Outcome, Step, WrongAnswer
 from bench.search_under_writes import Searched
 
@@ -98,3 +99,28 @@ def test_looks_at_storage_run_and_miss_no_row(capsys: pytest.CaptureFixture[str]
     assert stored_looks.main(["--smoke"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^\| kept open \|.*\| 6 \(4 get, 2 head\) for 2 regions \| 0 \|$", shown, re.MULTILINE)
+
+
+def test_an_index_trained_on_a_few_rows_of_one_kind_finds_the_rows_of_others(tmp_path: Path) -> None:
+    """It is trained anew while the table is small, by upkeep alone."""
+    asked, live, found = queries(50), Live(), []
+    settings = {"commit": {"interval": "0s", "optimize_interval": "1ms"}, "memtable": {"age_max": "1h"}}
+    with memwal.open(
+        str(tmp_path / "t.lance"),
+        schema=runbooks.SCHEMA,
+        key="id",
+        regions=1,
+        indexes={"embedding": "ivf_pq"},
+        settings=settings,
+    ) as table:
+        for at, step in enumerate(RUNBOOKS["clustered_expiration"](6_000, 12), 1):
+            table.put(pa.table([pa.array(step.put), column(step.vectors)], schema=runbooks.SCHEMA))
+            if len(step.deleted):
+                table.delete(step.deleted.tolist())
+            live.take(step)
+            table.flush()
+            table.commit()
+            if at > 6:
+                answers = [table.search("embedding", query, k=10, columns=["id"], level="committed") for query in asked]
+                found.append(runbooks.recall(live, asked, answers))
+    assert min(found) >= runbooks.BAR, found
