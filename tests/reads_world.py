@@ -60,6 +60,8 @@ class ReadsWorld:
         regions = int(self.draw.integers(1, 4))
         self._opened(schema=SCHEMA, key="id", regions=regions, indexes=given)
         self.stored = memwal.open(self.uri, read_only=True)
+        self.seldom = memwal.open(self.uri, read_only=True)
+        """Looks at storage after some steps only: much has come, and gone, between two of its looks."""
 
     def run(self, steps: int) -> None:
         """Take `steps` random steps, and check all reads after each."""
@@ -165,6 +167,10 @@ class ReadsWorld:
             except Exception as error:
                 where = f"{type(table._engine).__name__} at {level} after {', '.join(self.trace)}"
                 raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+        for reader, share in ((self.stored, 1.0), (self.seldom, 0.2)):
+            if self.draw.random() < share:
+                found = by_id(reader.scan(level="durable").read_all())
+                assert found == self.levels["durable"], f"a look at storage after {', '.join(self.trace)}"
 
     def _check_rows(self, table: Any, level: str, model: Model) -> None:
         assert by_id(table.scan(level=level).read_all()) == model

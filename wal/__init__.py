@@ -25,6 +25,7 @@ from memwal.wal.garbage import WalCollector, WalGarbage
 from memwal.wal.invariants import InvariantViolation, check_succession
 from memwal.wal.layout import bucket_region, regions
 from memwal.wal.lease import ReadLease
+from memwal.wal.log_tail import LogTail
 from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
 from memwal.wal.manifest_garbage import ManifestCollector, ManifestGarbage
 from memwal.wal.manifest_history import ManifestHistory
@@ -52,6 +53,7 @@ __all__ = [
     "InvariantViolation",
     "LanceCodec",
     "LocalStore",
+    "LogTail",
     "ManifestCollector",
     "ManifestGarbage",
     "ManifestHistory",

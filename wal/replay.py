@@ -11,7 +11,7 @@ order in which their rows became visible (`wal.assembler`), and two rules keep t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import NoReturn
@@ -175,7 +175,7 @@ def replay(
     missing entry's rows are in an SST by now; Fenced where `guard` is given and an entry, or the manifest, has a higher
     epoch than the guard's; StoreUnavailable, StoreRefused. An error is raised before any entry behind it is used.
     """
-    return list(_visible(EntryReader(store, region_id, codec, readers), after, tip, guard, on_progress))
+    return list(visible(EntryReader(store, region_id, codec, readers), after, tip, guard, on_progress))
 
 
 def read_tail(
@@ -268,10 +268,16 @@ def _hole(reader: EntryReader, position: int) -> Corrupt:
     )
 
 
-def _visible(
-    reader: EntryReader, after: int, tip: int, guard: EpochGuard | None, on_progress: Progress | None
-) -> Iterator[Entry]:
-    assembler = BatchAssembler()
+def visible(
+    reader: EntryReader,
+    after: int,
+    tip: int,
+    guard: EpochGuard | None = None,
+    on_progress: Progress | None = None,
+    assembler: BatchAssembler | None = None,
+) -> Generator[Entry, None, None]:
+    """As `replay`, an entry at a time. `assembler`: holds back the open batches of the entries up to `after`."""
+    assembler = assembler or BatchAssembler()
     with closing(reader.each(range(after + 1, tip + 1))) as entries:
         for position, entry in enumerate(entries, after + 1):
             if entry is None:

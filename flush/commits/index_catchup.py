@@ -58,11 +58,24 @@ def catch_up(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> bool:
     return bool(dataset.version != before)
 
 
-def build_vector_index(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
-    """Build the vector index `spec`, if PQ_ROWS_MIN rows have a vector. Raises what Lance raises."""
+def build_vector_index(dataset: lance.LanceDataset, spec: IndexSpec, *, replace: bool = False) -> None:
+    """Build the vector index `spec`, if PQ_ROWS_MIN rows have a vector. Raises what Lance raises.
+
+    `replace`: in place of the one that is there.
+    """
     if _enough_vectors(dataset, spec.column):
         parameters = ivf_pq_parameters(spec, dataset.schema)
-        dataset.create_index(spec.column, "IVF_PQ", name=spec.name, **parameters)
+        dataset.create_index(spec.column, "IVF_PQ", name=spec.name, replace=replace, **parameters)
+
+
+def train_anew(dataset: lance.LanceDataset, spec: IndexSpec) -> bool:
+    """Build the vector index `spec` once more, trained on the rows of now; False if Lance cannot, or they are too few.
+
+    Raises what Lance raises on a conflict with another writer.
+    """
+    before = dataset.version
+    built = _attempted(dataset, spec.name, partial(build_vector_index, dataset, spec, replace=True))
+    return bool(built and dataset.version != before)
 
 
 def _extend(dataset: lance.LanceDataset, names: list[str]) -> None:

@@ -4,7 +4,8 @@ A commit adds a fragment and, per index, a segment (`flush.commits.index_catchup
 older fragments. The steps run in this order, each at its own interval, in the process that commits and never during a
 commit of its own:
 
-1. **Merge** the newest segments of an index once at least `segments_min` belong together.
+1. **Merge** the newest segments of an index once at least `segments_min` belong together. A vector index all of whose
+   segments become one is built anew instead, up to `TRAINED_ROWS_MAX` rows.
 2. **Compact** fragments that are in the same segments (Lance puts no others together) once at least `fragments_min` of
    them belong together, and any fragment with more than `deleted_min` of its rows deleted.
 3. **Clean up** versions that are older than `versions_age_min` and not among the newest `versions_min`. Tagged versions
@@ -35,6 +36,11 @@ from typing import Any
 import lance
 
 from memwal.flush.base.manifest import MEM_WAL_INDEX
+from memwal.flush.commits.index_catchup import train_anew
+from memwal.memtable import IndexSpec
+
+TRAINED_ROWS_MAX = 1 << 16
+"""Lance trains 256 codes on at most 256 rows each: an index of more rows is no better trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +74,30 @@ def worth_merging(sizes: Sequence[int]) -> int:
     return most
 
 
-def merge_segments(dataset: lance.LanceDataset, names: Iterable[str], segments_min: int) -> list[str]:
+def merge_segments(
+    dataset: lance.LanceDataset, names: Iterable[str], segments_min: int, vectors: Iterable[IndexSpec] = ()
+) -> list[str]:
     """Step 1 for the indexes `names`; returns those merged. Moves `dataset` to the newest version.
 
+    `vectors`: vector indexes among them that may be built anew.
     Raises OSError, RuntimeError of Lance, also on a conflict with another writer.
     """
-    wanted = set(names)
+    wanted, specs, rebuilt = set(names), {spec.name: spec for spec in vectors}, list[str]()
     merged: dict[int, list[str]] = defaultdict(list)
     rows = {fragment.fragment_id: fragment.metadata.physical_rows for fragment in dataset.get_fragments()}
     for index in dataset.describe_indices():
         if index.name in wanted:
             sizes = [sum(rows.get(fragment, 0) for fragment in segment.fragment_ids) for segment in index.segments]
-            if (count := worth_merging(sizes[::-1])) >= segments_min:
+            if (count := worth_merging(sizes[::-1])) < segments_min:
+                continue
+            small = count == len(sizes) and sum(sizes) <= TRAINED_ROWS_MAX
+            if small and index.name in specs and train_anew(dataset, specs[index.name]):
+                rebuilt.append(index.name)
+            else:
                 merged[count].append(index.name)
     for count, indexes in merged.items():
         dataset.optimize.optimize_indices(index_names=indexes, num_indices_to_merge=count)
-    return [name for indexes in merged.values() for name in indexes]
+    return [*rebuilt, *(name for indexes in merged.values() for name in indexes)]
 
 
 def compact(dataset: lance.LanceDataset, fragments_min: int, rows_max: int, deleted_min: float) -> tuple[int, int]:

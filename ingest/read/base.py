@@ -40,7 +40,10 @@ ROWS_PER_KEY = 100
 KEYS_PER_FILTER = 1000
 INT64_MIN = -(2**63)
 PROBES = 20
-REFINE = 20
+REFINE, REFINE_SMALL = 20, 40
+SMALL_ROWS = 1 << 16
+"""Up to so many rows the index may still be trained on few of them (`flush.commits.maintenance`): twice as many
+candidates are re-ranked. 9,400 rows in clusters, trained when 6,900 were there: 97.7 % with 20, 99.1 % with 40."""
 AHEAD: dict[str, Any] = {"io_buffer_size": 32 << 20, "batch_readahead": 4, "fragment_readahead": 2}
 """What Lance reads ahead of a scan's consumer. By default it took 284 MB for the first batch of a table of 540 MB
 (pylance 14.0.2, 2 cores), and with this 86 MB; reading all of it took 0.4 s instead of 0.3 s."""
@@ -157,7 +160,8 @@ class BaseReads:
         nearest: dict[str, Any] = {"column": query.column, "q": query.vector, "k": k, "metric": query.metric}
         nearest["use_index"] = use_index
         if use_index:
-            nearest |= {"minimum_nprobes": query.probes or PROBES, "refine_factor": query.refine or REFINE}
+            refine = query.refine or (REFINE_SMALL if self._dataset.count_rows() <= SMALL_ROWS else REFINE)
+            nearest |= {"minimum_nprobes": query.probes or PROBES, "refine_factor": refine}
             if query.probes is not None:
                 nearest["maximum_nprobes"] = query.probes
         elif query.low is not None:

@@ -33,6 +33,8 @@ class RegionView:
     in which the oldest of their rows will be flushed. A base that has committed it is newer than parts of this view.
     `shapes`: the shapes of the memtables, each once; empty if their columns cannot change.
     `active`: the generation that takes writes, `tail`: the first and last WAL position replayed; both for explanations.
+    `routing`: only if no regions but those of a known routing were looked at: that routing. A base of another one may
+    have rows in other regions.
     Thread safety. Immutable.
     """
 
@@ -43,10 +45,11 @@ class RegionView:
     shapes: tuple[Shape, ...] = ()
     active: int | None = None
     tail: tuple[int, int] | None = None
+    routing: int | None = None
 
 
 class CaptureOvertaken(Exception):
-    """A commit overtook a view between its capture and the opening of the base: capture again. Callers never see it."""
+    """A commit or resize overtook a view before the base was opened: capture again. Callers never see it."""
 
 
 class BaseChanged(Exception):

@@ -314,6 +314,8 @@ class Reader:
     ) -> Stack:
         if any(shape != known.shape for shape in view.shapes):
             raise Reshaped
+        if view.routing not in (None, base.routing_version):
+            raise CaptureOvertaken
         committed = base.committed.get(view.region, 0)
         if view.unflushed is not None and committed >= view.unflushed:
             raise CaptureOvertaken

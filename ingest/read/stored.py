@@ -1,18 +1,33 @@
 """Captures the levels above the base from storage alone: no claim, no request to an owner, no write.
 
 The tail of the WAL is replayed into one memtable per region. Rows that an owner holds only in memory are missing.
+
+`StoredLevels` keeps these memtables between captures (looks), and a look reads only the entries that came since. What
+must hold, whatever writers, flushes, commits, collections, take-overs and resizes come between two looks:
+
+1. A look sees every row that was acknowledged as durable before it began, as `wal.log_tail` proves for a region.
+2. The levels of a look are what a capture from scratch at that moment, or just before the last flush, would give: the
+   SSTs of a manifest, and above them the rows of exactly the entries after its `replay_after`.
+3. A flush begins the region anew: its rows leave the memtable. A commit overtakes the view (`RegionView.unflushed`),
+   and the next look finds the flush before it.
+4. New regions come only with a new routing, which the base has before any of them takes a row. A look at the regions of
+   a routing says so, and a base of another routing overtakes the view (`RegionView.routing`).
+5. Another shape, a region that nobody has claimed yet, and every error: the next capture is from scratch.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from memwal import wal
 from memwal.flush import BaseTable
+from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.api.reads import Level
 from memwal.ingest.read.levels import RegionView
-from memwal.memtable import MemTable, Snapshot, row_schema
+from memwal.memtable import MemTable, row_schema
 
 # The rows of the tail may belong to several generations, and storage does not show which: a claim that replays them
 # may number them differently. So the tail counts as newer than any committed generation and is never skipped; skipping
@@ -26,51 +41,140 @@ _READ_OPTIONS = wal.WalOptions(readers=8)
 
 
 def views_from_storage(base: BaseTable, store: wal.ObjectStore, level: Level) -> list[RegionView]:
-    """Capture the levels above the base for reads of `level`; the caller opens the base only after this.
+    """Capture the levels above the base for one read of `level`. Arguments and errors: as `StoredLevels.views`."""
+    return StoredLevels(store).views(base, level)
 
-    `base`: any version; its schema, key and indexes are used. `latest` equals `durable` here: the newest rows on
-    storage. Safe while writers run. Raises: wal errors, Corrupt among them, naming the object.
+
+@dataclass(frozen=True)
+class _Known:
+    """What looks go on from: the tails of all regions on storage, replayed for the shape and routing of `base`.
+
+    `views`: of the last look, which a reader that waited for it shares.
     """
-    if level == "committed":
-        return []
-    views = (_view(base, store, region, with_tail=level != "flushed") for region in wal.regions(store))
-    return [view for view in views if view is not None]
+
+    base: BaseTable
+    tails: dict[UUID, _Tail]
+    views: list[RegionView]
 
 
-def _view(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tail: bool) -> RegionView | None:
-    for _ in range(_CAPTURES - 1):
+class StoredLevels:
+    """The levels above the base of one table, read from storage again and again.
+
+    Thread safety. Any thread; looks take turns, and readers that wait for the same turn share one look.
+    Invariants. See the module's text. Nothing is written and nothing is claimed.
+    Memory. The rows of the tails, until the next look after their flush, or `forget`.
+    """
+
+    def __init__(self, store: wal.ObjectStore) -> None:
+        self._store, self._at_once = store, AT_ONCE if store.remote else 1
+        self._turn, self._begun = threading.Lock(), 0
+        self._known: _Known | None = None
+
+    def views(self, base: BaseTable, level: Level) -> list[RegionView]:
+        """Capture the levels above the base for reads of `level`; the caller opens the base only after this.
+
+        `base`: any version; its schema, key and indexes are used. `latest` equals `durable` here: the newest rows on
+        storage. Safe while writers run. Raises: wal errors, Corrupt among them, naming the object.
+        """
+        if level == "committed":
+            return []
+        if level == "flushed":
+            found = each(self._flushed, wal.regions(self._store), self._at_once)
+            return [view for view in found if view is not None]
+        arrived = self._begun
+        with self._turn:
+            known, self._known = self._known, None  # an error on the way leaves nothing to go on from
+            shared = self._begun > arrived  # a look of another thread that began after this call
+            if known is None or not _goes_on(known, base):
+                self._begun += 1
+                known = self._captured(base)
+            elif not shared:
+                self._begun += 1
+                known = self._looked(known)
+            self._known = known
+            return known.views
+
+    def forget(self) -> None:
+        """Let the memory go."""
+        with self._turn:
+            self._known = None
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _flushed(self, region: UUID) -> RegionView | None:
+        manifest = wal.ManifestStore(self._store, region).latest()
+        return None if manifest is None else RegionView(region, (), manifest.ssts)
+
+    def _captured(self, base: BaseTable) -> _Known:
+        """Capture every region on storage from scratch."""
+        tails = {region: _Tail(base, self._store, region) for region in wal.regions(self._store)}
+        views = list(each(_Tail.begin, tails.values(), self._at_once))
+        claimed = {region: tail for region, tail in tails.items() if tail.view is not None}
+        return _Known(base, claimed, [view for view in views if view is not None])
+
+    def _looked(self, known: _Known) -> _Known:
+        """Look at the regions of the known routing again. Others fell away in a resize, which drained them."""
+        routed = [known.tails[region] for region in known.base.regions]
+        list(each(_Tail.look, routed, self._at_once))
+        views, routing = (tail.view for tail in known.tails.values()), known.base.routing_version
+        return replace(known, views=[replace(view, routing=routing) for view in views if view is not None])
+
+
+def _goes_on(known: _Known, base: BaseTable) -> bool:
+    """Whether rows that were replayed for the base of `known` are those that `base` would replay, region by region."""
+    same = base.shape == known.base.shape and base.routing_version == known.base.routing_version
+    return same and all(region in known.tails for region in base.regions)
+
+
+class _Tail:
+    """The unflushed rows of one region in a memtable, and its view. One thread at a time."""
+
+    def __init__(self, base: BaseTable, store: wal.ObjectStore, region: UUID) -> None:
+        self._base, self._region = base, region
+        self._log = wal.LogTail(store, region, base.codec, options=_READ_OPTIONS)
+        self._memtable = self._empty()
+        self.view: RegionView | None = None
+        """None where the region was never claimed."""
+
+    def begin(self) -> RegionView | None:
+        """Replay the tail from scratch. Raises: wal errors."""
+        for _ in range(_CAPTURES - 1):
+            try:
+                return self._begun()
+            except wal.Overtaken:
+                continue  # flushed and collected between the two reads: the next manifest has these rows in an SST
+        return self._begun()
+
+    def look(self) -> RegionView | None:
+        """Replay what came since the look before. Raises: wal errors."""
         try:
-            return _captured(base, store, region, with_tail=with_tail)
+            return self._replayed(self._log.look())
         except wal.Overtaken:
-            continue  # flushed and collected between the two reads: the next manifest has these rows in an SST
-    return _captured(base, store, region, with_tail=with_tail)
+            return self.begin()
 
+    def _begun(self) -> RegionView | None:
+        entries, self._memtable = self._log.begin(self._log.manifest), self._empty()
+        return self._replayed(entries)
 
-def _captured(base: BaseTable, store: wal.ObjectStore, region: UUID, *, with_tail: bool) -> RegionView | None:
-    manifest = wal.ManifestStore(store, region).latest()
-    if manifest is None:
-        return None
-    # The manifest is read first: rows flushed after it are still in the tail, because a flush deletes no entries.
-    if not with_tail:
-        return RegionView(region, (), manifest.ssts)
-    memtables, tail = _tail(base, store, region, manifest.replay_after)
-    return RegionView(region, memtables, manifest.ssts, manifest.current_generation, (base.shape,), tail=tail)
+    def _replayed(self, entries: Iterable[wal.Entry]) -> RegionView | None:
+        manifest, table = self._log.manifest, self._memtable
+        if manifest is None:
+            return None
+        for entry in entries:
+            if entry.rows.num_rows:
+                table.restore(entry.rows)
+        memtables = (table.snapshot(),) if table.rows else ()
+        first, last = manifest.replay_after + 1, self._log.position
+        self.view = RegionView(
+            self._region,
+            memtables,
+            manifest.ssts,
+            manifest.current_generation,
+            (self._base.shape,),
+            tail=(first, last) if first <= last else None,
+        )
+        return self.view
 
-
-def _tail(
-    base: BaseTable, store: wal.ObjectStore, region: UUID, after: int
-) -> tuple[tuple[Snapshot, ...], tuple[int, int] | None]:
-    """Return the rows of the WAL entries at `after`+1 to the tip, and the positions of the first and the last."""
-    rows = row_schema(base.schema, base.key)
-    entries, _ = wal.read_tail(store, region, base.codec, after, options=_READ_OPTIONS, with_map=False)
-    read = tuple(_replayed(entries, MemTable(rows, base.key, base.indexes, TAIL_GENERATION)))
-    return read, (entries[0].position, entries[-1].position) if entries else None
-
-
-def _replayed(entries: Iterable[wal.Entry], table: MemTable) -> Iterable[Snapshot]:
-    for entry in entries:
-        if entry.rows.num_rows:
-            table.restore(entry.rows)
-    table.freeze()
-    if table.rows:
-        yield table.snapshot()
+    def _empty(self) -> MemTable:
+        rows = row_schema(self._base.schema, self._base.key)
+        return MemTable(rows, self._base.key, self._base.indexes, TAIL_GENERATION)

@@ -31,6 +31,7 @@ class BaseUpkeep:
         """Everything is due at first. `base`: any version of the table."""
         self._base, self._clock = base, clock
         self._indexes = tuple(spec.name for spec in base.indexes)
+        self._vectors = tuple(spec for spec in base.indexes if spec.kind == "ivf_pq")
         # Compaction goes after merging: it joins only fragments that are in one index segment.
         self._steps: Mapping[str, tuple[float, Callable[[lance.LanceDataset], str]]] = {
             "optimize": (rules.optimize_interval, lambda dataset: self._merge(dataset, rules)),
@@ -67,7 +68,7 @@ class BaseUpkeep:
             return ""
 
     def _merge(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
-        merged = merge_segments(dataset, self._indexes, rules.segments_min) if self._indexes else []
+        merged = merge_segments(dataset, self._indexes, rules.segments_min, self._vectors) if self._indexes else []
         return f"index segments merged: {', '.join(merged)}" if merged else ""
 
     @staticmethod

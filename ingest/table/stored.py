@@ -19,7 +19,7 @@ from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
 from memwal.ingest.read.reader import Reader
-from memwal.ingest.read.stored import views_from_storage
+from memwal.ingest.read.stored import StoredLevels
 from memwal.ingest.rpc import owner_notes as owners
 from memwal.ingest.table.stored_status import status_from_storage
 
@@ -34,7 +34,7 @@ class StoredTable(LevelReads):
     def __init__(self, base: flush.BaseTable, store: wal.ObjectStore) -> None:
         """`base`: any version; every read opens the newest."""
         super().__init__(base, Reader(base, store))
-        self._store = store
+        self._store, self._levels = store, StoredLevels(store)
         self._changes = StoredChanges(base, store)
 
     @translate_errors
@@ -92,7 +92,8 @@ class StoredTable(LevelReads):
         self._refuse("drop_index")
 
     def close(self) -> None:
-        """Do nothing: a stored table holds no resources."""
+        """Let go of the rows of the log that reads keep in memory; later reads read them again."""
+        self._levels.forget()
 
     def __enter__(self) -> Self:
         return self
@@ -100,8 +101,10 @@ class StoredTable(LevelReads):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _views(self, level: Level, *, again: bool) -> list[RegionView]:  # noqa: ARG002 - storage is looked at anyway
-        return views_from_storage(self.base, self._store, level)
+    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+        if again:
+            self.follow()  # to another routing, where a resize overtook the look
+        return self._levels.views(self.base, level)
 
     def _changes_source(self) -> StoredChanges:
         return self._changes

@@ -271,16 +271,16 @@ def test_columns_that_somebody_added(table: Any, owner: Any) -> None:
 
 def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are put after each scan that a query makes."""
-    through, puts = type(table).scan, list[int]()
+    through, puts = type(table._engine).scan, list[int]()
 
     def scan(self: Any, *args: Any, **request: Any) -> RowStream:
         found = through(self, *args, **request)
-        if self is table and request.get("limit") != 0:
+        if self is table._engine and request.get("limit") != 0:
             puts.append(1)
             owner.put(rows(range(400), 10 + len(puts)))
         return found
 
-    monkeypatch.setattr(type(table), "scan", scan)
+    monkeypatch.setattr(type(table._engine), "scan", scan)
     for query in (
         "select count(*) from table a join table b on a.id = b.id where (a.n is distinct from b.n) or a.x <> b.x",
         "select count(*) from (select id, n from table where ok except select id, n from table)",
@@ -310,14 +310,14 @@ def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.Mo
 def test_what_is_asked_of_the_owner(
     orders: Any, monkeypatch: pytest.MonkeyPatch, query: str, columns: list[str], filter: str | None, limit: int | None
 ) -> None:
-    through, asked = type(orders)._answer, list[dict[str, Any]]()
+    through, asked = type(orders._engine)._answer, list[dict[str, Any]]()
 
     def answer(self: Any, read: str, level: str, /, **request: Any) -> Any:
         if request.get("limit") != 0:
             asked.append(request)
         return through(self, read, level, **request)
 
-    monkeypatch.setattr(type(orders), "_answer", answer)
+    monkeypatch.setattr(type(orders._engine), "_answer", answer)
     orders.sql(query).read_all()
     assert asked == [{"columns": columns, "filter": filter, "limit": limit}]
 
@@ -327,8 +327,8 @@ def test_a_count_reads_no_column(table: Any, monkeypatch: pytest.MonkeyPatch) ->
         assert request.get("limit") == 0
         return through(self, *args, **request)
 
-    through = type(table).scan
-    monkeypatch.setattr(type(table), "scan", scan)
+    through = type(table._engine).scan
+    monkeypatch.setattr(type(table._engine), "scan", scan)
     assert table.sql("select count(*), count(1) from table").read_all()[0].to_pylist() == [table.count()]
 
 
@@ -355,8 +355,8 @@ def endless(orders: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         schema = pa.schema([pa.field(name, SCHEMA.field(name).type) for name in columns])
         return RowStream(schema, batches(schema))
 
-    through = type(orders).scan
-    monkeypatch.setattr(type(orders), "scan", scan)
+    through = type(orders._engine).scan
+    monkeypatch.setattr(type(orders._engine), "scan", scan)
     return given
 
 
@@ -417,7 +417,7 @@ def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch
         yield pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
         raise memwal.Unavailable("the daemon was lost", {"reason": "lost"})
 
-    through = type(orders).scan
+    through = type(orders._engine).scan
 
     def scan(self: Any, columns: Any = None, *_: Any, limit: Any = None, **__: Any) -> RowStream:
         if limit == 0:
@@ -425,7 +425,7 @@ def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch
         schema = pa.schema([pa.field(name, SCHEMA.field(name).type) for name in columns])
         return RowStream(schema, failing(schema))
 
-    monkeypatch.setattr(type(orders), "scan", scan)
+    monkeypatch.setattr(type(orders._engine), "scan", scan)
     for query in ("select count(n) from table", "select count(*) from table a join table b on a.n = b.n"):
         with pytest.raises(memwal.Unavailable, match=r"^the daemon was lost$") as lost:
             orders.sql(query).read_all()

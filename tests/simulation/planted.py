@@ -291,15 +291,14 @@ WITHOUT_A_KEY: dict[str, Callable[[], Planted]] = {
 
 
 FOUND_BY = {
-    "skips_the_slot_after_a_conflict": 5,
+    "skips_the_slot_after_a_conflict": 6,
     "acks_before_the_put_is_known": 3,
-    "replay_skips_holes": 58,
+    "replay_skips_holes": 70,
     "collects_fences": 4,
-    "tells_fences_by_their_size": 2,
     "forgets_the_applied_map": 2,
     "replays_open_batches": 12,
-    "collects_flushes_under_way": 8,
-    "removes_an_sst_whose_publication_was_refused": 31,
+    "collects_flushes_under_way": 16,
+    "removes_an_sst_whose_publication_was_refused": 45,
     "publishes_though_fenced": 7,
     "believes_a_slot_that_was_pruned": 27,
     "appends_without_the_swap": 4,

@@ -164,6 +164,44 @@ def test_many_commits_leave_few_fragments_and_segments_and_every_answer_is_the_s
     assert base.table.latest().committed == {bucket_region(0): base.generation}
 
 
+def test_a_vector_index_that_was_trained_on_few_rows_of_one_kind_is_trained_anew_while_it_is_small(base: Base) -> None:
+    """All of its segments become one, with the parameters of the table; one of too many rows keeps its model."""
+    base.commit(300)
+    for _ in range(8):
+        base.commit(100)
+    vectors = [spec for spec in base.table.indexes if spec.kind == "ivf_pq"]
+    models, answers = base.table.latest().vector_models(), base.answers()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("memwal.flush.commits.maintenance.TRAINED_ROWS_MAX", 1000)
+        assert merge_segments(base.dataset, ["vector_idx"], 100, vectors) == []
+        dataset = base.dataset
+        assert merge_segments(dataset, ["vector_idx"], 8, vectors) == ["vector_idx"]
+    kept = base.table.latest().vector_models()["vector"]
+    np.testing.assert_array_equal(kept.codebook, models["vector"].codebook)
+    for _ in range(8):
+        base.commit(200)
+    assert merge_segments(base.dataset, ["vector_idx"], 8, vectors) == ["vector_idx"]
+    assert base.segments()["vector_idx"] == 1
+    trained = base.table.latest().vector_models()["vector"]
+    assert trained.codebook.shape == models["vector"].codebook.shape
+    assert not np.array_equal(trained.codebook, models["vector"].codebook)
+    assert base.answers()[:2] != answers[:2]
+    assert base.table.latest().committed == {bucket_region(0): base.generation}
+    base.commit(20)
+    (found,) = [each for each in base.dataset.describe_indices() if each.name == "vector_idx"]
+    assert (found.num_rows_indexed, len(found.segments)) == (base.rows, 2)
+
+
+def test_one_whose_rows_are_deleted_by_now_is_merged_as_it_is(base: Base) -> None:
+    base.commit(300)
+    for _ in range(8):
+        base.commit(100)
+    lance.dataset(base.table.uri).delete("id % 10 > 0")
+    vectors = [spec for spec in base.table.indexes if spec.kind == "ivf_pq"]
+    assert merge_segments(base.dataset, ["vector_idx"], 8, vectors) == ["vector_idx"]
+    assert base.segments()["vector_idx"] == 1
+
+
 def test_maintained_after_every_commit_it_stays_small_all_along(tmp_path: Path) -> None:
     base = Base(str(tmp_path / "table"), INDEXES[:1])
     for _ in range(40):
