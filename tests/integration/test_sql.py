@@ -319,7 +319,7 @@ def test_what_is_asked_of_the_owner(
 
     monkeypatch.setattr(type(orders._engine), "_answer", answer)
     orders.sql(query).read_all()
-    assert asked == [{"columns": columns, "filter": filter, "limit": limit}]
+    assert asked == [{"columns": columns, "filter": filter, "limit": limit, "explain": None}]
 
 
 def test_a_count_reads_no_column(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
