@@ -42,7 +42,7 @@ from memwal.ingest.read.top_k import concatenate, in_order, merge, merge_arms
 from memwal.ingest.read.traced import TracedView
 from memwal.ingest.read.tracer import Trace
 from memwal.ingest.refusals import expect_routing
-from memwal.memtable import TOMBSTONE, Snapshot
+from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
 from memwal.wal import Corrupt, ObjectStore, SsTable
 
 _FILTERS_REMEMBERED = 1000
@@ -83,6 +83,17 @@ class Reader:
         if latest is not before and latest.committed != before.committed:
             self._cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
         return latest
+
+    def keep(self, region: UUID, sst: SsTable, memtable: MemTable, shape: Shape | None) -> None:
+        """Answer reads of `sst` from the memtable of `shape` that was flushed as it. See `ingest.region.context.Keep`.
+
+        Its rows are those of the SST and older versions of their keys, which no read of a memtable shows.
+        """
+        known = self._columns
+        if shape == known.shape:
+            self._cache.keep(
+                SstId(known.version, region, sst.path, sst.generation), _searched(memtable.specs), memtable
+            )
 
     @property
     def opened(self) -> BaseTable:
@@ -302,7 +313,8 @@ class Reader:
         """
         if self._routing is not None and (views or buckets is not None):
             expect_routing(base.uri, self._routing, base.routing_version)
-        stacks = tuple(self._stack(view, base, known, frozenset(ranked), trace) for view in views)
+        indexed = _searched(known.indexes) & frozenset(ranked)
+        stacks = tuple(self._stack(view, base, known, indexed, trace) for view in views)
         base = base if trace is None else trace.begin(base, stacks)
         below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
         if trace is not None:
@@ -359,6 +371,11 @@ class Reader:
             if len(self._planned) >= _FILTERS_REMEMBERED:
                 self._planned.clear()
             self._planned.add((known.version, filter))
+
+
+def _searched(indexes: Sequence[IndexSpec]) -> frozenset[str]:
+    """Return the columns with an index that a search or match uses."""
+    return frozenset(spec.column for spec in indexes if spec.kind != "btree")
 
 
 def _distinct(keys: pa.Table) -> pa.Table:

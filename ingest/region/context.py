@@ -41,6 +41,14 @@ class Find(Protocol):
         ...
 
 
+class Keep(Protocol):
+    """Keeps flushed memtables for readers. Thread safety. Any thread."""
+
+    def __call__(self, region: UUID, sst: wal.SsTable, memtable: MemTable, shape: Shape | None) -> None:
+        """Take over the memtable of `shape` that was flushed as `sst`; called before readers are shown the SST."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of a region writer; sizes in bytes, times in seconds. See the sections [wal], [memtable], [flush]
@@ -90,6 +98,8 @@ class RegionContext:
     rules: WriteRules = field(default_factory=WriteRules)
     find: Find | None = None
     """Looks stored rows up; needed if `rules` depend on them, never called if a put just replaces."""
+    keep: Keep | None = None
+    """Keeps flushed memtables, so that reads need not load their SSTs; None: they are dropped."""
     routing: int = 1
     """Version of the routing of rows to regions when the table was opened."""
     route_into: RouteInto | None = None

@@ -293,6 +293,11 @@ class RegionCore:
                 ids=context.ids,
                 attempts=frozen.attempts,
             )
+            memtable = frozen.memtable
+            published = next((sst for sst in manifest.ssts if sst.generation == memtable.generation), None)
+            if context.keep is not None and published is not None:
+                context.keep(self.region, published, memtable, context.shape)
+                self._generations.indexes.go_on(memtable)
             self.levels.published(manifest)
             return True
 

@@ -6,7 +6,7 @@ its cost. Hence:
 1. `memtable.index_mode` decides when: with "sync" the region's thread indexes before it acknowledges a write; with
    "async", or if only keys are indexed, another thread does so whenever rows wait. Replayed rows are indexed after the
    whole replay, not entry by entry.
-2. The newest memtable goes first: a frozen one is an SST soon, which discards its indexes.
+2. The newest memtable goes first. One that was flushed goes last, as long as readers keep it in place of its SST.
 3. A step that fails, for want of memory too, ends nothing: the reason is logged once, and the rows of that memtable are
    left to exact reads. The next generation is tried again.
 """
@@ -14,7 +14,9 @@ its cost. Hence:
 from __future__ import annotations
 
 import logging
+from collections import deque
 from uuid import UUID
+from weakref import ReferenceType, ref
 
 from memwal.ingest.region.state import RegionLevels
 from memwal.memtable import MemTable
@@ -32,6 +34,11 @@ class RegionIndexes:
         self._done: dict[int, tuple[int, bool]] = {}
         """By generation: rows known to be indexed, and whether the memtable was frozen at that time."""
         self._failed: set[int] = set()
+        self._flushed: deque[ReferenceType[MemTable]] = deque()
+
+    def go_on(self, table: MemTable) -> None:
+        """Index what is left of a flushed memtable, while somebody keeps it. Any thread."""
+        self._flushed.append(ref(table))
 
     def step(self) -> bool:
         """Index one block of waiting rows, the newest memtable's first; return False when no row waits that can be."""
@@ -39,22 +46,30 @@ class RegionIndexes:
             generation, state = table.generation, (table.rows, table.frozen)
             if state == self._done.get(generation, (0, False)) or generation in self._failed:
                 continue
-            try:
-                more = table.index_step()
-            except BaseException as error:  # noqa: BLE001 - reads find the rows without the index
-                self._give_up(table, as_exception(error))
-            else:
-                if not more:
-                    self._done[generation] = state
-                    self._forget_published()
+            if not self._more(table) and generation not in self._failed:
+                self._done[generation] = state
+                self._forget_published()
             self._levels.measure()
             return True
+        while self._flushed:
+            flushed = self._flushed[0]()
+            if flushed is not None and self._more(flushed):
+                return True
+            self._flushed.popleft()
         return False
 
     def waiting(self) -> int:
         """Return the number of rows not indexed yet, those of a memtable whose indexing failed among them."""
         done = ((table, self._done.get(table.generation, (0, False))[0]) for table in self._levels.memtables())
         return sum(max(0, table.rows - rows) for table, rows in done)
+
+    def _more(self, table: MemTable) -> bool:
+        """Index one block of a memtable; return whether rows wait, and none of it failed."""
+        try:
+            return table.index_step()
+        except BaseException as error:  # noqa: BLE001 - reads find the rows without the index
+            self._give_up(table, as_exception(error))
+            return False
 
     def _give_up(self, table: MemTable, error: Exception) -> None:
         self._failed.add(table.generation)

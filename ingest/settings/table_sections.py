@@ -157,6 +157,14 @@ class FlushSettings(Section):
         ),
     )
     at_once: int = Field(2, ge=1, le=64, description="number of memtables flushed concurrently per table")
+    cache_max: Size = Field(
+        1 << 30,
+        gt=0,
+        description=(
+            "memory for uncommitted SSTs, their rows and indexes, so that reads need not load them: those flushed "
+            "here are kept, others are loaded at the first read; the least recently used go first"
+        ),
+    )
     indexes: bool = Field(
         True, description=("build the table's indexes inside SSTs, for Lance's own readers; memwal does not need them")
     )

@@ -59,8 +59,9 @@ class Table(LevelReads):
 
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
         """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
-        super().__init__(base, Reader(base, context.store, routing=base.routing_version))
-        context = replace(context, find=StoredRows(self._reader))
+        reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=base.routing_version)
+        super().__init__(base, reader)
+        context = replace(context, find=StoredRows(self._reader), keep=self._reader.keep)
         self.regions = RegionSet(base, context)
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)

@@ -222,7 +222,7 @@ def _upkeep(settings: Settings) -> Upkeep:
     commit, gc = settings.commit, settings.gc
     limits = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
     rules = maintenance_rules(settings)
-    return Upkeep(limits, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules)
+    return Upkeep(limits, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules, settings.flush.cache_max)
 
 
 def _check_arguments(

@@ -19,6 +19,7 @@ from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.read.reader import Reader
+from memwal.ingest.read.sst_cache import CACHE_BYTES
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.table.commit_policy import CommitLimits
@@ -241,3 +242,5 @@ class Upkeep:
     gc_interval: float
     ages: Ages
     maintenance: MaintenanceRules = field(default_factory=MaintenanceRules)
+    cache_max: int = CACHE_BYTES
+    """Bytes of uncommitted SSTs that are kept in memory for reads."""

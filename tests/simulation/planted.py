@@ -302,6 +302,7 @@ FOUND_BY = {
     "publishes_though_fenced": 7,
     "believes_a_slot_that_was_pruned": 27,
     "appends_without_the_swap": 4,
+    "appends_without_progress": 2,
     "writes_before_others_stop_reading": 2,
 }
 """Seeds that found a fault when this was written; seed 1 finds those that are not named. The tests begin with them."""

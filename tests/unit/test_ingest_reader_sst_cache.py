@@ -40,6 +40,21 @@ def test_an_sst_is_loaded_once() -> None:
     assert cache.bytes > 300
 
 
+def test_a_flushed_memtable_is_kept_in_place_of_its_sst() -> None:
+    cache, loads = SstCache(), list[int]()
+    memtable = loader(3, loads)(NONE)
+
+    cache.keep("a", frozenset({"text"}), memtable)
+    assert cache.get("a", frozenset({"text"}), loader(5, loads)).n == 3
+    assert cache.get("a", NONE, loader(5, loads)).n == 3
+    assert loads == [3]
+
+    read = cache.get("b", NONE, loader(4, loads))
+    cache.keep("b", NONE, memtable)
+    assert cache.get("b", NONE, loader(4, loads)) is read  # one snapshot of an SST for all reads
+    assert cache.bytes > 600
+
+
 def test_the_least_recently_used_goes_first_and_the_newest_always_stays() -> None:
     loads: list[int] = []
     size = loader(1000, [])(NONE).bytes

@@ -1,0 +1,111 @@
+"""Reads after a flush: the memtable stays in memory in place of its SST, within a bound, until it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import memwal
+from memwal.ingest.read import reader
+
+Open, Made = Callable[..., Any], Any
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The generations of the SSTs that are loaded from storage."""
+    through, generations = reader.load_sst, list[int]()
+
+    def noted(base: Any, store: Any, region: Any, sst: Any, columns: Any) -> Any:
+        generations.append(sst.generation)
+        return through(base, store, region, sst, columns)
+
+    monkeypatch.setattr(reader, "load_sst", noted)
+    return generations
+
+
+def changed(table: Any, made: Made) -> None:
+    """Two generations that shadow the base and one another, with repeated keys and deletes in each."""
+    table.put(made.table(range(100)))
+    table.flush()
+    table.commit()
+    for version, ids in ((1, range(50, 150)), (2, range(100, 180))):
+        table.put(made.table(ids, 10 + version))
+        table.put(made.table(ids, version))
+        table.delete([ids[0], ids[1]])
+        table.flush()
+
+
+def answers(table: Any, made: Made, level: str) -> list[Any]:
+    vector, by_id = made.row(60, 1)["vector"], [("id", "ascending")]
+    matched = table.match("body", "harbor copper", 300, columns=["id"], level=level)
+    return [
+        table.scan(level=level).read_all().sort_by(by_id),
+        table.get([1, 50, 99, 100, 101, 102, 160, 999], level=level),
+        table.count("price < 500", level=level),
+        table.search("vector", vector, 20, level=level),
+        sorted(matched["id"].to_pylist()),  # scores count older versions of a row too, as those of a memtable do
+        table.scan(["id"], "price < 300", order_by="id", level=level).read_all(),
+    ]
+
+
+def test_reads_after_a_flush_load_nothing_and_equal_those_of_the_sst(
+    open_small: Open, made: Made, loads: list[int]
+) -> None:
+    table = open_small()
+    changed(table, made)
+    kept = {level: answers(table, made, level) for level in ("flushed", "latest")}
+    assert loads == []
+    with memwal.open(table.base.uri, read_only=True) as stored:
+        assert answers(stored, made, "flushed") == kept["flushed"] == kept["latest"]
+    assert set(loads) == {2, 3}
+
+
+def test_a_kept_memtable_goes_with_its_commit(open_small: Open, made: Made, loads: list[int]) -> None:
+    table = open_small()
+    changed(table, made)
+    assert len(table._reader._cache) == 4  # of two regions
+    table.commit()
+    assert table.count() == table.count(level="committed") == 176
+    assert (len(table._reader._cache), loads) == (0, [])
+
+
+def test_memory_is_bounded(open_small: Open, made: Made, loads: list[int]) -> None:
+    table = open_small(flush={"cache_max": "1KiB"})
+    changed(table, made)
+    assert len(table._reader._cache) == 1
+    before = table.count()
+    assert table.scan(["id"]).read_all().num_rows == before == 176
+    assert set(loads) == {2, 3}
+
+
+def test_rows_that_waited_for_their_index_at_the_flush_are_indexed_after_it(
+    open_small: Open, made: Made, wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memwal.memtable import MemTable
+
+    step, may = MemTable.index_step, list[bool]()
+    monkeypatch.setattr(MemTable, "index_step", lambda self: step(self) if may else False)
+    table = open_small(regions=1)
+    table.put(made.table(range(300)))
+    table.flush()
+    (kept,) = table._reader._cache._kept.values()
+    memtable = kept.loaded.result().table
+    text = memtable._indexes.texts["body"]
+    assert text._waiting
+    may.append(True)
+    table.put(made.table(range(300, 301)))  # wakes the thread that indexes
+    wait_until(lambda: not text._waiting)
+
+
+def test_a_change_of_columns_leaves_kept_memtables_behind(open_small: Open, made: Made, loads: list[int]) -> None:
+    import lance
+
+    table = open_small()
+    changed(table, made)
+    lance.dataset(table.base.uri).add_columns(pa.field("added", pa.int64()))
+    assert table.scan(["id", "added"]).read_all().num_rows == 176
+    assert set(loads) == {2, 3}
