@@ -308,7 +308,9 @@ class Reads(ABC):
         from memwal.ingest.api.sql.query import Request, run  # DataFusion, which a daemon does not need to start
 
         given = mapping("tables", tables or {}, "{'prices': prices}")
-        others = {name: getattr(rows, "_engine", rows) for name, rows in given.items()}  # what is behind a public table
+        # What is behind a public table. The class is asked: a frame may have a column of that name.
+        public = {name for name, rows in given.items() if hasattr(type(rows), "_engine")}
+        others = {name: rows._engine if name in public else rows for name, rows in given.items()}  # noqa: SLF001
         values = mapping("parameters", parameters or {}, "{'price': 20}")
         asked = a_text("query", query, "select count(*) from table")
         return run(self, self._location, Request(asked, others, values, check_level(level), Reads))

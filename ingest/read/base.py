@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import lance
@@ -110,7 +111,7 @@ class BaseReads:
         index could take (with NaN or inf) are not found.
         """
         rows = self._nearest(query, k, filter, columns, use_index=not query.exact)
-        if not query.exact and rows.num_rows < min(k, self._dataset.count_rows()) and self._is_built(query.column):
+        if not query.exact and rows.num_rows < min(k, self._rows) and self._is_built(query.column):
             rows = self._nearest(query, k, filter, columns, use_index=False)
         return picked_rows(rows, query.within(rows.column(DISTANCE).to_numpy()))
 
@@ -135,12 +136,16 @@ class BaseReads:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _rows(self) -> int:
+        return int(self._dataset.count_rows())
+
     def _is_built(self, column: str) -> bool:
         """Whether `column` has an index yet; a vector index is built once the table has enough rows."""
         return self._specs[column].name in {index.name for index in self._dataset.describe_indices()}
 
     def _many(self, keys: int) -> bool:
-        return keys * ROWS_PER_KEY > self._dataset.count_rows()
+        return keys * ROWS_PER_KEY > self._rows
 
     def _get_by_filter(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
         wanted = list(dict.fromkeys([*columns, *self._key]))
@@ -160,7 +165,7 @@ class BaseReads:
         nearest: dict[str, Any] = {"column": query.column, "q": query.vector, "k": k, "metric": query.metric}
         nearest["use_index"] = use_index
         if use_index:
-            refine = query.refine or (REFINE_SMALL if self._dataset.count_rows() <= SMALL_ROWS else REFINE)
+            refine = query.refine or (REFINE_SMALL if self._rows <= SMALL_ROWS else REFINE)
             nearest |= {"minimum_nprobes": query.probes or PROBES, "refine_factor": refine}
             if query.probes is not None:
                 nearest["maximum_nprobes"] = query.probes

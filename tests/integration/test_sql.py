@@ -234,7 +234,7 @@ def test_other_tables_and_parameters(owner: Any, tmp_path: Path, ends: ExitStack
     forms = [
         prices,
         prices.to_batches()[0],
-        prices.to_pandas(),
+        prices.to_pandas().assign(_engine=0),
         polars.DataFrame(prices),
         prices.to_reader(),
         new.scan(),

@@ -166,7 +166,7 @@ FOUND_BY = {
     "marker_on_the_deletes_pass": 2,
     "commits_without_the_first_generation": 2,
     "commits_the_oldest_row_of_each_key": 3,
-    "leaves_out_the_deletes_of_a_second_try": 205,  # only where a conflict follows a deletes pass, one run in twenty
+    "leaves_out_the_deletes_of_a_second_try": 205,  # only where a conflict follows a deletes pass: rare
     "collects_flushes_under_way": 3,
 }
 """As `planted.FOUND_BY`."""
