@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid
 from memwal.ingest.pipeline.checkpoint import MARKER
 from memwal.ingest.pipeline.checks import check
@@ -69,6 +70,22 @@ def test_once_then_again(fed: Callable[..., Path], uri: str, cli: Callable[..., 
     assert (again.code, again.error_lines) == (0, [])
     assert "0: the source holds nothing new" in again.out
     assert (names(uri), lance.dataset(uri).version) == (EXPECTED, version)
+
+
+def test_a_run_killed_while_it_wrote_its_first_offsets_is_followed_by_another(
+    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
+) -> None:
+    """Spark writes a temporary file and renames it; the file stays when the process is killed between the two."""
+    directory = write_feed(tmp_path / "in", made.table(range(30)))
+    checkpoint = Path(f"{uri}.checkpoint")
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / ".0.3f0f3d9c-6a52-4f6e-9b0a-0a5c0f6d6c11.tmp").write_text("v1\n")
+    config = small_config(source={"path": str(directory)})
+    assert cli("init", config).code == 0
+    (checkpoint / MARKER).write_text(BaseTable.open(uri).table_id)
+    ran = cli("run", config, "--once")
+    assert (ran.code, ran.error_lines) == (0, [])
+    assert sorted(names(uri)) == list(range(30))
 
 
 def test_a_source_without_a_feed_is_drained(
