@@ -19,7 +19,7 @@ Planner = TypeVar("Planner")
 
 SHARD = "4a388480-a25b-59a8-b058-24217f980256"
 """LanceDB's id of bucket 0."""
-_PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
+PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 _KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 
 DEFAULT: Mapping[str, Any] = {}
@@ -48,7 +48,7 @@ class LanceShard:
         """Create the table with the rows and indexes of `base` and claim its shard. `writer`: its settings."""
         self._settings = dict(writer)
         names = [key] if isinstance(key, str) else list(key)
-        fields = [each.with_metadata(_PRIMARY_KEY) if each.name in names else each for each in base.schema]
+        fields = [each.with_metadata(PRIMARY_KEY) if each.name in names else each for each in base.schema]
         self._schema = pa.schema(fields)
         self.dataset = lance.write_dataset(base.cast(self._schema), str(at / "table.lance"))
         for column, index in indexes.items():
