@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
@@ -92,7 +93,7 @@ class LargeTable:
             dataset.create_scalar_index(name, "BTREE", name=f"{name}_idx")
         dataset.create_scalar_index("body", "INVERTED", name="body_idx", with_position=True)
         partitions = min(PARTITIONS, max(1, self._base // 64))
-        sizes = {"num_partitions": partitions, "num_sub_vectors": SUB_VECTORS, "sample_rate": 64}
+        sizes: dict[str, Any] = {"num_partitions": partitions, "num_sub_vectors": SUB_VECTORS, "sample_rate": 64}
         dataset.create_index("vector", "IVF_PQ", name="vector_idx", metric="l2", **sizes)
 
     def _put(self, level: int) -> None:

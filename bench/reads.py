@@ -261,7 +261,9 @@ class _Kind:
         def contenders(values: Values) -> list[Contender]:
             made: list[Contender] = []
             table, asked = shared.table(values), self.questions(values)
-            asks = {name: ("lance", self.same, ask) for name, ask in self.theirs.items()}
+            asks: dict[str, tuple[Side, str, Ask]] = {
+                name: ("lance", self.same, ask) for name, ask in self.theirs.items()
+            }
             for level in (self.same, "latest"):
                 asks[f"memwal, {level}"] = ("memwal", level, partial(self._ask, level))
             for name, (side, level, ask) in asks.items():

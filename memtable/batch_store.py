@@ -33,6 +33,12 @@ class Batches:
         """All rows of the prefix as one table, without a copy."""
         return pa.Table.from_batches(self.batches, schema=self.schema)
 
+    def between(self, first: int, end: int, names: Sequence[str]) -> pa.Table:
+        """The columns `names` of the rows from `first` to before `end` (first < end <= rows), without a copy."""
+        low, high = np.searchsorted(self._starts, (first, end - 1), side="right").tolist()
+        parts = [batch.select(names) for batch in self.batches[low - 1 : high]]
+        return pa.Table.from_batches(parts).slice(first - int(self._starts[low - 1]), end - first)
+
     def take(self, positions: Positions, names: Sequence[str]) -> pa.Table:
         """The columns `names` of the rows at `positions` (0 <= position < rows), in that order, in one chunk.
 

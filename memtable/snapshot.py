@@ -21,6 +21,7 @@ from memwal.memtable.filter.plan import plan
 from memwal.memtable.filter.predicate import evaluate
 from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
 from memwal.memtable.index_spec import nearest, vector_width
+from memwal.memtable.key.hiding import HiddenRows
 from memwal.memtable.key.index import KeyIndex
 from memwal.memtable.key.none import NoKeys, no_key
 from memwal.memtable.schema import TOMBSTONE
@@ -37,7 +38,7 @@ WORTH = 32
 SCANNED = 4_096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Indexes:
     """The structures of a memtable, shared by its snapshots; each documents its own thread safety."""
 
@@ -47,6 +48,7 @@ class Indexes:
     vectors: Mapping[str, VectorIndex] = field(default_factory=dict)
     texts: Mapping[str, TextIndex] = field(default_factory=dict)
     scalars: Mapping[str, ScalarIndex] = field(default_factory=dict)
+    hidden: HiddenRows = field(default_factory=HiddenRows)
 
 
 class Snapshot:
@@ -96,6 +98,15 @@ class Snapshot:
                 f" found {', '.join(keys.column_names) or 'none'}"
             )
         return self._indexes.keys.lookup([self._key_column(keys, name) for name in self.key], self.n)
+
+    def uncovered(self, mask: Mask, newer: Sequence[Snapshot]) -> Mask:
+        """The rows of `mask` whose key no snapshot of a `newer` memtable has, tombstones included.
+
+        Costs one lookup for each row of a newer memtable that no read has seen yet.
+        """
+        for other in newer:
+            mask = mask & ~self._hidden_by(other)
+        return mask
 
     def keys(self, mask: Mask) -> pa.Table:
         """The key columns of the rows of `mask`, in arrival order."""
@@ -288,6 +299,14 @@ class Snapshot:
             row = int(np.flatnonzero(pc.is_null(column).to_numpy())[0])
             raise InvalidRows(f"key column {name!r} is null in row {row}: give it a value", column=name, row=row)
         return column
+
+    def _hidden_by(self, newer: Snapshot) -> Mask:
+        """The rows whose key is in a snapshot of a newer memtable."""
+
+        def lookup(first: int, end: int) -> Positions:
+            return self.lookup(newer._rows.between(first, end, self.key))
+
+        return self._indexes.hidden.by(newer._indexes, self.n, newer.n, lookup)
 
     def _kept(self, name: str, make: Any) -> Mask:
         """A mask computed once; two threads may both compute it, with the same result."""

@@ -171,7 +171,7 @@ class MemTable:
         held = self._indexes
         return {
             "rows": self._store.bytes,
-            "key": held.keys.bytes + held.tombstones.bytes,
+            "key": held.keys.bytes + held.tombstones.bytes + held.hidden.bytes,
             "vector": sum(index.bytes for index in held.vectors.values()),
             "text": sum(index.bytes for index in held.texts.values()),
             "scalar": sum(index.bytes for index in held.scalars.values()),

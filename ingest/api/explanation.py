@@ -21,10 +21,11 @@ class ExplainedSearch:
     `by`: "key", "rows" (all of them), "filter", "order", "vector" or "text". `how`: in words. `indexes`: names of the
     indexes that were used ("key": a memtable's or SST's own index of its keys), none if every row was looked at.
     `looked_at`: rows or keys that were evaluated or compared one by one, None where that is not known. `unindexed`:
-    those of them that an index does not cover yet. `found`: rows that pass, or candidates of a ranking. `hidden`: those
-    of them that a newer level has. `deleted`: keys found as deleted. `returned`: rows of the answer from here; each row
-    counts once. `fetches`: how often candidates were fetched. `ms`: milliseconds. Of the base also `lance`: Lance's
-    plans, one for each scan, `requests` to storage and the `bytes_read` by them.
+    those of them that an index does not cover yet. `found`: rows that pass, or candidates of a ranking. `hidden`: rows
+    that a newer level has: of the base those of `found`, of a level above it all, which are left out before it is
+    searched. `deleted`: keys found as deleted. `returned`: rows of the answer from here; each row counts once.
+    `fetches`: how often candidates were fetched. `ms`: milliseconds. Of the base also `lance`: Lance's plans, one for
+    each scan, `requests` to storage and the `bytes_read` by them.
     """
 
     by: str

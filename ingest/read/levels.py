@@ -72,40 +72,39 @@ class Stack:
     def __init__(self, levels: Sequence[Snapshot], *, keyed: bool = True) -> None:
         self.levels, self.keyed = tuple(levels), keyed
 
-    def hides(self, keys: pa.Table, below: int) -> Mask:
-        """Return which of `keys` (exactly the key columns) are in the `below` newest levels: bool[len(keys)]."""
-        return _held(self.levels[:below], keys)
+    def visible(self, place: int) -> Mask:
+        """Return which rows of the level at `place` are live and hidden by no newer level: bool[n]."""
+        return self._uncovered(place, self.levels[place].live())
+
+    def keys(self, place: int) -> pa.Table:
+        """Return the keys of the level at `place` that no newer level has, tombstones included, each once."""
+        level = self.levels[place]
+        return level.keys(self._uncovered(place, level.newest()))
 
     @property
     def rows(self) -> int:
-        """An upper bound of the rows that they hide: the rows of all levels, tombstones included; 0 without keys."""
-        return sum(self.sizes)
+        """An upper bound of the base rows that they hide: all their rows, tombstones included; 0 without keys."""
+        return sum(level.n for level in self.levels) if self.keyed else 0
 
-    @property
-    def sizes(self) -> list[int]:
-        """The same per level."""
-        return [level.n if self.keyed else 0 for level in self.levels]
+    def _uncovered(self, place: int, mask: Mask) -> Mask:
+        return self.levels[place].uncovered(mask, self.levels[:place]) if self.keyed else mask
 
 
 def hidden(stacks: Sequence[Stack], keys: pa.Table) -> Mask:
-    """Return which base rows with these `keys` are hidden by levels above the base: bool[len(keys)]."""
-    return _held([level for stack in stacks for level in stack.levels], keys)
+    """Return which base rows with these `keys` are hidden by levels above the base: bool[len(keys)].
 
-
-def picked(keys: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """Return `keys` at `rows` (ascending, each once); all of them, the usual case, costs nothing."""
-    return keys if len(rows) == keys.num_rows else keys.take(pa.array(rows))
-
-
-def _held(levels: Sequence[Snapshot], keys: pa.Table) -> Mask:
-    """Return which keys are in `levels`. A key that was found is not looked up in older levels.
-
-    That pays: in a table with many updates most keys are in the newest level.
+    A key that was found is not looked up in older levels. That pays: in a table with many updates most keys are in the
+    newest level.
     """
     held = np.zeros(keys.num_rows, dtype=np.bool_)
-    for level in levels:
+    for level in (level for stack in stacks for level in stack.levels):
         open_rows = np.flatnonzero(~held)
         if not len(open_rows):
             break
         held[open_rows] = level.lookup(picked(keys, open_rows)) >= 0
     return held
+
+
+def picked(keys: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """Return `keys` at `rows` (ascending, each once); all of them, the usual case, costs nothing."""
+    return keys if len(rows) == keys.num_rows else keys.take(pa.array(rows))

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -111,9 +109,9 @@ class MergedView:
 
     def base_rows(self, columns: list[str], filter: str | None, most: int | None = None) -> Iterator[pa.Table]:
         """Yield the visible rows of the base that pass `filter`, of the first `most` that pass it."""
-        hiding = self.key and self.rows_above
-        for rows in self.base.batches(self._with_key(columns) if hiding else columns, filter, most):
-            mask = self._hidden(rows.select(self.key)) if hiding else None
+        hiding = self.key if self.rows_above else []
+        for rows in self.base.batches(list(dict.fromkeys([*columns, *hiding])), filter, most):
+            mask = self._hidden(rows.select(hiding)) if hiding else None
             yield rows.select(columns) if mask is None else picked_rows(rows.select(columns), ~mask)
 
     def first_rows(self, columns: list[str], filter: str | None, limit: int | None, order: Order) -> pa.Table:
@@ -137,17 +135,18 @@ class MergedView:
 
     def keys_above(self) -> pa.Table | None:
         """Return every key in the levels above the base, once; None without levels or without a key."""
-        parts = []
-        for stack in self.stacks if self.key else ():
-            for below, level in enumerate(stack.levels):
-                keys = level.keys(level.newest())
-                parts.append(picked_rows(keys, ~stack.hides(keys, below)))
+        keyed = self.stacks if self.key else ()
+        parts = [stack.keys(place) for stack in keyed for place in range(len(stack.levels))]
         return concatenate(parts, parts[0].schema) if parts else None
 
     def best(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> list[Visible]:
         """Return the `k` best visible rows of every level, newest levels first, the base last."""
-        above = [visible for stack in self.stacks for visible in self._best_of(stack, k, filter, columns, ranking)]
-        return [*above, self._best_of_base(k, columns, ranking.base, ranking.score)]
+        found = []
+        for stack in self.stacks:
+            for place, level in enumerate(stack.levels):
+                best = self._ranked(level, k, self._passing(stack, place, filter), columns, ranking)
+                found.append(Visible(best, np.arange(len(best.ids))))
+        return [*found, self._best_of_base(k, columns, ranking.base, ranking.score)]
 
     # ---- steps of one level: `ingest.read.traced` measures them ----------------------------------------------------
 
@@ -171,17 +170,14 @@ class MergedView:
     def _held_in_base(self, keys: pa.Table, filter: str | None) -> int:
         return self.base.held(keys, filter)
 
-    def _passing(self, level: Snapshot, filter: str | None) -> Mask:
-        """Return which rows of a level are its newest of their key, are no tombstones, and pass: bool[level.n]."""
+    def _passing(self, stack: Stack, place: int, filter: str | None) -> Mask:
+        """Return which rows of the level at `place` are visible and pass: bool[n]."""
         expect_waiting()
-        live = level.live()
-        return live if filter is None else level.where(filter, live)
+        visible = stack.visible(place)
+        return visible if filter is None else stack.levels[place].where(filter, visible)
 
-    def _uncovered(self, stack: Stack, below: int, step: Positions) -> Positions:
-        """Return the rows among `step` that no newer level hides."""
-        if not below or not stack.keyed:
-            return step
-        return step[~stack.hides(stack.levels[below].take(step, self.key), below)]
+    def _rows_passing(self, stack: Stack, place: int, filter: str | None) -> Positions:
+        return np.flatnonzero(self._passing(stack, place, filter))
 
     def _taken(self, level: Snapshot, positions: Positions, columns: list[str]) -> pa.Table:
         return level.take(positions, columns)
@@ -190,10 +186,10 @@ class MergedView:
         """Return which base rows with these `keys` are hidden."""
         return hidden(self.stacks, keys)
 
-    def _best_visible(
-        self, fetch: Callable[[int], Candidates], hides: Callable[[pa.Table], Mask], k: int, rows_above: int
-    ) -> Visible:
-        return best_visible(fetch, hides, k, rows_above)
+    def _ranked(self, level: Snapshot, k: int, mask: Mask, columns: list[str], ranking: Ranking) -> Candidates:
+        """Return the `k` best rows of `mask` in a level."""
+        positions, scores = ranking.level(level, k, mask)
+        return Candidates(positions, scores, lambda at: level.take(positions[at], columns))
 
     def _in_order(self, parts: Sequence[pa.Table], order: Order, limit: int | None) -> pa.Table:
         """Return the first `limit` rows of all parts in `order`."""
@@ -201,14 +197,6 @@ class MergedView:
         return rows.take(first_rows(rows, order, limit))
 
     # ---- inside --------------------------------------------------------------------------------------------------
-
-    def _best_of(
-        self, stack: Stack, k: int, filter: str | None, columns: list[str], ranking: Ranking
-    ) -> Iterator[Visible]:
-        above = accumulate(stack.sizes, initial=0)
-        for below, (level, rows_above) in enumerate(zip(stack.levels, above, strict=False)):
-            fetch = self._fetch(level, self._passing(level, filter), columns, ranking)
-            yield self._best_visible(fetch, partial(stack.hides, below=below), k, rows_above)
 
     def _best_of_base(
         self,
@@ -219,39 +207,24 @@ class MergedView:
     ) -> Visible:
         """Return the `k` best visible rows of the base. `score`: column of the scores; None: rows stand in order."""
 
-        def fetch(n: int) -> Candidates:
+        hiding = self.key if self.rows_above else []
+        wanted = list(dict.fromkeys([*columns, *hiding, *([ROW_ID] if score else [])]))
+
+        def fetch(n: int) -> tuple[Candidates, pa.Table]:
             expect_waiting()
-            rows = ranked(self.base, n, [*self._with_key(columns), ROW_ID] if score else self._with_key(columns))
+            rows = ranked(self.base, n, wanted)
             ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
-            scores = np.zeros(len(ids)) if score is None else rows.column(score).to_numpy()
+            scores = np.zeros(len(ids), np.float32) if score is None else rows.column(score).to_numpy()
             return Candidates(
-                ids,
-                scores.astype(np.float32, copy=False),
-                lambda: rows.select(self.key),
-                lambda at: rows.select(columns).take(pa.array(at)),
-            )
+                ids, scores.astype(np.float32, copy=False), lambda at: rows.select(columns).take(pa.array(at))
+            ), rows.select(hiding)
 
-        return self._best_visible(fetch, partial(hidden, self.stacks), k, self.rows_above)
-
-    def _fetch(self, level: Snapshot, mask: Mask, columns: list[str], ranking: Ranking) -> Callable[[int], Candidates]:
-        def fetch(n: int) -> Candidates:
-            positions, scores = ranking.level(level, n, mask)
-            return Candidates(
-                positions,
-                scores,
-                lambda: level.take(positions, self.key),
-                lambda at: level.take(positions[at], columns),
-            )
-
-        return fetch
+        return best_visible(fetch, self._hidden, k, self.rows_above)
 
     def _visible_above(self, filter: str | None) -> Iterator[tuple[Snapshot, Positions]]:
         """Yield, in steps of at most ROWS_PER_STEP rows, a level and the positions of its visible rows that pass."""
         for stack in self.stacks:
-            for below, level in enumerate(stack.levels):
-                passing = np.flatnonzero(self._passing(level, filter))
+            for place, level in enumerate(stack.levels):
+                passing = self._rows_passing(stack, place, filter)
                 for at in range(0, len(passing), ROWS_PER_STEP):
-                    yield level, self._uncovered(stack, below, passing[at : at + ROWS_PER_STEP])
-
-    def _with_key(self, columns: Sequence[str]) -> list[str]:
-        return list(dict.fromkeys([*columns, *self.key]))
+                    yield level, passing[at : at + ROWS_PER_STEP]

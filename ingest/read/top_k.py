@@ -1,7 +1,7 @@
-"""The best k rows over all levels: ask each for more than k, drop rows that newer levels hide, merge by score.
+"""The best k rows over all levels: the best visible ones of each, merged by score.
 
-Hidden rows are not masked first: that would look up every key of every newer level in each query, while looking up the
-candidates costs k. If newer levels hide so many candidates that fewer than k are left, more are fetched, at most k plus
+A level above the base is asked among its visible rows only. Of the base nobody knows the hidden rows; it is asked for
+more than k, and the keys that newer levels have are dropped. If fewer than k are left, more are fetched, at most k plus
 the number of rows above, which is always enough.
 """
 
@@ -23,13 +23,11 @@ Mask = npt.NDArray[np.bool_]
 class Candidates:
     """Rows of one level by score, best first.
 
-    `ids`: int64, of a row within its level. `keys()`: exactly the key columns of all candidates. `take(positions)`: the
-    wanted columns of some.
+    `ids`: int64, of a row within its level. `take(positions)`: the wanted columns of some.
     """
 
     ids: npt.NDArray[np.int64]
     scores: Scores
-    keys: Callable[[], pa.Table]
     take: Callable[[npt.NDArray[np.int64]], pa.Table]
 
 
@@ -47,19 +45,18 @@ class Visible:
 
 
 def best_visible(
-    fetch: Callable[[int], Candidates], hides: Callable[[pa.Table], Mask], k: int, rows_above: int
+    fetch: Callable[[int], tuple[Candidates, pa.Table]], hides: Callable[[pa.Table], Mask], k: int, rows_above: int
 ) -> Visible:
-    """Return the `k` best visible candidates of one level, fewer only if the level has no more.
+    """Return the `k` best visible rows of the base, fewer only if it has no more.
 
-    `fetch(n)`: the level's `n` best, fewer only if it has fewer. `hides(keys)`: which of them newer levels hide.
+    `fetch(n)`: its `n` best and their keys, fewer only if it has fewer. `hides(keys)`: which of them newer levels hide.
     `rows_above`: an upper bound of hidden rows.
     """
     enough = k + rows_above
     wanted = min(enough, 2 * k)
     while True:
-        candidates = fetch(wanted)
-        # Without rows above, nothing is hidden, and keys need not be fetched.
-        visible = np.flatnonzero(~hides(candidates.keys())) if rows_above else np.arange(len(candidates.scores))
+        candidates, keys = fetch(wanted)
+        visible = np.flatnonzero(~hides(keys)) if rows_above else np.arange(len(candidates.scores))
         if len(visible) >= k or len(candidates.scores) < wanted or wanted == enough:
             return Visible(candidates, visible[:k])
         wanted = min(enough, 4 * wanted)

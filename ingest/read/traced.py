@@ -79,33 +79,30 @@ class TracedView(MergedView):
         self.trace.current.hidden = super()._held_in_base(keys, filter)
         return self.trace.current.hidden
 
-    def _passing(self, level: Snapshot, filter: str | None) -> Mask:
-        trace = self._level(level)
+    def _passing(self, stack: Stack, place: int, filter: str | None) -> Mask:
+        level, trace = stack.levels[place], self._level(stack.levels[place])
+        with self.trace.timed(SearchTrace("")) as seen:
+            mask = super()._passing(stack, place, None)
+        trace.before += seen.seconds
+        trace.hidden += int(np.count_nonzero(level.live())) - int(np.count_nonzero(mask))
         if filter is None:
-            with self.trace.timed(SearchTrace("")) as live:
-                mask = super()._passing(level, filter)
-            trace.before += live.seconds
             return mask
         with self.trace.timed(trace.by("filter")) as search:
             # Before the filter is evaluated: to ask may sort waiting rows into an index, which serves it then.
-            search.looked_at, columns = level.narrowed(filter, level.live())
-            mask = super()._passing(level, filter)
+            search.looked_at, columns = level.narrowed(filter, mask)
+            mask = super()._passing(stack, place, filter)
         search.found = int(np.count_nonzero(mask))
         search.indexes |= dict.fromkeys(self._scalar_index(column) for column in columns)
         search.told[f"index of {', '.join(columns)}" if columns else "every row evaluated"] = None
         return mask
 
-    def _uncovered(self, stack: Stack, below: int, step: Positions) -> Positions:
-        level = self._level(stack.levels[below])
-        filtered = "filter" in level.searches
-        with self.trace.timed(level.by("filter" if filtered else "rows")) as search:
-            kept = super()._uncovered(stack, below, step)
-        if not filtered:
-            search.told["every row"] = None
-            search.found += len(step)
-            search.looked_at = search.found
-        search.hidden += len(step) - len(kept)
-        return kept
+    def _rows_passing(self, stack: Stack, place: int, filter: str | None) -> Positions:
+        rows = super()._rows_passing(stack, place, filter)
+        if filter is None:
+            with self.trace.timed(self._level(stack.levels[place]).by("rows")) as search:
+                search.told["every row"] = None
+                search.found = search.looked_at = len(rows)
+        return rows
 
     def _taken(self, level: Snapshot, positions: Positions, columns: list[str]) -> pa.Table:
         with self.trace.timed(self.trace.current) as search:
@@ -137,7 +134,8 @@ class TracedView(MergedView):
             yield part
 
     def _hidden(self, keys: pa.Table) -> Mask:
-        mask = super()._hidden(keys)
+        with self.trace.timed(self.trace.current):
+            mask = super()._hidden(keys)
         hidden = int(np.count_nonzero(mask))
         self.trace.current.hidden += hidden
         self.trace.current.found += hidden
@@ -163,22 +161,17 @@ class TracedView(MergedView):
             search.told[WAYS[ranking.exact]], search.why_exact = None, True
         return super().best(k, filter, columns, ranking)
 
-    def _fetch(self, level: Snapshot, mask: Mask, columns: list[str], ranking: Ranking) -> Callable[[int], Candidates]:
-        search, fetch = self._level(level).by(_BY[ranking.score]), super()._fetch(level, mask, columns, ranking)
-
-        def measured(n: int) -> Candidates:
-            with self.trace.timed(search):
-                candidates = fetch(n)
-            search.fetches += 1
-            search.found = len(candidates.scores)
-            search.looked_at, way = ranking.way(level, n, mask)
-            search.told = {WAYS[way]: None}
-            kind = {"quantiser": "ivf_pq", "text": "fts"}.get(way)
-            used = (spec.name for spec in self.specs if spec.kind == kind and spec.column in ranking.columns)
-            search.indexes = dict.fromkeys(used)
-            return self._counted(search, candidates)
-
-        return measured
+    def _ranked(self, level: Snapshot, k: int, mask: Mask, columns: list[str], ranking: Ranking) -> Candidates:
+        search = self._level(level).by(_BY[ranking.score])
+        with self.trace.timed(search):
+            candidates = super()._ranked(level, k, mask, columns, ranking)
+        search.fetches, search.found = 1, len(candidates.scores)
+        search.looked_at, way = ranking.way(level, k, mask)
+        search.told = {WAYS[way]: None}
+        kind = {"quantiser": "ivf_pq", "text": "fts"}.get(way)
+        used = (spec.name for spec in self.specs if spec.kind == kind and spec.column in ranking.columns)
+        search.indexes = dict.fromkeys(used)
+        return self._counted(search, candidates)
 
     def _best_of_base(
         self,
@@ -193,22 +186,14 @@ class TracedView(MergedView):
             with self.trace.timed(search):
                 rows = ranked(base, n, names)
             search.fetches += 1
-            search.found = rows.num_rows
+            search.found = search.hidden = 0  # of an earlier fetch
+            fetched.append(rows.num_rows)
             return rows
 
+        fetched: list[int] = []
         visible = super()._best_of_base(k, columns, measured, score)
+        search.found = fetched[-1]
         return replace(visible, candidates=self._counted(search, visible.candidates))
-
-    def _best_visible(
-        self, fetch: Callable[[int], Candidates], hides: Callable[[pa.Table], Mask], k: int, rows_above: int
-    ) -> Visible:
-        def counted(keys: pa.Table) -> Mask:
-            with self.trace.timed(self.trace.current) as search:
-                mask = hides(keys)
-            search.hidden = int(np.count_nonzero(mask))
-            return mask
-
-        return super()._best_visible(fetch, counted, k, rows_above)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

@@ -72,15 +72,20 @@ class SearchTrace:
 
 
 class LevelTrace:
-    """One level and its searches, by what they search by. `before`: seconds that the next search adds to its own."""
+    """One level and its searches, by what they search by.
+
+    `before`, `hidden`: seconds and hidden rows that the next search adds to its own.
+    """
 
     def __init__(self, about: ExplainedLevel) -> None:
-        self.about, self.searches, self.before = about, dict[str, SearchTrace](), 0.0
+        self.about, self.searches = about, dict[str, SearchTrace]()
+        self.before, self.hidden = 0.0, 0
 
     def by(self, what: str) -> SearchTrace:
         """Return the search by `what`, the same one each time."""
         search = self.searches.setdefault(what, SearchTrace(what))
         search.seconds, self.before = search.seconds + self.before, 0.0
+        search.hidden, self.hidden = search.hidden + self.hidden, 0
         return search
 
     def explained(self) -> ExplainedLevel:

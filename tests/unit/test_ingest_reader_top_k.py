@@ -1,7 +1,6 @@
 """Merging the best rows of several levels: pure, over made-up levels."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,19 +13,15 @@ from memwal.ingest.read.top_k import Candidates, Visible, best_visible, merge
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("level", pa.int64())])
 
 
-def level(number: int, scores: dict[int, float]) -> Callable[[int], Candidates]:
-    """A level that answers with its nearest ids, smallest score first."""
+def level(number: int, scores: dict[int, float]) -> Callable[[int], tuple[Candidates, pa.Table]]:
+    """A level that answers with its nearest ids, smallest score first, and their keys."""
     ranked = sorted(scores.items(), key=lambda item: item[1])
 
-    def fetch(n: int) -> Candidates:
+    def fetch(n: int) -> tuple[Candidates, pa.Table]:
         ids = np.array([id for id, _ in ranked[:n]], np.int64)
         rows = pa.table({"id": ids, "level": np.full(len(ids), number)})
-        return Candidates(
-            ids,
-            np.array([score for _, score in ranked[:n]], np.float32),
-            lambda: rows.select(["id"]),
-            lambda at: rows.take(pa.array(at)),
-        )
+        found = np.array([score for _, score in ranked[:n]], np.float32)
+        return Candidates(ids, found, lambda at: rows.take(pa.array(at))), rows.select(["id"])
 
     return fetch
 
@@ -66,17 +61,17 @@ def test_a_level_whose_best_rows_are_all_hidden_is_asked_for_more() -> None:
     assert visible.scores.tolist() == pytest.approx([0.99, 0.991, 0.992, 0.993, 0.994])
 
 
-def test_a_level_that_nothing_lies_above_is_asked_once_and_not_for_keys() -> None:
+def test_a_base_that_nothing_lies_above_is_asked_once_and_no_key_is_looked_up() -> None:
     asked: list[int] = []
 
-    def keys() -> pa.Table:
-        raise AssertionError("keys were fetched")
+    def looked_up(_: pa.Table) -> np.ndarray:
+        raise AssertionError("keys were looked up")
 
-    def counting(n: int) -> Candidates:
+    def counting(n: int) -> tuple[Candidates, pa.Table]:
         asked.append(n)
-        return replace(level(0, {id: float(id) for id in range(100)})(n), keys=keys)
+        return level(0, {id: float(id) for id in range(100)})(n)
 
-    visible = best_visible(counting, hiding(set()), 10, 0)
+    visible = best_visible(counting, looked_up, 10, 0)
 
     assert asked == [10]
     assert visible.scores.tolist() == list(range(10))
@@ -85,8 +80,8 @@ def test_a_level_that_nothing_lies_above_is_asked_once_and_not_for_keys() -> Non
 def test_descending_scores_put_the_highest_first_and_nan_last() -> None:
     found = merge(
         [
-            Visible(level(1, {1: 0.5, 2: 0.9})(2), np.array([0, 1])),
-            Visible(level(0, {3: 0.7, 4: float("nan")})(2), np.array([0, 1])),
+            Visible(level(1, {1: 0.5, 2: 0.9})(2)[0], np.array([0, 1])),
+            Visible(level(0, {3: 0.7, 4: float("nan")})(2)[0], np.array([0, 1])),
         ],
         4,
         ascending=False,
