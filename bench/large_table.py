@@ -52,6 +52,7 @@ class LargeTable:
     """Both sides' ways to the table.
 
     `flushed`, `latest`: the newest vector of each id, float32 [ids, WIDTH], without and with the memtable.
+    `datasets`: the base and each SST as Lance's datasets.
     Thread safety. One thread.
     """
 
@@ -71,6 +72,7 @@ class LargeTable:
         self.dataset, self._shards = lance.dataset(uri), _snapshots(uri)
         self.lookups = LsmPointLookupPlanner(self.dataset, self._shards)
         self.searches = LsmVectorSearchPlanner(self.dataset, self._shards, "vector")
+        self.datasets = [self.dataset, *(lance.dataset(str(path)) for path in Path(uri).glob("_mem_wal/*/*_gen_*"))]
 
     def scanner(self) -> LsmScanner:
         """Lance's scan of base and SSTs."""

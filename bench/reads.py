@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -198,6 +198,13 @@ def _matched(table: LargeTable, text: str) -> pa.Table:
     return table.dataset.to_table([*FOUND, "_score"], full_text_query=query, limit=K)
 
 
+def _matched_one_by_one(table: LargeTable, text: str) -> pa.Table:
+    """As whoever needs the SSTs too would do it by hand. Rows that a newer level has are not left out."""
+    query = {"columns": ["body"], "query": text}
+    found = [each.to_table([*FOUND, "_score"], full_text_query=query, limit=2 * K) for each in table.datasets]
+    return pa.concat_tables(found).sort_by([("_score", "descending")]).slice(0, K)
+
+
 def _recall(level: str, queries: Sequence[Vectors]) -> Judge:
     """Share of the rows in the answers that are no farther than the tenth nearest, by exact search."""
     truth: list[set[int]] = []
@@ -244,7 +251,9 @@ def _fused(near: Mapping[int, float], matched: Mapping[str, list[Any]]) -> set[i
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One kind of read. `ours(table, question, level)`; `theirs`: Lance's ways; `same`: the level that both answer."""
+    """One kind of read. `ours(table, question, level)`. `levels`: at the first both answer the same. `theirs`: Lance's
+    ways to answer that; `by_hand`: what it takes to ask Lance for more.
+    """
 
     name: str
     title: str
@@ -252,24 +261,27 @@ class _Kind:
     ours: Callable[[Any, Any, str], pa.Table]
     theirs: Mapping[str, Ask]
     digest: Callable[[Sequence[pa.Table]], str] = _rows_found
-    same: str = "flushed"
+    levels: Sequence[str] = ("flushed", "latest")
     judge: Callable[[str, Sequence[Any]], Judge] | None = None
+    by_hand: Mapping[str, Ask] = field(default_factory=dict)
 
     def benchmark(self, shared: Shared) -> Benchmark:
         """The kind, asked of the shared table."""
 
         def contenders(values: Values) -> list[Contender]:
-            made: list[Contender] = []
-            table, asked = shared.table(values), self.questions(values)
-            asks: dict[str, tuple[Side, str, Ask]] = {
-                name: ("lance", self.same, ask) for name, ask in self.theirs.items()
-            }
-            for level in (self.same, "latest"):
-                asks[f"memwal, {level}"] = ("memwal", level, partial(self._ask, level))
-            for name, (side, level, ask) in asks.items():
+            table, asked, made = shared.table(values), self.questions(values), list[Contender]()
+
+            def add(name: str, side: Side, level: str, ask: Ask, question: str) -> None:
                 judge = self.judge(level, asked) if self.judge else None
-                question = "same" if level == self.same else "wider"
                 made.append(Reads(name, side, table, shared.clock, ask, asked, self.digest, judge, question=question))
+
+            same = self.levels[0]
+            for name, ask in self.theirs.items():
+                add(name, "lance", same, ask, "same")
+            for name, ask in self.by_hand.items():
+                add(name, "lance", same, ask, "")
+            for level in self.levels:
+                add(f"memwal, {level}", "memwal", level, partial(self._ask, level), "same" if level == same else level)
             return made
 
         return Benchmark(self.name, self.title, "p50_ms", ROWS, contenders)
@@ -337,7 +349,8 @@ _KINDS = (
         lambda table, text, level: table.match("body", text, k=K, columns=FOUND, level=level),
         {"LanceDataset, the base alone": _matched},
         _scores_found,
-        same="committed",
+        ("committed", "flushed", "latest"),
+        by_hand={"base and SSTs one by one": _matched_one_by_one},
     ),
     _Kind(
         "hybrid",

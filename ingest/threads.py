@@ -1,4 +1,4 @@
-"""Background threads (`Worker`, `Periodic`), and events that signals set.
+"""Background threads (`Worker`, `Periodic`), threads that make calls for others, and events that signals set.
 
 The wait for a `Worker` may be interrupted and repeated. `threading.Thread.join` does not allow that: in CPython up to
 3.12 an interrupt inside it makes the living thread count as ended, and the next `join` returns at once. A program
@@ -10,13 +10,19 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO, TypeVar
 
 from memwal.ingest.errors import classify
 
+T = TypeVar("T")
+
 _LOG = logging.getLogger("memwal.periodic")
+_IDLE = 5.0
+"""Seconds after which a thread without calls ends."""
 
 
 class Periodic:
@@ -73,6 +79,72 @@ class Worker:
             self._work()
         finally:
             self._ended.set()
+
+
+class CallThreads:
+    """At most so many daemon threads, which make calls in the order in which these were submitted.
+
+    Why not `ThreadPoolExecutor`: Python joins its threads at exit, and so would wait for a daemon that does not answer.
+    Thread safety. Any thread. Invariants. No call begins after `close`.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name, self._most = name, most
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._threads = self._idle = 0
+        self._closed = False
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have `call` made; `cancel` of the result takes it back if it has not begun."""
+        job: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                job.cancel()
+                return job
+            self._queue.append((job, call))
+            if self._idle >= len(self._queue):
+                self._changed.notify()
+            elif self._threads < self._most:
+                self._threads += 1
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        return job
+
+    def close(self) -> None:
+        """Cancel the calls that have not begun; threads end after those that have."""
+        with self._changed:
+            self._closed, waiting = True, list(self._queue)
+            self._queue.clear()
+            self._changed.notify_all()
+        for job, _ in waiting:
+            job.cancel()
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            job, call = task
+            if job.set_running_or_notify_cancel():
+                _settle(job, call)
+            del task, job, call  # an idle thread would hold the last answer, and with a stream its moment
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        """Return the next call; None if this thread is to end."""
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._queue or self._closed, _IDLE)
+            self._idle -= 1
+            if self._queue:
+                return self._queue.popleft()
+            self._threads -= 1
+            return None
+
+
+def _settle(job: Future[T], call: Callable[[], T]) -> None:
+    try:
+        answer = call()
+    except BaseException as error:  # noqa: BLE001 - raised by who waits
+        job.set_exception(error)
+    else:
+        job.set_result(answer)
 
 
 def stop_event(lifeline: TextIO | None) -> threading.Event:

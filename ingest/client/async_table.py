@@ -1,6 +1,6 @@
 """`memwal.connect_async`: the table that `memwal.connect` returns, with methods to await.
 
-Each method is that of the synchronous table, made in a thread of this table (`call_threads`) for a caller who may leave
+Each method is that of the synchronous table, made in a thread of its own (`ingest.threads`) for a caller who may leave
 (`ingest.caller`); so there is one client, and one line here for each method.
 """
 
@@ -19,12 +19,13 @@ import pyarrow as pa
 
 from memwal.ingest.caller import Caller
 from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream, Calls
-from memwal.ingest.client.call_threads import CallThreads, answer_of
+from memwal.ingest.client.awaiting import answer_of
 from memwal.ingest.client.connect import connected
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.table.public import Table
 from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.threads import CallThreads
 
 P = ParamSpec("P")
 R = TypeVar("R")

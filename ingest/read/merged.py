@@ -8,7 +8,8 @@ or is farther away.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ import pyarrow as pa
 from memwal.ingest.api.ordering import Order, first_rows
 from memwal.ingest.caller import expect_waiting
 from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
+from memwal.ingest.read.beside import beside
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
-from memwal.ingest.read.top_k import Candidates, Visible, best_visible, concatenate
+from memwal.ingest.read.top_k import Candidates, HiddenShare, Visible, best_visible, concatenate
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.memtable.vector.index import Way
 
@@ -46,7 +48,8 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class MergedView:
-    """The base and the levels above it, merged. `key`: the key columns; without any, all rows are visible.
+    """The base and the levels above it, merged. `key`: the key columns; without any, all rows are visible. `share`: of
+    the rows of the base that were hidden in earlier reads.
 
     Thread safety. Immutable; any thread.
     """
@@ -54,6 +57,7 @@ class MergedView:
     base: BaseReads
     stacks: tuple[Stack, ...]
     key: list[str]
+    share: HiddenShare = field(default_factory=HiddenShare)
 
     @property
     def rows_above(self) -> int:
@@ -139,14 +143,13 @@ class MergedView:
         parts = [stack.keys(place) for stack in keyed for place in range(len(stack.levels))]
         return concatenate(parts, parts[0].schema) if parts else None
 
-    def best(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> list[Visible]:
-        """Return the `k` best visible rows of every level, newest levels first, the base last."""
-        found = []
-        for stack in self.stacks:
-            for place, level in enumerate(stack.levels):
-                best = self._ranked(level, k, self._passing(stack, place, filter), columns, ranking)
-                found.append(Visible(best, np.arange(len(best.ids))))
-        return [*found, self._best_of_base(k, columns, ranking.base, ranking.score)]
+    def best(self, k: int, filter: str | None, columns: list[str], *rankings: Ranking) -> list[list[Visible]]:
+        """Return by ranking the `k` best visible rows of every level, newest levels first, the base last."""
+        bases = [
+            self._beside(partial(self._best_of_base, k, columns, ranking.base, ranking.score)) for ranking in rankings
+        ]
+        above = [list(self._best_above(k, filter, columns, ranking)) for ranking in rankings]
+        return [[*levels, base()] for levels, base in zip(above, bases, strict=True)]
 
     # ---- steps of one level: `ingest.read.traced` measures them ----------------------------------------------------
 
@@ -196,7 +199,17 @@ class MergedView:
         rows = concatenate(parts, parts[-1].schema)
         return rows.take(first_rows(rows, order, limit))
 
+    def _beside(self, work: Callable[[], Visible]) -> Callable[[], Visible]:
+        """Begin to search the base; return what waits for its rows."""
+        return beside(work) if self.stacks else work
+
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _best_above(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> Iterator[Visible]:
+        for stack in self.stacks:
+            for place, level in enumerate(stack.levels):
+                best = self._ranked(level, k, self._passing(stack, place, filter), columns, ranking)
+                yield Visible(best, np.arange(len(best.ids)))
 
     def _best_of_base(
         self,
@@ -219,7 +232,7 @@ class MergedView:
                 ids, scores.astype(np.float32, copy=False), lambda at: rows.select(columns).take(pa.array(at))
             ), rows.select(hiding)
 
-        return best_visible(fetch, self._hidden, k, self.rows_above)
+        return best_visible(fetch, self._hidden, k, self.rows_above, self.share)
 
     def _visible_above(self, filter: str | None) -> Iterator[tuple[Snapshot, Positions]]:
         """Yield, in steps of at most ROWS_PER_STEP rows, a level and the positions of its visible rows that pass."""

@@ -38,7 +38,7 @@ from memwal.ingest.read.request import (
 )
 from memwal.ingest.read.scan import after_first_batch, batches_of, streamed
 from memwal.ingest.read.sst_cache import CACHE_BYTES, Load, SstCache, SstId, load_sst
-from memwal.ingest.read.top_k import concatenate, in_order, merge, merge_arms
+from memwal.ingest.read.top_k import HiddenShare, concatenate, in_order, merge, merge_arms
 from memwal.ingest.read.traced import TracedView
 from memwal.ingest.read.tracer import Trace
 from memwal.ingest.refusals import expect_routing
@@ -71,7 +71,7 @@ class Reader:
         self._base = base
         self._columns = KnownColumns.of(base)
         self._planned: set[tuple[int, str]] = set()
-        self._nearness = Nearness()
+        self._nearness, self._share = Nearness(), HiddenShare()
 
     def base(self) -> BaseTable:
         """Open and return the latest version of the base table."""
@@ -209,7 +209,7 @@ class Reader:
         ranking = self._nearness.ranking("search", base, known, column, vector, filter, how)
         merged_view = self._merged_view(views, base, known, buckets, trace, column)
         self._check_filter(merged_view, filter, known)
-        best = merged_view.best(most, filter, out, ranking)
+        (best,) = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out))
 
     def match(
@@ -235,7 +235,7 @@ class Reader:
         ranking = relevance("match", known, boosts, text, filter)
         merged_view = self._merged_view(views, base, known, buckets, trace, *boosts)
         self._check_filter(merged_view, filter, known)
-        best = merged_view.best(most, filter, out, ranking)
+        (best,) = merged_view.best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out))
 
     def candidates(
@@ -268,7 +268,7 @@ class Reader:
         by_text = relevance("text_column", known, boosts, text, filter)
         merged_view = self._merged_view(views, base, known, buckets, trace, near, *boosts)
         self._check_filter(merged_view, filter, known)
-        closest, fittest = (merged_view.best(most, filter, out, ranking) for ranking in (by_vector, by_text))
+        closest, fittest = merged_view.best(most, filter, out, by_vector, by_text)
         return merge_arms(closest, fittest, most, (DISTANCE, SCORE), known.projected(out))
 
     def raise_filter_error(self, filter: str | None) -> None:
@@ -318,8 +318,8 @@ class Reader:
         base = base if trace is None else trace.begin(base, stacks)
         below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
         if trace is not None:
-            return TracedView(below, stacks, known.key, trace, known.indexes)
-        return MergedView(below, stacks, known.key)
+            return TracedView(below, stacks, known.key, self._share, trace=trace, specs=known.indexes)
+        return MergedView(below, stacks, known.key, self._share)
 
     def _stack(
         self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str], trace: Trace | None

@@ -36,7 +36,7 @@ WAYS: Mapping[Way, str] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TracedView(MergedView):
     """A `MergedView` that measures its steps."""
 
@@ -154,12 +154,16 @@ class TracedView(MergedView):
 
     # ---- rankings ------------------------------------------------------------------------------------------------
 
-    def best(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> list[Visible]:
-        """As `MergedView.best`."""
-        if ranking.exact is not None:
-            search = self.trace.base.by(_BY[ranking.score])
-            search.told[WAYS[ranking.exact]], search.why_exact = None, True
-        return super().best(k, filter, columns, ranking)
+    def best(self, k: int, filter: str | None, columns: list[str], *rankings: Ranking) -> list[list[Visible]]:
+        """As `MergedView.best`, one level after another."""
+        for ranking in rankings:
+            if ranking.exact is not None:
+                search = self.trace.base.by(_BY[ranking.score])
+                search.told[WAYS[ranking.exact]], search.why_exact = None, True
+        return super().best(k, filter, columns, *rankings)
+
+    def _beside(self, work: Callable[[], Visible]) -> Callable[[], Visible]:
+        return work
 
     def _ranked(self, level: Snapshot, k: int, mask: Mask, columns: list[str], ranking: Ranking) -> Candidates:
         search = self._level(level).by(_BY[ranking.score])

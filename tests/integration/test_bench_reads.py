@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from bench import runbooks, search_under_writes, stored_looks
+from bench import reads, runbooks, search_under_writes, stored_looks
 from bench.mixtures import column, mixed, nearest, queries, real
 from bench.runbooks import RUNBOOKS, Live, Outcome, Step, WrongAnswer
 from bench.search_under_writes import Searched
@@ -124,3 +124,14 @@ def test_an_index_trained_on_a_few_rows_of_one_kind_finds_the_rows_of_others(tmp
                 answers = [table.search("embedding", query, k=10, columns=["id"], level="committed") for query in asked]
                 found.append(runbooks.recall(live, asked, answers))
     assert min(found) >= runbooks.BAR, found
+
+
+def test_every_kind_of_read_runs_beside_lance_and_both_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reads.main(["--smoke", "--rounds", "1", "get", "scan_btree", "range_ordered", "count", "match"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"memwal, flushed is \d+\.\d+ x .* as fast as LsmPointLookupPlanner", said)
+    assert re.search(r"memwal, committed is \d+\.\d+ x .* as fast as LanceDataset, the base alone", said)
+    assert reads.main(["--smoke", "--rounds", "1", "--processor", "search", "hybrid"]) == 0
+    recalls = [float(number) for number in re.findall(r"memwal, .* recall (\d\.\d+)", capsys.readouterr().out)]
+    assert len(recalls) == 4
+    assert min(recalls) > 0.9

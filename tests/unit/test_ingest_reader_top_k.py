@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.ingest.read.top_k import Candidates, Visible, best_visible, merge
+from memwal.ingest.read.top_k import Candidates, HiddenShare, Visible, best_visible, merge
 
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("level", pa.int64())])
 
@@ -40,8 +40,8 @@ def test_the_best_of_two_levels_is_the_best_of_the_newest_versions(
 ) -> None:
     newest = {**old, **new}
     levels = [
-        best_visible(level(1, new), hiding(set()), k, 0),
-        best_visible(level(0, old), hiding(set(new)), k, len(new)),
+        best_visible(level(1, new), hiding(set()), k, 0, HiddenShare()),
+        best_visible(level(0, old), hiding(set(new)), k, len(new), HiddenShare()),
     ]
 
     found = merge(levels, k, ascending=True, name="_distance", schema=ROWS)
@@ -56,7 +56,7 @@ def test_the_best_of_two_levels_is_the_best_of_the_newest_versions(
 def test_a_level_whose_best_rows_are_all_hidden_is_asked_for_more() -> None:
     scores = {id: id / 1000 for id in range(1000)}
 
-    visible = best_visible(level(0, scores), hiding(set(range(990))), 5, 990)
+    visible = best_visible(level(0, scores), hiding(set(range(990))), 5, 990, HiddenShare())
 
     assert visible.scores.tolist() == pytest.approx([0.99, 0.991, 0.992, 0.993, 0.994])
 
@@ -71,7 +71,7 @@ def test_a_base_that_nothing_lies_above_is_asked_once_and_no_key_is_looked_up() 
         asked.append(n)
         return level(0, {id: float(id) for id in range(100)})(n)
 
-    visible = best_visible(counting, looked_up, 10, 0)
+    visible = best_visible(counting, looked_up, 10, 0, HiddenShare())
 
     assert asked == [10]
     assert visible.scores.tolist() == list(range(10))
