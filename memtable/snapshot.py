@@ -16,6 +16,7 @@ from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores
 from memwal.memtable.batch_store import Batches
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows
+from memwal.memtable.filter.comparisons import satisfied
 from memwal.memtable.filter.conditions import AnyOf, Condition, Narrowing, columns_of
 from memwal.memtable.filter.plan import plan
 from memwal.memtable.filter.predicate import evaluate
@@ -148,6 +149,8 @@ class Snapshot:
         """
         planned = plan(predicate, self.schema, tuple(self._indexes.scalars))
         narrowed = self._narrowed(planned.narrowing, mask)
+        if planned.exact is not None:
+            return self._satisfied(planned.exact, mask, narrowed)
         rows = np.flatnonzero(mask) if narrowed is None else narrowed
         if not len(rows) and planned.valid:
             return np.zeros(self.n, dtype=bool)
@@ -159,6 +162,15 @@ class Snapshot:
             table = table if len(rows) == self.n else table.filter(pa.array(mask))
         found = evaluate(predicate, planned.sql, table, rows, self.n)
         planned.valid = True
+        return found
+
+    def _satisfied(self, conditions: Narrowing, mask: Mask, rows: Positions | None) -> Mask:
+        """The rows of `mask` that satisfy exact conditions; only `rows` may, if given."""
+        if rows is None:
+            return mask & satisfied(conditions, self._column)
+        found = np.zeros(self.n, dtype=bool)
+        taken = self._rows.take(rows, columns_of(conditions))
+        found[rows[satisfied(conditions, taken.column)]] = True
         return found
 
     def narrowed(self, predicate: str, mask: Mask) -> tuple[int, list[str]]:

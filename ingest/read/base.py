@@ -44,7 +44,7 @@ ROWS_PER_KEY = 100
 KEYS_PER_FILTER = 1000
 INT64_MIN = -(2**63)
 PROBES = 20
-RERANKED, RERANKED_PER_ROW = 150, 5
+RERANKED, RERANKED_PER_ROW = 200, 6
 """Candidates that are re-ranked by exact distances: so many, and so many for each row that is wanted."""
 SMALL_ROWS = 1 << 16
 """Up to so many rows the index may still be trained on few of them (`flush.commits.maintenance`): twice as many

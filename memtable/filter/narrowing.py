@@ -1,8 +1,11 @@
-"""Derivation of the conditions of a predicate that an index can answer.
+"""Derivation of the conditions of a predicate that an index can answer, or Arrow exactly.
 
 Only AND and OR are analysed, and a condition counts only if the comparison of the index is provably DataFusion's:
 numbers with numbers, text with text, dates and timestamps with their own literals. All other parts narrow nothing and
 cost only time: the predicate is evaluated on the remaining rows.
+
+Comparisons of integers, texts, dates and truth values with literals of their own type are exact: they need no further
+evaluation if the predicate consists of such.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 
-from memwal.memtable.filter.conditions import AllOf, AnyOf, Condition, Narrowing
+from memwal.memtable.filter.conditions import AllOf, AnyOf, Condition, Narrowing, is_exact
 from memwal.memtable.filter.scalar_index import Asked, sort_form
 
 # Parsing a longer predicate costs more than the index saves.
@@ -34,16 +37,21 @@ class _Lance(sqlglot.Dialect):
         HEX_STRINGS = [("x'", "'"), ("X'", "'")]  # noqa: RUF012 - sqlglot's way to declare it
 
 
-def narrowing(sql: str, kinds: Kinds) -> Narrowing | None:
-    """The conditions of `sql` (from predicate.translate) on the columns `kinds`; None if no index can answer any."""
-    if len(sql) > LONGEST or not kinds:
-        return None
+def narrowings(sql: str, indexed: Kinds, every: Kinds) -> tuple[Narrowing | None, Narrowing | None]:
+    """The conditions of `sql` (from predicate.translate) on the columns `indexed`, and the exact ones on `every` column
+    that together are all of it; None where there are none.
+    """
+    if len(sql) > LONGEST:
+        return None, None
     try:
         tree = sqlglot.parse_one(sql, dialect=_Lance)
         # DataFusion reads all that follows IS DISTINCT FROM as its right side, sqlglot only the next operand.
-        return _narrowing(tree, kinds) if tree.find(exp.NullSafeEQ, exp.NullSafeNEQ) is None else None
+        if tree.find(exp.NullSafeEQ, exp.NullSafeNEQ) is not None:
+            return None, None
+        whole = _narrowing(tree, every)
+        return _narrowing(tree, indexed), whole if whole is not None and is_exact(whole) else None
     except (sqlglot.errors.SqlglotError, RecursionError):
-        return None
+        return None, None
 
 
 def _narrowing(part: exp.Expr, kinds: Kinds) -> Narrowing | None:
@@ -53,12 +61,12 @@ def _narrowing(part: exp.Expr, kinds: Kinds) -> Narrowing | None:
         known = [side for side in sides if side is not None]
         if isinstance(part, exp.Or):
             return AnyOf(tuple(known)) if len(known) == len(sides) else None
-        return _all_of(known)
+        return _all_of(known, exact=len(known) == len(sides))
     return _condition(part, kinds)
 
 
-def _all_of(parts: Sequence[Narrowing]) -> Narrowing | None:
-    """The conjunction, with the lower and the upper bound of a column merged into one range."""
+def _all_of(parts: Sequence[Narrowing], *, exact: bool) -> Narrowing | None:
+    """The conjunction, with the lower and the upper bound of a column merged into one range. `exact`: of all parts."""
     merged: list[Narrowing] = []
     for part in parts:
         for at, other in enumerate(merged):
@@ -67,7 +75,7 @@ def _all_of(parts: Sequence[Narrowing]) -> Narrowing | None:
                 break
         else:
             merged.append(part)
-    return AllOf(tuple(merged)) if len(merged) > 1 else next(iter(merged), None)
+    return merged[0] if len(merged) == 1 and exact else AllOf(tuple(merged), exact) if merged else None
 
 
 def _one_range(first: Narrowing, second: Narrowing) -> Condition | None:
@@ -75,7 +83,8 @@ def _one_range(first: Narrowing, second: Narrowing) -> Condition | None:
         return None
     for lower, upper in ((first.asked, second.asked), (second.asked, first.asked)):
         if lower.low is not None and lower.high is None and upper.low is None and upper.high is not None:
-            return Condition(first.column, replace(lower, high=upper.high, high_inclusive=upper.high_inclusive))
+            both = replace(lower, high=upper.high, high_inclusive=upper.high_inclusive)
+            return Condition(first.column, both, first.exact and second.exact)
     return None
 
 
@@ -105,9 +114,11 @@ def _condition(part: exp.Expr, kinds: Kinds) -> Condition | None:
     if not isinstance(column, exp.Column) or column.table or column.name not in kinds:
         return None
     if kind is exp.Is and isinstance(other, exp.Null):
-        return Condition(column.name, Asked(nulls=not negated))
-    asked = _asked(part, kind, other, kinds[column.name])
-    return None if asked is None else Condition(column.name, asked)
+        asked: Asked | None = Asked(nulls=not negated)
+    else:
+        asked = _asked(part, kind, other, kinds[column.name])
+    exact = kind is not exp.Like and _is_exact(kinds[column.name])
+    return None if asked is None else Condition(column.name, asked, exact)
 
 
 def _asked(part: exp.Expr, kind: type[exp.Expr], other: exp.Expr | None, column: pa.DataType) -> Asked | None:
@@ -207,6 +218,14 @@ def _comparable(quoted: bool, text: str, cast_to: str, column: pa.DataType) -> b
         return False
     # DataFusion drops the time of a DATE with a time; as a timestamp it would keep it.
     return cast_to == "TIMESTAMP" or (cast_to == "DATE" and len(text) <= len("2000-01-01"))
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    """Whether Arrow compares a column of this type with literals exactly as DataFusion does: not floats, whose literals
+    may be rounded and whose NaN is the largest number, nor times, whose literals may have another unit.
+    """
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_boolean(kind) or types.is_date32(kind)) or _is_text(kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:

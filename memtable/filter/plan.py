@@ -22,12 +22,14 @@ LONG_KEPT = 4
 class FilterPlan:
     """A filter as DataFusion's SQL, the columns it may mention, and the conditions for indexes (None: none).
 
-    `valid`: DataFusion accepted it once, so that it need not be evaluated on an empty selection.
+    `exact`: conditions that are all of the filter, for Arrow; None if DataFusion has to evaluate it. `valid`:
+    DataFusion accepted it once, so that it need not be evaluated on an empty selection.
     """
 
     sql: str
     columns: tuple[str, ...]
     narrowing: Narrowing | None
+    exact: Narrowing | None
     valid: bool = False
 
 
@@ -42,13 +44,14 @@ def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterP
 
 def _plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterPlan:
     from memwal.memtable.filter.narrowing import (
-        narrowing,  # not above: importing sqlglot takes a tenth of a second, which puts do not need
+        narrowings,  # not above: importing sqlglot takes a tenth of a second, which puts do not need
     )
 
     base = pa.schema([f for f in schema if f.name != TOMBSTONE])
     sql = translate(predicate, base)
-    kinds = {name: schema.field(name).type for name in indexed}
-    return FilterPlan(sql, tuple(referenced(predicate, base)), narrowing(sql, kinds))
+    every = {field.name: field.type for field in base}
+    narrowed, exact = narrowings(sql, {name: every[name] for name in indexed}, every)
+    return FilterPlan(sql, tuple(referenced(predicate, base)), narrowed, exact)
 
 
 _kept = lru_cache(maxsize=KEPT)(_plan)
