@@ -32,7 +32,7 @@ from bench.benchmark import Benchmark, Contender, Parameter, Sample, Side, Value
 from bench.digest import rows_digest, texts_digest
 from bench.large_table import KEY, PRICES, LargeTable, vectors_of
 from bench.latencies import timed_each
-from bench.mixtures import QUERIES, Vectors, nearest
+from bench.mixtures import QUERIES, Ids, Vectors, nearest
 from bench.result import BenchmarkResult
 from bench.rounds import ResultsDiffer, run
 from bench.search_path import TEXTS
@@ -221,7 +221,9 @@ def _recall(level: str, queries: Sequence[Vectors]) -> Judge:
 
 
 def _recall_of_both(level: str, questions: Sequence[tuple[Vectors, str]]) -> Judge:
-    """Share of the rows in the answers that the same fusion of exactly nearest rows and matches has."""
+    """Share of the rows in the answers that are no worse than the tenth by the same fusion of exactly nearest rows and
+    matches.
+    """
     truth: list[set[int]] = []
 
     def judge(table: LargeTable, answers: Sequence[pa.Table]) -> Mapping[str, float]:
@@ -230,20 +232,25 @@ def _recall_of_both(level: str, questions: Sequence[tuple[Vectors, str]]) -> Jud
             asked = np.stack([vector for vector, _ in questions])
             distances, ids = nearest(vectors, np.arange(len(vectors)), asked, DEPTH)
             for n, (_, text) in enumerate(questions):
-                matched = table.table.match("body", text, k=DEPTH, columns=[KEY], level=level).to_pydict()
-                truth.append(_fused(dict(zip(ids[n].tolist(), distances[n].tolist(), strict=True)), matched))
+                matched = table.table.match("body", text, k=8 * DEPTH, columns=[KEY], level=level)
+                truth.append(_best_fused(ids[n], distances[n], matched))
         hits = sum(len(set(a.column(KEY).to_pylist()) & t) for a, t in zip(answers, truth, strict=True))
         return {"recall": hits / (K * len(truth))}
 
     return judge
 
 
-def _fused(near: Mapping[int, float], matched: Mapping[str, list[Any]]) -> set[int]:
-    scores = dict(zip(matched[KEY], matched["_score"], strict=True))
+def _best_fused(ids: Ids, distances: Vectors, matched: pa.Table) -> set[int]:
+    """The rows that may be among the ten best; more than ten where several have the relevance of the tenth."""
+    scores = dict(zip(matched.column(KEY).to_pylist(), matched.column("_score").to_pylist(), strict=True))
+    last = sorted(scores.values(), reverse=True)[min(DEPTH, len(scores)) - 1]
+    scores = {id: score for id, score in scores.items() if score >= last}
+    near = dict(zip(ids.tolist(), distances.tolist(), strict=True))
     every = [*dict.fromkeys([*near, *scores])]
-    found = {KEY: every, "_distance": [near.get(id) for id in every], "_score": [scores.get(id) for id in every]}
-    both = pa.table({name: pa.array(each, pa.int64() if name == KEY else pa.float32()) for name, each in found.items()})
-    return set(fused(both, K).column(KEY).to_pylist())
+    arms = [pa.array([arm.get(id) for id in every], pa.float32()) for arm in (near, scores)]
+    ranked = fused(pa.table([pa.array(every), *arms], names=[KEY, "_distance", "_score"]), len(every))
+    relevance = ranked.column("_relevance_score").to_numpy()
+    return set(ranked.column(KEY).to_numpy()[relevance >= relevance[K - 1]].tolist())
 
 
 # ---- benchmarks ------------------------------------------------------------------------------------------------------
