@@ -161,6 +161,36 @@ def test_scores_are_those_of_lance_where_it_indexed_every_row(tmp_path: Path, te
     assert dict(zip(positions.tolist(), scores.tolist(), strict=True)) == pytest.approx(truth, rel=1e-2)
 
 
+@pytest.mark.parametrize("place", ["memtable", "sst", "base"])
+def test_scores_of_one_level_are_those_of_one_index_over_its_rows(tmp_path: Path, place: str) -> None:
+    """Within 1e-6, for texts of up to 40 tokens, whose lengths tantivy does not round. Over several levels a score has
+    the statistics of its row's level, and in a memtable older versions count as well: see ingest/read/README.md.
+    """
+    draw = np.random.default_rng(7)
+    words = [f"word{number}" for number in range(40)]
+    bodies = [" ".join(draw.choice(words, draw.integers(1, 40))) for _ in range(400)]
+    rows = pa.table({"id": np.arange(400), "body": bodies}, schema=SCHEMA)
+    oracle = lance.write_dataset(rows, tmp_path / "oracle")
+    oracle.create_scalar_index("body", "INVERTED", with_position=True)
+    settings = {"commit": {"interval": "0s"}}
+    uri = str(tmp_path / "t.lance")
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=1, indexes={"body": FTS}, settings=settings) as table:
+        table.put(rows)
+        if place != "memtable":
+            table.flush()
+        if place == "base":
+            table.commit()
+    with memwal.open(uri, settings=settings) as table:  # replayed, or loaded from storage
+        level = {"memtable": "latest", "sst": "flushed", "base": "committed"}[place]
+        for text in (*words[:10], "word1 word2 word3"):
+            truth = oracle.to_table(["id", "_score"], full_text_query={"columns": ["body"], "query": text}, limit=400)
+            found = table.match("body", text, k=400, columns=["id"], level=level)
+            expected = dict(zip(truth["id"].to_pylist(), truth["_score"].to_pylist(), strict=True))
+            assert dict(zip(found["id"].to_pylist(), found["_score"].to_pylist(), strict=True)) == pytest.approx(
+                expected, rel=1e-6
+            )
+
+
 # ---- a table
 
 
