@@ -98,3 +98,36 @@ def test_no_levels_give_no_rows_but_all_columns() -> None:
         "level",
         "_distance",
     ]
+
+
+def test_the_base_is_asked_for_more_rows_by_the_share_that_was_hidden() -> None:
+    share = HiddenShare()
+    assert share.wanted(10) == 20
+    for _ in range(100):
+        share.saw(100, 0)
+    assert share.wanted(50) == 51
+    for _ in range(100):
+        share.saw(100, 20)
+    assert 63 < share.wanted(50) < 75
+    for _ in range(100):
+        share.saw(100, 100)
+    assert share.wanted(50) == 100
+    share.saw(0, 0)
+    assert share.wanted(50) == 100
+
+
+def test_reads_whose_best_rows_are_hidden_are_asked_again_and_taught_by_it() -> None:
+    asked: list[int] = []
+    rows = level(0, {id: float(id) for id in range(1000)})
+
+    def counting(n: int) -> tuple[Candidates, pa.Table]:
+        asked.append(n)
+        return rows(n)
+
+    share = HiddenShare()
+    for _ in range(100):
+        share.saw(100, 0)
+    visible = best_visible(counting, hiding(set(range(15))), 10, 500, share)
+    assert visible.scores.tolist() == list(range(15, 25))
+    assert asked == [11, 44]
+    assert share.wanted(10) > 11
