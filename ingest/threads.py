@@ -96,7 +96,10 @@ class CallThreads:
         self._closed = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Have `call` made; `cancel` of the result takes it back if it has not begun."""
+        """Have `call` made; `cancel` of the result takes it back if it has not begun.
+
+        Raises: RuntimeError if there is no thread, and none can be started.
+        """
         job: Future[T] = Future()
         with self._changed:
             if self._closed:
@@ -106,9 +109,16 @@ class CallThreads:
             if self._idle >= len(self._queue):
                 self._changed.notify()
             elif self._threads < self._most:
-                self._threads += 1
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._start()
         return job
+
+    def take_back(self, job: Future[Any]) -> bool:
+        """Cancel `job` and forget it; return whether it had not begun."""
+        with self._changed:
+            if not job.cancel():
+                return False
+            self._queue = deque(task for task in self._queue if task[0] is not job)
+            return True
 
     def close(self) -> None:
         """Cancel the calls that have not begun; threads end after those that have."""
@@ -118,6 +128,17 @@ class CallThreads:
             self._changed.notify_all()
         for job, _ in waiting:
             job.cancel()
+
+    def _start(self) -> None:
+        """Start a thread, which waits until the caller lets go of the lock."""
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError:
+            if not self._threads:
+                self._queue.pop()
+                raise
+        else:
+            self._threads += 1
 
     def _work(self) -> None:
         while (task := self._next()) is not None:
@@ -145,6 +166,8 @@ def _settle(job: Future[T], call: Callable[[], T]) -> None:
         job.set_exception(error)
     else:
         job.set_result(answer)
+    finally:
+        del job, call  # an error holds this frame, and would hold by it what the call holds
 
 
 def stop_event(lifeline: TextIO | None) -> threading.Event:

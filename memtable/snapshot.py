@@ -149,11 +149,11 @@ class Snapshot:
         """
         planned = plan(predicate, self.schema, tuple(self._indexes.scalars))
         narrowed = self._narrowed(planned.narrowing, mask)
-        if planned.exact is not None:
-            return self._satisfied(planned.exact, mask, narrowed)
         rows = np.flatnonzero(mask) if narrowed is None else narrowed
-        if not len(rows) and planned.valid:
+        if planned.valid and not len(rows):
             return np.zeros(self.n, dtype=bool)
+        if planned.valid and planned.exact is not None:
+            return self._satisfied(planned.exact, mask, narrowed)
         wanted = planned.columns or self.key or (TOMBSTONE,)
         if narrowed is not None:
             table = self._rows.take(rows, wanted)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from memwal.ingest.api.ordering import Order, first_rows
 from memwal.ingest.caller import expect_waiting
 from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
-from memwal.ingest.read.beside import beside
+from memwal.ingest.read.beside import Beside
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.read.top_k import Candidates, HiddenShare, Visible, best_visible, concatenate
 from memwal.memtable import TOMBSTONE, Snapshot
@@ -145,11 +145,14 @@ class MergedView:
 
     def best(self, k: int, filter: str | None, columns: list[str], *rankings: Ranking) -> list[list[Visible]]:
         """Return by ranking the `k` best visible rows of every level, newest levels first, the base last."""
-        bases = [
-            self._beside(partial(self._best_of_base, k, columns, ranking.base, ranking.score)) for ranking in rankings
-        ]
-        above = [list(self._best_above(k, filter, columns, ranking)) for ranking in rankings]
-        return [[*levels, base()] for levels, base in zip(above, bases, strict=True)]
+        searches = [partial(self._best_of_base, k, columns, ranking.base, ranking.score) for ranking in rankings]
+        bases = [self._beside(search) for search in searches]
+        try:
+            above = [list(self._best_above(k, filter, columns, ranking)) for ranking in rankings]
+            return [[*levels, base.result()] for levels, base in zip(above, bases, strict=True)]
+        finally:
+            for base in bases:
+                base.end()
 
     # ---- steps of one level: `ingest.read.traced` measures them ----------------------------------------------------
 
@@ -199,9 +202,9 @@ class MergedView:
         rows = concatenate(parts, parts[-1].schema)
         return rows.take(first_rows(rows, order, limit))
 
-    def _beside(self, work: Callable[[], Visible]) -> Callable[[], Visible]:
-        """Begin to search the base; return what waits for its rows."""
-        return beside(work) if self.stacks else work
+    def _beside(self, search: Callable[[], Visible]) -> Beside[Visible]:
+        """Have the base searched while the levels above it are."""
+        return Beside(search, alone=not self.stacks)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

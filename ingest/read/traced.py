@@ -15,6 +15,7 @@ import pyarrow as pa
 from memwal.ingest.api.ordering import Order, first_rows
 from memwal.ingest.read.base import DISTANCE, BaseReads
 from memwal.ingest.read.base_match import SCORE
+from memwal.ingest.read.beside import Beside
 from memwal.ingest.read.levels import Mask, Stack
 from memwal.ingest.read.merged import MergedView, Positions, Ranking
 from memwal.ingest.read.top_k import Candidates, Visible, concatenate
@@ -162,8 +163,8 @@ class TracedView(MergedView):
                 search.told[WAYS[ranking.exact]], search.why_exact = None, True
         return super().best(k, filter, columns, *rankings)
 
-    def _beside(self, work: Callable[[], Visible]) -> Callable[[], Visible]:
-        return work
+    def _beside(self, search: Callable[[], Visible]) -> Beside[Visible]:
+        return Beside(search, alone=True)
 
     def _ranked(self, level: Snapshot, k: int, mask: Mask, columns: list[str], ranking: Ranking) -> Candidates:
         search = self._level(level).by(_BY[ranking.score])

@@ -127,7 +127,7 @@ def configuration(
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
         # A process killed while it wrote its first offsets leaves a temporary file, for which Spark would refuse the
-        # checkpoint from then on. What Spark checks for, lost offsets, the regions tell from their receipts.
+        # checkpoint from then on. Spark looks for another query's files there; `pipeline.checkpoint` has its own mark.
         "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     }
     if local_checkpoints:

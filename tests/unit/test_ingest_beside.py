@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from memwal.ingest.caller import Caller, present
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.read import beside as module
-from memwal.ingest.read.beside import beside
+from memwal.ingest.read.beside import Beside
 from memwal.ingest.threads import CallThreads
 
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = CallThreads("beside", 1)
-    monkeypatch.setattr(module, "_THREADS", threads)
+    monkeypatch.setattr(module, "_threads", threads)
     yield
     threads.close()
 
@@ -30,7 +36,7 @@ def test_a_thread_begins_at_once_and_the_caller_gets_its_result() -> None:
         begun.set()
         return threading.current_thread().name
 
-    result = beside(work)
+    result = Beside(work).result
     assert begun.wait(10)
     assert result() == "beside"
 
@@ -43,12 +49,12 @@ def test_what_no_thread_has_begun_the_caller_does() -> None:
         held.set()
         gate.wait(10)
 
-    first = beside(blocked)
+    first = Beside(blocked)
     assert held.wait(10)
-    second = beside(lambda: threading.current_thread().name)
-    assert second() == threading.current_thread().name
+    second = Beside(lambda: threading.current_thread().name)
+    assert second.result() == threading.current_thread().name
     gate.set()
-    first()
+    first.result()
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -57,7 +63,7 @@ def test_its_error_is_raised_where_the_result_is_wanted() -> None:
         raise Unavailable("storage is away")
 
     with pytest.raises(Unavailable, match="storage is away"):
-        beside(fails)()
+        Beside(fails).result()
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -66,9 +72,83 @@ def test_the_thread_works_for_the_same_caller() -> None:
 
     def asked() -> Caller | None:
         begun = threading.Event()
-        result = beside(lambda: (begun.set(), present())[1])
+        result = Beside(lambda: (begun.set(), present())[1]).result
         assert begun.wait(10)
         return result()
 
     assert caller.run(asked) is caller
     assert asked() is None
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_after_the_end_nothing_of_the_work_runs() -> None:
+    begun, done = threading.Event(), list[str]()
+
+    def slow() -> None:
+        begun.set()
+        time.sleep(0.2)
+        done.append("slow")
+
+    first = Beside(slow)
+    assert begun.wait(10)
+    second = Beside(lambda: done.append("never begun"))
+    second.end()
+    first.end()
+    assert done == ["slow"]
+    assert not module._threads._queue
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for _ in range(3):
+            assert Beside(threading.current_thread).result() is threading.current_thread()
+    assert not module._threads._queue
+    begun = threading.Event()
+    result = Beside(lambda: (begun.set(), threading.current_thread())[1]).result
+    assert begun.wait(10)
+    assert result() is not threading.current_thread()
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("in_a_thread", [True, False])
+def test_an_error_holds_nothing_of_what_the_work_held(in_a_thread: bool) -> None:
+    class View:
+        """What a search holds."""
+
+    view, begun = View(), threading.Event()
+    held = weakref.ref(view)
+
+    def fails(_: View) -> None:
+        begun.set()
+        raise Unavailable("storage is away")
+
+    search = Beside(partial(fails, view), alone=not in_a_thread)
+    assert not in_a_thread or begun.wait(10)
+    gc.disable()
+    try:
+        with pytest.raises(Unavailable):
+            search.result()
+        search.end()
+        del view, search
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    assert Beside(lambda: 1).result() == 1
+    code = (
+        "import os, threading\n"
+        "from memwal.ingest.read.beside import Beside\n"
+        "begun = threading.Event(); first = Beside(begun.set); assert begun.wait(10); first.result()\n"
+        "if os.fork() == 0:\n"
+        "    begun = threading.Event(); work = Beside(begun.set)\n"
+        "    os._exit(0 if begun.wait(10) else 1)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, check=False).returncode == 0

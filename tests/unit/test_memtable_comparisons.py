@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema
 from memwal.memtable import snapshot as snapshot_module
 from memwal.memtable.filter.plan import plan
 
@@ -136,3 +136,22 @@ def test_filters_of_comparisons_are_for_arrow(snapshot: Snapshot, predicate: str
 )
 def test_other_filters_are_for_datafusion(snapshot: Snapshot, predicate: str) -> None:
     assert plan(predicate, snapshot.schema, ("small", "name")).exact is None
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        "done ISNULL",
+        "small NOTNULL",
+        "(done ISNULL) OR id = 3",
+        "id < 99 {# x #} AND done",
+        "id BETWEEN SYMMETRIC 5 AND 2",
+        "id IN (1, 2,)",
+        "!done",
+    ],
+)
+def test_what_only_our_parser_understands_is_refused(snapshot: Snapshot, predicate: str) -> None:
+    """Lance reads some of these up to what it does not understand; a level above must not read more."""
+    for _ in range(2):
+        with pytest.raises(InvalidRows, match="is not valid"):
+            snapshot.where(predicate, snapshot.live())
