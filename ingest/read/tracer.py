@@ -37,7 +37,7 @@ _BESIDE_INDEX = _WITHOUT_INDEX | {
 @dataclass
 class SearchTrace:
     """How one level is searched, so far. Fields as `ExplainedSearch`; `why_exact`: whether `told` says why no index is
-    asked.
+    asked. `timed`: whether its time is being taken.
     """
 
     by: str
@@ -51,6 +51,7 @@ class SearchTrace:
     returned: int = 0
     fetches: int = 0
     seconds: float = 0.0
+    timed: bool = False
     scans: list[LanceScan] = field(default_factory=list)
     why_exact: bool = False
 
@@ -112,12 +113,15 @@ class Trace:
 
     @contextmanager
     def timed(self, search: SearchTrace) -> Iterator[SearchTrace]:
-        """Add the time inside to `search`, and make it the current one."""
+        """Add the time inside to `search`, once where one is inside another, and make it the current one."""
+        outer, search.timed = search.timed, True
         self.current, began = search, self.clock.monotonic()
         try:
             yield search
         finally:
-            search.seconds += self.clock.monotonic() - began
+            search.timed = outer
+            if not outer:
+                search.seconds += self.clock.monotonic() - began
 
     # ---- the moment ----------------------------------------------------------------------------------------------
 
