@@ -32,10 +32,12 @@ class HiddenRows:
     def __init__(self) -> None:
         self._by: WeakKeyDictionary[object, _ByOne] = WeakKeyDictionary()
         self._lock = threading.Lock()
+        self._asked = False
 
     def by(self, newer: object, rows: int, n: int, lookup: Lookup) -> Mask:
         """Which of the first `rows` rows the first `n` of `newer` hide: bool [rows], read-only."""
         with self._lock:
+            self._asked = True
             known = self._by.get(newer)
             if known is None or len(known.first) != rows:  # others only while the older one still takes rows
                 known = self._by[newer] = _ByOne(rows)
@@ -44,6 +46,8 @@ class HiddenRows:
     @property
     def bytes(self) -> int:
         """Bytes of all arrays."""
+        if not self._asked:  # as of every memtable that takes rows: each put asks for its bytes
+            return 0
         with self._lock:
             return sum(5 * len(each.first) for each in self._by.values())
 
