@@ -86,12 +86,11 @@ class Reads(Contender):
         ask: Ask,
         questions: Sequence[Any],
         digest: Callable[[Sequence[pa.Table]], str],
-        judge: Judge | None = None,
+        judge: Judge | None,
         *,
-        question: str = "same",
-        note: str = "",
+        question: str,
     ) -> None:
-        super().__init__(name, side, {}, question=question, note=note)
+        super().__init__(name, side, {}, question=question)
         self._table, self._clock, self._ask, self._questions = table, clock, ask, questions
         self._digest, self._judge = digest, judge
 
@@ -114,7 +113,7 @@ class Reads(Contender):
 
 
 def _rows_found(answers: Sequence[pa.Table]) -> str:
-    return texts_digest([rows_digest(answer.select(sorted(answer.column_names)), [KEY]) for answer in answers])
+    return texts_digest([rows_digest(answer, [KEY]) for answer in answers])
 
 
 def _scores_found(answers: Sequence[pa.Table]) -> str:
@@ -205,8 +204,13 @@ def _matched_one_by_one(table: LargeTable, text: str) -> pa.Table:
     return pa.concat_tables(found).sort_by([("_score", "descending")]).slice(0, K)
 
 
+def _share_found(answers: Sequence[pa.Table], truth: Sequence[set[int]]) -> Mapping[str, float]:
+    hits = sum(len(set(a.column(KEY).to_pylist()) & t) for a, t in zip(answers, truth, strict=True))
+    return {"recall": hits / (K * len(truth))}
+
+
 def _recall(level: str, queries: Sequence[Vectors]) -> Judge:
-    """Share of the rows in the answers that are no farther than the tenth nearest, by exact search."""
+    """Share of the ten nearest rows, by exact search, that the answers have."""
     truth: list[set[int]] = []
 
     def judge(table: LargeTable, answers: Sequence[pa.Table]) -> Mapping[str, float]:
@@ -214,8 +218,7 @@ def _recall(level: str, queries: Sequence[Vectors]) -> Judge:
             vectors = table.latest if level == "latest" else table.flushed
             _, ids = nearest(vectors, np.arange(len(vectors)), np.stack(queries), K)
             truth.extend(set(row) for row in ids.tolist())
-        hits = sum(len(set(a.column(KEY).to_pylist()) & t) for a, t in zip(answers, truth, strict=True))
-        return {"recall": hits / (K * len(truth))}
+        return _share_found(answers, truth)
 
     return judge
 
@@ -234,8 +237,7 @@ def _recall_of_both(level: str, questions: Sequence[tuple[Vectors, str]]) -> Jud
             for n, (_, text) in enumerate(questions):
                 matched = table.table.match("body", text, k=8 * DEPTH, columns=[KEY], level=level)
                 truth.append(_best_fused(ids[n], distances[n], matched))
-        hits = sum(len(set(a.column(KEY).to_pylist()) & t) for a, t in zip(answers, truth, strict=True))
-        return {"recall": hits / (K * len(truth))}
+        return _share_found(answers, truth)
 
     return judge
 

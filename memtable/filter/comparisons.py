@@ -25,8 +25,8 @@ def satisfied(conditions: Narrowing, column: Columns) -> Mask:
         found = _within(values, conditions.asked)
         mask: Mask = found.fill_null(False).to_numpy()
         return mask
-    both = np.logical_and if isinstance(conditions, AllOf) else np.logical_or
-    return reduce(both, (satisfied(part, column) for part in conditions.parts))
+    joined = np.logical_and if isinstance(conditions, AllOf) else np.logical_or
+    return reduce(joined, (satisfied(part, column) for part in conditions.parts))
 
 
 def _within(values: pa.ChunkedArray, asked: Asked) -> pa.ChunkedArray:

@@ -75,7 +75,9 @@ def _all_of(parts: Sequence[Narrowing], *, exact: bool) -> Narrowing | None:
                 break
         else:
             merged.append(part)
-    return merged[0] if len(merged) == 1 and exact else AllOf(tuple(merged), exact) if merged else None
+    if not merged:
+        return None
+    return merged[0] if len(merged) == 1 and exact else AllOf(tuple(merged), exact)
 
 
 def _one_range(first: Narrowing, second: Narrowing) -> Condition | None:
