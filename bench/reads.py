@@ -51,7 +51,7 @@ Clock = Callable[[], float]
 ROWS = {
     "base": Parameter(2_000, 1_000_000, "rows of the base table"),
     "above": Parameter(200, 100_000, "rows of each SST, and of the memtable; half are newer versions"),
-    "questions": Parameter(3, 40, "questions of a round"),
+    "questions": Parameter(20, 40, "questions of a round"),
 }
 
 
