@@ -21,8 +21,8 @@ class ResultsDiffer(Exception):
 def run(
     benchmark: Benchmark, at: Path, *, smoke: bool, rounds: int, progress: Callable[[str], None] = lambda _: None
 ) -> BenchmarkResult:
-    """All rounds of one benchmark below the directory `at`, which is removed at the end and not before: ext4 takes up to
-    0.4 ms to create a file where many were deleted, and whoever comes next would pay for whoever was deleted.
+    """All rounds of one benchmark below the directory `at`, which is removed at the end and not before: ext4 takes up
+    to 0.4 ms to create a file where many were deleted, and whoever comes next would pay for whoever was deleted.
 
     The order of the contenders turns by one each round, so that none always runs behind the same other.
     Raises: ResultsDiffer.
