@@ -43,8 +43,8 @@ REGIONS = 4
 SMOKE, FULL = 1, 20
 RATE = 50
 """Puts per second and region."""
-REST = 1.0
-"""Seconds between two trials, in which the daemons come to rest."""
+REST = 5.0
+"""Seconds between two trials, in which the daemons come to rest and read ahead (`daemon.read_ahead`)."""
 KEYS = 400_000
 """Rows that can be put, each with a key of its own."""
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string())])

@@ -30,6 +30,7 @@ from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsT
 from memwal.wal.manifest_garbage import ManifestCollector, ManifestGarbage
 from memwal.wal.manifest_history import ManifestHistory
 from memwal.wal.options import WalOptions
+from memwal.wal.read_ahead import ReadAhead
 from memwal.wal.records import BatchPart, Entry, EntryHeader
 from memwal.wal.replay import find_tip, read_tail, replay, tail_end
 from memwal.wal.store.local import LocalStore
@@ -64,6 +65,7 @@ __all__ = [
     "Overtaken",
     "Poisoned",
     "PutOutcome",
+    "ReadAhead",
     "ReadLease",
     "RegionManifest",
     "RegionStatus",

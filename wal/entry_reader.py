@@ -9,8 +9,9 @@ largest so far; before the first is read, there are as many ahead as readers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from uuid import UUID
 
 from memwal.wal.codec.port import EntryCodec
@@ -34,9 +35,17 @@ class EntryReader:
     StoreRefused.
     """
 
-    def __init__(self, store: ObjectStore, region_id: UUID, codec: EntryCodec, readers: int = 1) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        region_id: UUID,
+        codec: EntryCodec,
+        readers: int = 1,
+        known: Mapping[int, Entry] | None = None,
+    ) -> None:
+        """`known`: entries by position; `each` does not read them, as long as the first of its positions are known."""
         self.store, self.region_id = store, region_id
-        self._codec, self._readers = codec, readers
+        self._codec, self._readers, self._known = codec, readers, known or {}
         self.suffix = codec.suffix
 
     def key(self, position: int) -> str:
@@ -65,10 +74,16 @@ class EntryReader:
 
     def each(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
         """`read` of every position, in order. Close it (`contextlib.closing`) where it may not be exhausted."""
+        left = iter(positions)
+        for position in left:
+            if position not in self._known:
+                left = chain([position], left)
+                break
+            yield self._known[position]
         if self._readers == 1:
-            yield from map(self.read, positions)
+            yield from map(self.read, left)
         else:
-            yield from self._each_ahead(positions)
+            yield from self._each_ahead(left)
 
     def damaged(self, position: int, error: Corrupt) -> Corrupt:
         """`error` with the key of the object at `position` and what to do."""

@@ -21,7 +21,8 @@ The claim, in steps:
     nothing that it acknowledged.
  5. Record the sentinel's position as `last_seen` in another manifest version. This also proves that we still own the
     region: the write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
- 6. Replay from `replay_after`+1 to the sentinel.
+ 6. Replay from `replay_after`+1 to the sentinel. Entries that were read before the claim (`wal.read_ahead`) are not
+    read again, if the last of them still has the same id.
  7. Look for a newer manifest: an epoch above ours means fenced.
 
 A resize of the table (flush.resizing.steps) claims in two other ways, so that no writer of an old routing gets in
@@ -44,7 +45,7 @@ While storage is unavailable, each read is tried again within the retry budget (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -94,13 +95,15 @@ def claim(
     opening: Mapping[str, int] | None = None,
     on_progress: Progress | None = None,
     options: WalOptions | None = None,
+    ahead: Sequence[Entry] = (),
 ) -> Claim:
     """Claim the region: raise its epoch, fence the older writer, read back the entries that it left. The module's text
     has the steps.
 
     `spec_id`: the version of the caller's routing, 1 in a table that was never resized. `committed`: the highest
     generation of the region that the base table held at some earlier moment. `seal`, `opening`: for a resize, see the
-    module's text. `on_progress(read, total)` is called in this thread for entries replayed.
+    module's text. `on_progress(read, total)` is called in this thread for entries replayed. `ahead`: consecutive
+    entries of the region that were read before, from some `replay_after` on.
     Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch
     owns it.
     Durability. When it returns, no older writer's append can be acknowledged any more.
@@ -127,16 +130,7 @@ def claim(
     tip, applied = claimer.put_sentinel(guard, manifest, listed)
     others_read_until = clock.monotonic() + CLOCK_RATE * lease_before / 1000
     manifest = claimer.record(guard, manifest, tip)
-    entries = replay(
-        claimer.reads,
-        region_id,
-        codec,
-        manifest.replay_after,
-        tip,
-        guard=guard,
-        on_progress=on_progress,
-        readers=options.readers,
-    )
+    entries = claimer.replayed(guard, manifest, tip, ahead, on_progress)
     manifest = claimer.manifests.owned(guard, manifest)
     return Claim(guard, manifest, tip + 1, applied, entries, others_read_until)
 
@@ -215,6 +209,36 @@ class _Claimer:
             return replace(seen, status=RegionStatus.ACTIVE, spec_id=self.spec_id, read_lease=0)
 
         return self.manifests.edit(guard, recorded, manifest)
+
+    def replayed(
+        self,
+        guard: EpochGuard,
+        manifest: RegionManifest,
+        tip: int,
+        ahead: Sequence[Entry],
+        on_progress: Progress | None,
+    ) -> list[Entry]:
+        """Step 6."""
+        return replay(
+            self.reads,
+            self.region_id,
+            self.codec,
+            manifest.replay_after,
+            tip,
+            guard=guard,
+            on_progress=on_progress,
+            readers=self.options.readers,
+            known=self._unchanged(ahead, manifest.replay_after),
+        )
+
+    def _unchanged(self, ahead: Sequence[Entry], after: int) -> dict[int, Entry]:
+        """`ahead` by position; none if its last entry, which is behind `after`, is not in the log any more."""
+        if not ahead or (last := ahead[-1]).position <= after:
+            return {}
+        found = EntryReader(self.reads, self.region_id, self.codec).header(last.position)
+        if found is None or not found.entry_id or found.entry_id != last.header.entry_id:
+            return {}
+        return {entry.position: entry for entry in ahead}
 
     def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:

@@ -11,7 +11,7 @@ order in which their rows became visible (`wal.assembler`), and two rules keep t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import NoReturn
@@ -166,16 +166,17 @@ def replay(
     guard: EpochGuard | None = None,
     on_progress: Progress | None = None,
     readers: int = 1,
+    known: Mapping[int, Entry] | None = None,
 ) -> list[Entry]:
     """Entries of closed batches at positions `after`+1 .. `tip`, without sentinels, as they became visible.
 
     Positions ascend except that the parts of a batch stand directly before their closing entry. `readers` entries are
-    read and decoded at once; 1 does everything in this thread.
+    read and decoded at once; 1 does everything in this thread. `known`: entries by position that need not be read.
     Raises Corrupt (a hole, a damaged entry, an epoch below an earlier one's), naming the key; Overtaken where a
     missing entry's rows are in an SST by now; Fenced where `guard` is given and an entry, or the manifest, has a higher
     epoch than the guard's; StoreUnavailable, StoreRefused. An error is raised before any entry behind it is used.
     """
-    return list(visible(EntryReader(store, region_id, codec, readers), after, tip, guard, on_progress))
+    return list(visible(EntryReader(store, region_id, codec, readers, known), after, tip, guard, on_progress))
 
 
 def read_tail(

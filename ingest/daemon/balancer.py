@@ -9,9 +9,10 @@ What must hold, whatever dies when:
    fence each other.
 
 A take-over, in steps: a peer refuses two looks, or is silent for three (`ingest.daemon.placement`) -> each of its
-regions is claimed by the daemon it now belongs to: epoch, sentinel, replay -> it serves. *Crash in between: the claimer
-is a dead peer as well, and the next daemon claims. The dead peer was only asleep: its appends are refused, its callers
-get the fence; its own next look sees the higher epoch, it drops that writer, and asks for its share.*
+regions is claimed by the daemon it now belongs to: epoch, sentinel, replay of what was not read before
+(`ingest.daemon.standby`) -> it serves. *Crash in between: the claimer is a dead peer as well, and the next daemon
+claims. The dead peer was only asleep: its appends are refused, its callers get the fence; its own next look sees the
+higher epoch, it drops that writer, and asks for its share.*
 
 A planned hand-over (SIGTERM), in steps:
 
@@ -38,7 +39,8 @@ from uuid import UUID
 
 from memwal import wal
 from memwal.ingest.daemon.peers import LOOK_EVERY, Peer
-from memwal.ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, target
+from memwal.ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, inherited, target
+from memwal.ingest.daemon.standby import Standby
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.writer import RegionWriter
@@ -65,9 +67,16 @@ class Balancer:
     """
 
     def __init__(
-        self, table: Table, me: str, endpoints: Sequence[str], clock: wal.Clock, access: Access | None = None
+        self,
+        table: Table,
+        me: str,
+        endpoints: Sequence[str],
+        clock: wal.Clock,
+        access: Access | None = None,
+        read_ahead: float = 0.0,
     ) -> None:
         """`endpoints`: of all daemons of the table, our own, `me`, among them; `access`: how to reach them.
+        `read_ahead`: as `daemon.read_ahead`.
 
         Nothing happens before `start`.
         """
@@ -83,6 +92,7 @@ class Balancer:
         self._jobs = ThreadPoolExecutor(AT_ONCE, "claim")
         self._stepped, self._checked = self._instant(), clock.monotonic()
         self._worker: Worker | None = None
+        self._standby = Standby(table, self.inherited, read_ahead)
 
     def start(self) -> None:
         """Begin to look and to claim. Requires: the daemon answers calls."""
@@ -93,6 +103,7 @@ class Balancer:
             endpoint: Peer(endpoint, self._me, table, self._seen, self._access) for endpoint in self._endpoints
         }
         self._worker = Worker("balancer", self._run)
+        self._standby.start()
 
     def wait_settled(self, timeout: float) -> bool:
         """Wait until every region that belongs to this daemon is here, or could not be claimed; return False if not."""
@@ -111,6 +122,11 @@ class Balancer:
             live = [self._me, *self._watch.live(self._clock.monotonic())]
             unowned = [each for each in self._table.regions.order if each not in have and not self._watch.owner(each)]
             return [region for region in unowned if target(region, live) == self._me]
+
+    def inherited(self) -> list[UUID]:
+        """Return the regions of peers that would belong to this daemon if their owner ended."""
+        with self._lock:
+            return inherited(self._me, self._table.regions.order, self._watch, self._clock.monotonic())
 
     def assure(self) -> None:
         """Look at the region manifests if this process may have slept, so that no read shows a former state.
@@ -207,6 +223,7 @@ class Balancer:
     def stop(self) -> None:
         """End all threads."""
         self._stop_claiming()
+        self._standby.stop()
         for peer in self._peers.values():
             peer.stop()
 
@@ -318,7 +335,7 @@ class Balancer:
         with self._table.regions.expecting(region):
             before = self._table.before_claim(region)  # while its owner, if any, still serves it
             if (owner is None or self._released(region, owner)) and not self._stopped.is_set():
-                epoch = self._table.acquire(region, before)
+                epoch = self._table.acquire(region, before, self._standby.take(region))
                 _LOG.info("region %s is served here with writer epoch %d", region, epoch)
 
     def _released(self, region: UUID, owner: Peer) -> bool:

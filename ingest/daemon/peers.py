@@ -24,8 +24,9 @@ from memwal.ingest.rpc.wire import from_flight, pack
 from memwal.ingest.threads import Worker
 
 _LOG = logging.getLogger("memwal.peers")
-LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.1, 1.0
-"""Seconds between two looks, until the next look after a refused connection, and until a look counts as unanswered."""
+LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.05, 1.0
+"""Seconds between two looks, until the next look after the first refused connection, and until a look counts as
+unanswered. A peer that refuses again is down, and looked at as seldom as one that answers: each try costs a client."""
 ASK_TIMEOUT = 5.0
 """Seconds that a peer has to release a region; a later release shows at the next look."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
@@ -60,7 +61,7 @@ class Peer:
         self._client: flight.FlightClient | None = None
         self._connecting = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()
-        self._warned = False
+        self._warned = self._refused = False
         self._worker = Worker(f"peer-{endpoint.rpartition('/')[2]}", self._run)
 
     def look(self) -> None:
@@ -90,8 +91,8 @@ class Peer:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            pause = LOOK_EVERY if self._look() else LOOK_AGAIN
-            self._wake.wait(pause)
+            refused_before, self._refused = self._refused, not self._look()
+            self._wake.wait(LOOK_AGAIN if self._refused and not refused_before else LOOK_EVERY)
             self._wake.clear()
 
     def _look(self) -> bool:

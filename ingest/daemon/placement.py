@@ -221,6 +221,13 @@ def decide(
     return Steps(claim, ask, check, settled=watch.known() and not (claim or ask or check))
 
 
+def inherited(me: str, regions: Iterable[UUID], watch: Watch, now: float) -> list[UUID]:
+    """Return the regions of peers that would belong to `me` if their owner ended now."""
+    live = watch.live(now)
+    owned = [(region, owner[0]) for region in regions if (owner := watch.owner(region)) is not None]
+    return [region for region, owner in owned if target(region, {me, *live} - {owner}) == me]
+
+
 def agrees(region: UUID, asker: str, me: str | None, watch: Watch, now: float) -> bool:
     """Return whether `region`, which `me` has, belongs to `asker` as `me` sees it; the asker counts as alive.
 

@@ -118,7 +118,7 @@ class _Daemon:
             stack.callback(_close, table)
             again = self._claims_again(table)
             self._show(table, again)
-            share = stack.enter_context(_sharing(table, place, stop, Access.of(settings)))
+            share = stack.enter_context(_sharing(table, place, stop, settings))
             if not stop.is_set():
                 self._pages.serves(share)
                 ready(place.endpoint)
@@ -246,7 +246,7 @@ def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> 
 
 
 @contextmanager
-def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) -> Iterator[Balancer | None]:
+def _sharing(table: Table, place: Place, stop: threading.Event, settings: Settings) -> Iterator[Balancer | None]:
     """A context that claims this daemon's share of the regions and maintains it; None for a single daemon.
 
     Entered once the share is here, or `stop` is set.
@@ -254,7 +254,8 @@ def _sharing(table: Table, place: Place, stop: threading.Event, access: Access) 
     if len(place.endpoints) < 2:
         yield None
         return
-    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access)
+    access, read_ahead = Access.of(settings), settings.daemon.read_ahead
+    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access, read_ahead)
     place.heard, place.look, place.gives = share.heard, share.look, share.gives
     share.start()
     try:

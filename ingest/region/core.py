@@ -102,8 +102,10 @@ class RegionCore:
         self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
 
     @classmethod
-    def open(cls, context: RegionContext, region: UUID, committed: int = 0) -> RegionCore:
-        """Claim the region and replay its log. `committed` and what it raises: as for `wal.claim`."""
+    def open(
+        cls, context: RegionContext, region: UUID, committed: int = 0, ahead: Sequence[wal.Entry] = ()
+    ) -> RegionCore:
+        """Claim the region and replay its log. `committed`, `ahead` and what it raises: as for `wal.claim`."""
         claim = wal.claim(
             context.store,
             region,
@@ -114,6 +116,7 @@ class RegionCore:
             committed=committed,
             on_progress=partial(context.replayed, region, "reading"),
             options=context.wal_options,
+            ahead=ahead,
         )
         return cls(context, region, claim)
 

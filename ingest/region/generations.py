@@ -13,7 +13,7 @@ Entries of writes without rows (notes: only the applied map counts) are in no ge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
@@ -27,6 +27,9 @@ from memwal.ingest.region.indexes import RegionIndexes
 from memwal.ingest.region.log import RegionLog
 from memwal.ingest.region.state import RegionLevels
 from memwal.memtable import Checked
+
+_TOGETHER, _TOGETHER_BYTES = 100, 1 << 20
+"""Entries of a log, and bytes of their rows, that a replay applies at once: one row by itself takes as long as many."""
 
 
 class RegionGenerations:
@@ -160,20 +163,35 @@ class RegionGenerations:
                 pass
 
     def _replay(self, entries: Sequence[wal.Entry]) -> None:
-        covers = 0
+        covers = done = 0
         # ShardWriter skips entries of a generation below the manifest's. So where it may own the region next (arrow
         # format), a generation of the log is published whole or not at all.
         limited = self._context.limits.generation_rows is not None
-        for done, entry in enumerate(entries, 1):
-            if entry.header.generation > self._levels.active.generation:
+        for run in self._runs(entries):
+            if run[0].header.generation > self._levels.active.generation:
                 # As its writer froze them: the generations in a log never decrease, over claims too.
                 self.freeze(covers=covers)
-            covers = entry.position
-            self._apply(entry.rows)
-            closed = entry.header.part is None or entry.header.part.closes
+            last, done = run[-1], done + len(run)
+            covers = last.position
+            self._apply(pa.concat_tables(entry.rows for entry in run))
+            closed = last.header.part is None or last.header.part.closes
             if closed and self._full() and not limited:
-                self.freeze(covers=entry.position)
+                self.freeze(covers=covers)
             self._context.replayed(self._region, "applying", done, len(entries))
+
+    def _runs(self, entries: Sequence[wal.Entry]) -> Iterator[Sequence[wal.Entry]]:
+        """Yield runs of consecutive entries of one generation, few enough that no memtable becomes much too large."""
+        size_max, rows_max = min(_TOGETHER_BYTES, self._context.limits.size_max), self._context.limits.rows_max
+        run, rows, size = list[wal.Entry](), 0, 0
+        for entry in entries:
+            other = bool(run) and entry.header.generation != run[-1].header.generation
+            if other or len(run) >= _TOGETHER or rows >= rows_max or size >= size_max:
+                yield run
+                run, rows, size = [], 0, 0
+            run.append(entry)
+            rows, size = rows + entry.rows.num_rows, size + entry.rows.nbytes
+        if run:
+            yield run
 
     def _full(self) -> bool:
         limits = self._context.limits

@@ -54,12 +54,19 @@ class RegionWriter:
     gets the reason.
     """
 
-    def __init__(self, context: RegionContext, region: UUID, bucket: int, committed: int = 0) -> None:
-        """Claim the region and replay its log. `committed` and what it raises: as for `wal.claim`."""
+    def __init__(
+        self,
+        context: RegionContext,
+        region: UUID,
+        bucket: int,
+        committed: int = 0,
+        ahead: Sequence[wal.Entry] = (),
+    ) -> None:
+        """Claim the region and replay its log. `committed`, `ahead` and what it raises: as for `wal.claim`."""
         self.region, self.bucket, self.name = region, bucket, str(region)
         self._context, self._meter = context, context.meters.of(region)
         began = context.clock.monotonic()
-        self._core = RegionCore.open(context, region, committed)
+        self._core = RegionCore.open(context, region, committed, ahead)
         self.guard = self._core.guard
         self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels

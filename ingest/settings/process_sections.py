@@ -153,6 +153,14 @@ class DaemonSettings(Section):
             "so only if the other writer has ended, and exits with code 1 otherwise; 0 = exit at once"
         ),
     )
+    read_ahead: Duration = Field(
+        2.0,
+        description=(
+            "how often one of several daemons reads what is new in the logs of the regions that it would "
+            "take over, which makes a take-over shorter; about three requests per region each time, and "
+            "one for each new entry; 0 = read them only when they are taken over"
+        ),
+    )
     drain_timeout: Duration = Field(20.0, description="longest wait for puts in progress when the daemon ends")
     http_port: int = Field(
         -1, ge=-1, le=65535, description="port of /metrics, /health and /status; 0 = any free port, -1 = off"

@@ -238,14 +238,15 @@ class Table(LevelReads):
     # ---- regions that come and go --------------------------------------------------------------------------------
 
     @translate_errors
-    def acquire(self, region: UUID, before: BeforeClaim | None = None) -> int:
+    def acquire(self, region: UUID, before: BeforeClaim | None = None, ahead: wal.ReadAhead | None = None) -> int:
         """Claim `region` and serve it from now on; return its writer epoch. See `ingest.table.regions`.
 
-        `before`: the result of `before`, if it was called already. Raises: Invalid for a region that the table does not
-        have; Unavailable, FencedError, Corrupted as when the table is opened.
+        `before`: the result of `before_claim`, if it was called already; `ahead`: as of `RegionSet.acquire`.
+        Raises: Invalid for a region that the table does not have; Unavailable, FencedError, Corrupted as when the table
+        is opened.
         """
         self._refuse_if_closed()
-        return self.regions.acquire(region, before or self.before_claim(region))
+        return self.regions.acquire(region, before or self.before_claim(region), ahead)
 
     @translate_errors
     def before_claim(self, region: UUID) -> BeforeClaim:

@@ -163,10 +163,10 @@ class RegionSet:
             generations = beside.submit(committed)
             return BeforeClaim(self.collector.names(region), generations.result().get(region, 0))
 
-    def acquire(self, region: UUID, before: BeforeClaim) -> int:
+    def acquire(self, region: UUID, before: BeforeClaim, ahead: wal.ReadAhead | None = None) -> int:
         """Claim `region`, unless this process holds it already; return the epoch.
 
-        Raises: as `wal.claim`; Invalid once closed.
+        `ahead`: entries of its log that were read before. Raises: as `wal.claim`; Invalid once closed.
         """
         if region not in self._buckets:
             raise self.missing(region)
@@ -178,7 +178,8 @@ class RegionSet:
                 self._leave(held)
             with self.expecting(region):
                 context = self.context
-                writer = RegionWriter(context, region, self._buckets[region], before.committed)
+                known = () if ahead is None else ahead.entries(context.codec)
+                writer = RegionWriter(context, region, self._buckets[region], before.committed, known)
                 self.collector.note_older_than_claim(region, before.ssts, writer.guard.epoch)
                 self._join(writer, context)
             self._note(writer)

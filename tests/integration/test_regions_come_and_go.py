@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import memwal
 from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.daemon.standby import Standby
 from memwal.ingest.rpc.wire import from_flight, pack
 from memwal.ingest.settings.load import load
 from memwal.ingest.table.embedded import Table
@@ -206,3 +208,30 @@ def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:
     assert (error.kind, reason(error)) == ("UNAVAILABLE", "not_owner")
     client.close()
     service.shutdown()
+
+
+def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Table], made: Any) -> None:
+    """Rows of before and after its look, of changed columns, and none of a region that is not its own to inherit."""
+    one, other = owners
+    regions = one.base.regions
+    for region in regions:
+        one.acquire(region)
+    standby = Standby(other, lambda: regions[:2], 0.01)
+    standby.start()
+    one.put(made.table(range(100)))
+    deadline = time.monotonic() + 30
+    while sum(len(each.entries(each.codec)) for each in standby.read.values()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    one.put(made.table(range(50, 120), 1))
+    found = {region: standby.take(region) for region in regions}
+    standby.stop()
+    assert [region for region, ahead in found.items() if ahead is not None] == list(regions[:2])
+    for region in regions:
+        other.acquire(region, ahead=found[region])
+    assert (
+        other.scan()
+        .read_all()
+        .sort_by("id")
+        .equals(pa.concat_tables([made.table(range(50)), made.table(range(50, 120), 1)]).cast(other.scan().schema))
+    )

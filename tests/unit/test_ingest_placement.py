@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from memwal import wal
-from memwal.ingest.daemon.placement import AWAY_MOST, FORGET, Answer, Patience, Watch, agrees, decide, target
+from memwal.ingest.daemon.placement import AWAY_MOST, FORGET, Answer, Patience, Watch, agrees, decide, inherited, target
 
 ENDPOINTS = [f"grpc://10.0.0.{n}:7000" for n in range(1, 6)]
 REGIONS = [wal.bucket_region(bucket) for bucket in range(64)]
@@ -52,6 +52,22 @@ def test_nothing_is_claimed_before_every_peer_is_known() -> None:
     assert not decide(ME, REGIONS, {}, watch, (), 0.0).claim
     assert watch.refused(PEER)
     assert list(decide(ME, REGIONS, {}, watch, (), 0.0).claim) == REGIONS
+
+
+def test_a_region_is_inherited_by_who_has_the_next_score() -> None:
+    third = ENDPOINTS[2]
+    watch = Watch([PEER, third])
+    owned = {region: 1 for region in REGIONS if target(region, (ME, PEER, third)) == PEER}
+    watch.answered(PEER, Answer(owned))
+    watch.answered(third, Answer({}))
+    ours = inherited(ME, REGIONS, watch, 0.0)
+    assert ours == [region for region in owned if target(region, (ME, third)) == ME]
+    assert 0 < len(ours) < len(owned)
+    watch.answered(third, Answer({}, draining=True))
+    assert inherited(ME, REGIONS, watch, 0.0) == list(owned)
+    for _ in range(2):
+        watch.refused(PEER)
+    assert inherited(ME, REGIONS, watch, 0.0) == []  # they are claimed now
 
 
 def test_what_a_peer_has_is_asked_for_and_what_it_is_to_have_is_left() -> None:

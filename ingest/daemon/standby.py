@@ -1,0 +1,61 @@
+"""Reads the logs of the regions that this daemon would take over, so that a take-over has little left to read.
+
+Reading an entry takes half a millisecond and more, however small it is, and a region may have a thousand: most of a
+take-over would be spent on it. Rows that are read here are shown to nobody before the region is claimed. What it costs
+is bounded: at most `MOST` entries of a region at each look, and `wal.read_ahead.BYTES_MAX` of memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from memwal import wal
+from memwal.ingest.table.embedded import Table
+from memwal.ingest.threads import Periodic
+
+_LOG = logging.getLogger("memwal.standby")
+MOST = 500
+"""Entries of a region that are read at a look. Where more come, a take-over reads what is left."""
+
+
+class Standby:
+    """What was read of the logs of the regions that `regions` returns. Thread safety. Every method from any thread."""
+
+    def __init__(self, table: Table, regions: Callable[[], Sequence[UUID]], every: float) -> None:
+        """`every`: seconds between two looks; 0 reads nothing."""
+        self._table, self._regions = table, regions
+        self.read: dict[UUID, wal.ReadAhead] = {}
+        """By region, as far as it was read."""
+        self._looks = Periodic("read-ahead", self._look, every)
+
+    def start(self) -> None:
+        """Begin to read, after one interval."""
+        self._looks.start()
+
+    def stop(self) -> None:
+        """End the thread; the region under way is finished first."""
+        self._looks.stop()
+        self.read.clear()
+
+    def take(self, region: UUID) -> wal.ReadAhead | None:
+        """Return what was read of `region`, None if nothing was; it is forgotten here."""
+        return self.read.pop(region, None)
+
+    def _look(self) -> None:
+        regions, context = self._regions(), self._table.regions.context
+        for region in self.read.keys() - set(regions):
+            self.take(region)
+        for region in regions:
+            known = self.read.get(region)
+            if known is None or known.codec is not context.codec:
+                known = wal.ReadAhead(
+                    context.store, region, context.codec, clock=context.clock, options=context.wal_options
+                )
+                self.read[region] = known
+            try:
+                known.look(MOST)
+            except wal.WalError as error:
+                self.take(region)
+                _LOG.debug("region %s cannot be read ahead, will try again: %s", region, error)

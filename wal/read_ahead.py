@@ -1,0 +1,81 @@
+"""Reading the log of a region that another process owns, so that a claim has little left to read.
+
+    read-ahead      R+1 … T          entries behind the newest manifest's `replay_after`, as they come
+    claim           T+1 … sentinel   what came since; the others are taken from memory
+
+Why an entry that was read once may be replayed later: a position is written once and never again, and its object never
+changes, so an entry is the same whenever it is read. Only a table that was removed and made again at the same place has
+another log under the same keys. Therefore a claim reads the last of these entries once more. If its id, which is
+random, is still the same, then so is the log, and with it every position before; else it uses none of them
+(`wal.fence`).
+
+Nothing else depends on what was read ahead: a claim finds the tip, the manifest and the applied map on storage, as it
+does without.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from memwal.wal.clock import Clock, SystemClock
+from memwal.wal.codec.port import EntryCodec
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.manifest import ManifestStore, RegionManifest
+from memwal.wal.options import WalOptions
+from memwal.wal.records import Entry
+from memwal.wal.store.port import ObjectStore
+
+BYTES_MAX = 64 << 20
+"""Bytes of rows that are kept of a region; a claim reads what is behind them."""
+
+
+class ReadAhead:
+    """The entries of one region behind `replay_after`, as far as they were read. Writes nothing and fences no writer.
+
+    Thread safety. One thread calls `look`; `entries` from any, also during a look.
+    Invariants. The entries are consecutive.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        region_id: UUID,
+        codec: EntryCodec,
+        *,
+        clock: Clock | None = None,
+        options: WalOptions | None = None,
+    ) -> None:
+        """`codec`: returns entries in the caller's row schema. Nothing is read before the first look."""
+        self.codec = codec
+        self._reader = EntryReader(store, region_id, codec)
+        self._manifests = ManifestStore(store, region_id, clock=clock or SystemClock(), options=options)
+        self._manifest: RegionManifest | None = None
+        self._entries: dict[int, Entry] = {}
+        self._next, self._bytes = 1, 0
+
+    def look(self, most: int) -> int:
+        """Read at most `most` of the entries that follow; forget those that were flushed. Returns how many were read.
+
+        Raises Corrupt, StoreUnavailable, StoreRefused; then look again later, or begin anew with another object.
+        """
+        self._manifest = self._manifests.latest(self._manifest)
+        if self._manifest is None:
+            return 0
+        self._forget(self._manifest.replay_after)
+        for count in range(most):
+            entry = self._reader.read(self._next) if self._bytes < BYTES_MAX else None
+            if entry is None:
+                return count
+            self._entries[self._next] = entry
+            self._bytes += entry.rows.nbytes
+            self._next += 1
+        return most
+
+    def entries(self, codec: EntryCodec) -> list[Entry]:
+        """Return the entries, in order; none if `codec` is another one: the columns of the table were changed."""
+        return list(self._entries.values()) if codec is self.codec else []
+
+    def _forget(self, upto: int) -> None:
+        for position in [position for position in self._entries if position <= upto]:
+            self._bytes -= self._entries.pop(position).rows.nbytes
+        self._next = max(self._next, upto + 1)
