@@ -6,11 +6,22 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 
-from bench import commit_path, flush_path, memtable_path, memtable_puts, put_path, query_path, replay_path, search_path
+from bench import (
+    commit_path,
+    flush_path,
+    memtable_path,
+    memtable_puts,
+    put_path,
+    query_path,
+    replay_path,
+    search_path,
+    sustained_puts,
+)
 from bench.benchmark import Benchmark
 
 ALL: tuple[Benchmark, ...] = (
     *put_path.BENCHMARKS,
+    *sustained_puts.BENCHMARKS,
     *memtable_puts.BENCHMARKS,
     *memtable_path.BENCHMARKS,
     *flush_path.BENCHMARKS,

@@ -45,7 +45,7 @@ class Standby:
 
     def _look(self) -> None:
         regions, context = self._regions(), self._table.regions.context
-        for region in self.read.keys() - set(regions):
+        for region in [known for known in list(self.read) if known not in regions]:
             self.take(region)
         for region in regions:
             known = self.read.get(region)
