@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -92,12 +93,20 @@ def read(path: Path) -> tuple[pa.Table, dict[bytes, bytes] | None]:
 def test_bloom_filter_and_sidecar_are_lances(case: str, tmp_path: Path) -> None:
     keys = keyed(CASES[case])
     theirs, ours = flushed_by_lance(keys, tmp_path), tmp_path / "ours"
-    ours.mkdir()
     assert bloom_bytes(keys, UPSTREAM_BLOCKS) == (theirs / "bloom_filter.bin").read_bytes()
     assert contains((theirs / "bloom_filter.bin").read_bytes(), keys).all()
-    write_key_sidecar(str(ours), keys, keys.column_names)
     data, lookup = "_pk_index/page_data.lance", "_pk_index/page_lookup.lance"
-    assert (ours / data).read_bytes() == (theirs / data).read_bytes()
+    # Once in some hundred runs Lance's writer encodes the same texts into other bytes; so up to three files of ours.
+    for _ in range(3):
+        shutil.rmtree(ours, ignore_errors=True)
+        ours.mkdir()
+        write_key_sidecar(str(ours), keys, keys.column_names)
+        assert read(ours / data)[0].equals(read(theirs / data)[0])
+        if (ours / data).read_bytes() == (theirs / data).read_bytes():
+            break
+    else:
+        theirs = flushed_by_lance(keys, tmp_path / "again")
+        assert (ours / data).read_bytes() == (theirs / data).read_bytes()
     # The metadata of the lookup file comes in any order, so its bytes may differ.
     (our_rows, our_metadata), (their_rows, their_metadata) = read(ours / lookup), read(theirs / lookup)
     assert our_rows.equals(their_rows)
