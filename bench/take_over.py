@@ -43,8 +43,8 @@ REGIONS = 4
 SMOKE, FULL = 1, 20
 RATE = 50
 """Puts per second and region."""
-REST = 5.0
-"""Seconds between two trials, in which the daemons come to rest and read ahead (`daemon.read_ahead`)."""
+REST, SHORT_REST = 10.0, 1.0
+"""Seconds between two trials, in which daemons come to rest and read ahead (`daemon.read_ahead`); and of one trial."""
 KEYS = 400_000
 """Rows that can be put, each with a key of its own."""
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string())])
@@ -110,8 +110,8 @@ def keys_by_region(place: Place) -> dict[str, list[int]]:
 class Trials:
     """Daemons under load, what is done to them, and how long that took."""
 
-    def __init__(self, daemons: Daemons, writers: Sequence[Writer]) -> None:
-        self._daemons, self._writers = daemons, writers
+    def __init__(self, daemons: Daemons, writers: Sequence[Writer], rest: float) -> None:
+        self._daemons, self._writers, self._rest = daemons, writers, rest
         self.found: dict[str, list[float]] = {}
 
     def kill(self, endpoint: str) -> None:
@@ -133,7 +133,7 @@ class Trials:
 
     def freeze(self, endpoint: str, seconds: float) -> None:
         """Stop a daemon for so long, and continue it."""
-        time.sleep(REST)  # a pause begins with an ack
+        time.sleep(self._rest)  # a pause begins with an ack
         began = time.perf_counter()
         with self._daemons.frozen(endpoint):
             time.sleep(seconds)
@@ -142,7 +142,7 @@ class Trials:
         self._note("freeze", max(each.longest_pause(began) for each in self._writers))
 
     def _of(self, endpoint: str) -> list[Writer]:
-        time.sleep(REST)
+        time.sleep(self._rest)
         moving = [writer for writer in self._writers if writer.region in self._daemons.regions(endpoint)]
         all_accepted(self._writers, time.perf_counter())
         return moving
@@ -192,7 +192,7 @@ def measure(
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Seconds of every trial, by what was measured; and the errors that the client raised. `freeze`: seconds, or 0."""
     with loaded(at, place, rate) as (daemons, writers):
-        under = Trials(daemons, writers)
+        under = Trials(daemons, writers, SHORT_REST if trials == SMOKE else REST)
         for trial in range(trials):
             endpoint = daemons.endpoints[trial % len(daemons.endpoints)]
             under.kill(endpoint)
