@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -51,6 +52,7 @@ def _turned(count: int, by: int) -> list[int]:
 
 def _round(contender: Contender, at: Path) -> Round:
     gc.collect()
+    os.sync()  # whoever syncs would wait for what others, who do not, have left to be written
     return _judged(contender.round(at, Watch()))
 
 

@@ -10,8 +10,7 @@ A round creates a table and puts every batch, one caller, none durable. What end
   rows may be indexed up to a second later. What is left is flushed behind that, which "rows/s until flushed" includes.
 
 Then the digest of all rows is compared. ShardWriter's are read from its SSTs, the newest row of each key: its own
-newest-version read takes 26 s for 3 million rows in 30 SSTs. Before a round everything unsynced is written to the disk:
-ShardWriter syncs nothing, and whoever comes next would wait for its pages.
+newest-version read takes 26 s for 3 million rows in 30 SSTs.
 
 memwal's recall is measured in a second pass over the same batches, after the timed one: searches at level `latest` as
 soon as each quarter of the rows is acknowledged, indexed or not, beside exact search over the rows acknowledged by
@@ -20,7 +19,6 @@ then. Lance has no search that sees a memtable.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,7 +154,6 @@ class SustainedPuts(Contender):
 
     def round(self, at: Path, watch: Watch) -> Sample:
         """One table. Raises: ValueError if too few rows were put for the flushes that the load wants."""
-        os.sync()
         target = self._open(at)
         try:
             with watch.timed():
