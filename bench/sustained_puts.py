@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bench import lance_side, memwal_side, mixtures
+from bench import lance_side, memwal_side, mixtures, put_path
 from bench.benchmark import Benchmark, Contender, Parameter, Sample, Side, Values, Watch
 from bench.digest import rows_digest, texts_digest
 from bench.lance_side import LanceShard
@@ -66,15 +66,12 @@ MANY_SSTS = "an SST for every 1,000 rows: the fastest to put into, but every sea
 # ---- the two sides ---------------------------------------------------------------------------------------------------
 
 
-class Target(Protocol):
+class Target(put_path.Target, Protocol):
     """A fresh table that takes puts, flushes as it goes, and says what it has done."""
 
-    def put(self, rows: pa.Table) -> None: ...
     def indexed(self) -> None: ...
     def flush(self) -> None: ...
     def flushes(self) -> int: ...
-    def rows(self) -> pa.Table: ...
-    def close(self) -> None: ...
 
 
 class SustainedTable(MemwalTable):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from memwal.wal.clock import Clock, SystemClock
+from memwal.wal.clock import Clock
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.manifest import ManifestStore, RegionManifest
@@ -48,7 +48,7 @@ class ReadAhead:
         """`codec`: returns entries in the caller's row schema. Nothing is read before the first look."""
         self.codec = codec
         self._reader = EntryReader(store, region_id, codec)
-        self._manifests = ManifestStore(store, region_id, clock=clock or SystemClock(), options=options)
+        self._manifests = ManifestStore(store, region_id, clock=clock, options=options)
         self._manifest: RegionManifest | None = None
         self._entries: dict[int, Entry] = {}
         self._next, self._bytes = 1, 0
@@ -56,7 +56,7 @@ class ReadAhead:
     def look(self, most: int) -> int:
         """Read at most `most` of the entries that follow; forget those that were flushed. Returns how many were read.
 
-        Raises Corrupt, StoreUnavailable, StoreRefused; then look again later, or begin anew with another object.
+        Raises Corrupt, StoreUnavailable, StoreRefused; what was read before stays, look again later.
         """
         self._manifest = self._manifests.latest(self._manifest)
         if self._manifest is None:

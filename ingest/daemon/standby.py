@@ -57,5 +57,4 @@ class Standby:
             try:
                 known.look(MOST)
             except wal.WalError as error:
-                self.take(region)
                 _LOG.debug("region %s cannot be read ahead, will try again: %s", region, error)

@@ -211,7 +211,7 @@ def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:
 
 
 def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Table], made: Any) -> None:
-    """Rows of before and after its look, of changed columns, and none of a region that is not its own to inherit."""
+    """Rows from before and after its look are there, and nothing is read of the other regions."""
     one, other = owners
     regions = one.base.regions
     for region in regions:

@@ -13,6 +13,7 @@ from memwal.wal import (
     LanceCodec,
     ManifestStore,
     ReadAhead,
+    StoreUnavailable,
     SystemIds,
     WalAppender,
     bucket_region,
@@ -29,15 +30,18 @@ CLOCK, IDS = FakeClock(), SystemIds()
 
 
 class Noting(MemoryStore):
-    """Notes the positions of the entries that are read."""
+    """Notes the positions of the entries that are read; does not answer for those of `failing`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.read: list[int] = []
+        self.failing: set[int] = set()
 
     def get(self, key: str) -> bytes | None:
         if (entry := parse_entry_key(key)) is not None:
             self.read.append(entry.position)
+            if entry.position in self.failing:
+                raise StoreUnavailable(key)
         return super().get(key)
 
 
@@ -104,6 +108,19 @@ def test_a_look_reads_at_most_so_many_and_forgets_what_was_flushed() -> None:
     assert log.ahead.look(3) == 1
     assert positions(log.ahead) == [8]
     assert found(log.claim(log.ahead)) == [8]
+
+
+def test_what_was_read_before_an_error_of_storage_stays() -> None:
+    log = Log()
+    for number in range(1, 6):
+        log.put(number)
+    log.store.failing = {4}
+    with pytest.raises(StoreUnavailable):
+        log.ahead.look(100)
+    assert positions(log.ahead) == [1, 2, 3]
+    log.store.failing = set()
+    assert log.ahead.look(100) == 2
+    assert found(log.claim(log.ahead)) == [1, 2, 3, 4, 5]
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
