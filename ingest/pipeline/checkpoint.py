@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -16,6 +16,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.paths import is_remote, local_path
+from memwal.ingest.sink.receipts import older
 
 MARKER = "memwal-table"
 """File in a checkpoint with the id of its table; Spark ignores files that it does not know."""
@@ -58,15 +59,46 @@ def unfinished(settings: Settings) -> tuple[str, int] | None:
     """Return query id and number of the micro-batch that was begun and is not noted as done; None if there is none, or
     if only Spark can read the checkpoint.
     """
+    noted = _noted(settings)
+    return noted[:2] if noted is not None and noted[1] > noted[2] else None
+
+
+def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) -> None:
+    """Raise Invalid if a region has a micro-batch whose offsets the checkpoint lacks: it was set back.
+
+    Spark notes the offsets of a micro-batch before its rows are sent. It would give the number of such a micro-batch to
+    the rows that it reads next, and the regions would leave those out as applied before. Offsets without a query id are
+    refused too: a begun micro-batch would be sent under another id, and so twice. Checkpoints that only Spark can read
+    are not looked at. `applied`: returns the highest number that a region has applied of a query id.
+    """
+    noted = _noted(settings)
+    if noted is None:
+        if not is_remote(settings.checkpoint) and _numbers(local_path(settings.checkpoint) / "offsets"):
+            raise Invalid(
+                f"sink.checkpoint: {settings.checkpoint} has offsets, but no file metadata with the id of its query; "
+                "restore it, or set sink.checkpoint to a new one, which reads the source from its start"
+            )
+        return
+    query, begun, _ = noted
+    newest = applied(query)
+    if newest is not None and newest > begun:
+        raise older(begun + 1, newest)
+
+
+def _noted(settings: Settings) -> tuple[str, int, int] | None:
+    """Return query id and the last micro-batches that the checkpoint notes as begun and as done, -1 for none.
+
+    None if it has no query yet, or if only Spark can read it.
+    """
     if is_remote(settings.checkpoint):
         return None
     checkpoint = local_path(settings.checkpoint)
     try:
         query = str(json.loads((checkpoint / "metadata").read_text())["id"])
-        begun, done = (max(_numbers(checkpoint / name), default=-1) for name in ("offsets", "commits"))
     except FileNotFoundError:
         return None
-    return (query, begun) if begun > done else None
+    begun, done = (max(_numbers(checkpoint / name), default=-1) for name in ("offsets", "commits"))
+    return query, begun, done
 
 
 def _numbers(directory: Path) -> list[int]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from memwal.flush import BaseTable
 from memwal.ingest.drift.detect import ColumnsAdded, Drift
 from memwal.ingest.errors import MemWalError, Unavailable
-from memwal.ingest.pipeline.checkpoint import mark_checkpoint
+from memwal.ingest.pipeline.checkpoint import mark_checkpoint, refuse_set_back
 from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.pipeline.daemons import Owner
 from memwal.ingest.pipeline.outage import Outage
@@ -158,6 +158,7 @@ class PipelineStream:
             if self._feed is not None:
                 self._progress.phase("warming up")
                 self._sink.warm_up(self._services.spark)
+            refuse_set_back(self._settings, lambda query: self._services.owner.table.applied(query).newest)
             mark_checkpoint(self._settings, self._base)
             self._pages.stats.begin()
             query = writer.start()

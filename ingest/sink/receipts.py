@@ -105,11 +105,16 @@ def refuse_older(batch_id: int, newest: int | None) -> None:
     `newest`: the highest batch_id of the query that a region has applied.
     """
     if newest is not None and newest > batch_id:
-        raise Invalid(
-            f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "
-            f"of its micro-batch {batch_id} would be left out as applied before; restore the newest checkpoint, "
-            "or set sink.checkpoint to a new one, which reads the source from its start"
-        )
+        raise older(batch_id, newest)
+
+
+def older(batch_id: int, newest: int) -> Invalid:
+    """Return the refusal of a checkpoint whose next micro-batch is `batch_id`, though regions have up to `newest`."""
+    return Invalid(
+        f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "
+        f"of its micro-batch {batch_id} would be left out as applied before; restore the newest checkpoint, "
+        "or set sink.checkpoint to a new one, which reads the source from its start"
+    )
 
 
 def receipt_schema() -> StructType:

@@ -243,3 +243,23 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:
             check(settings, os.environ)
     (checkpoint / MARKER).write_text(base.table_id)
     assert check(settings, os.environ) is not None
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["offsets deleted", "last micro-batch missing"])
+def test_a_checkpoint_that_lacks_a_micro_batch_of_the_table_is_refused(
+    kept: int, small_config: Callable[..., Path], tmp_path: Path, made: Any, uri: str, cli: Callable[..., Any]
+) -> None:
+    """Spark would give that number to the rows it reads next, and the regions would take them for those they have."""
+    source, parts = tmp_path / "in", [made.table(range(start, start + 10)) for start in range(0, 40, 10)]
+    config = small_config(source={"path": write_feed(source, *parts[: kept + 1]), "files_per_trigger": 1})
+    assert cli("run", config, "--once").code == 0
+    for name in ("offsets", "commits", "sources/0"):
+        (Path(f"{uri}.checkpoint") / name / str(kept)).unlink()
+    write_feed(source, *parts)
+    ran = cli("run", config, "--once")
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert f"the checkpoint is older than the table: regions have micro-batches up to {kept} " in ran.err
+    assert set(names(uri)) == set(range(10 * (kept + 1)))
+    ran = cli("run", config, "--once", env={"MEMWAL__SINK__CHECKPOINT": str(tmp_path / "anew")})
+    assert ran.code == 0
+    assert set(names(uri)) == set(range(40)), "a new checkpoint reads all of it"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memwal import Invalid
-from memwal.ingest.pipeline.checkpoint import locked, unfinished
+from memwal.ingest.pipeline.checkpoint import locked, refuse_set_back, unfinished
 from memwal.ingest.settings.load import load
 
 
@@ -56,3 +56,26 @@ def test_a_micro_batch_without_a_note_that_it_is_done_is_unfinished(tmp_path: Pa
         assert unfinished(settings) == ("q", number)
         (tmp_path / "c" / "commits" / str(number)).touch()
     assert unfinished(load({"table": {"uri": "s3://b/t"}, "sink": {"checkpoint": "s3a://b/c"}}, {})) is None
+
+
+@pytest.mark.parametrize(
+    ("offsets", "newest", "refused"),
+    [([], None, None), ([], 0, 0), ([0], 0, None), ([0], 1, 1), ([8, 9], 9, None), ([8, 9], 10, 10), ([8, 9], 12, 10)],
+)
+def test_a_checkpoint_without_the_offsets_of_what_regions_have_is_refused(
+    offsets: list[int], newest: int | None, refused: int | None, tmp_path: Path
+) -> None:
+    settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
+    refuse_set_back(settings, lambda _: pytest.fail("there is no query to ask for"))
+    (tmp_path / "c" / "offsets").mkdir(parents=True)
+    for number in offsets:
+        (tmp_path / "c" / "offsets" / str(number)).touch()
+    if offsets:
+        with pytest.raises(Invalid, match="has offsets, but no file metadata"):
+            refuse_set_back(settings, lambda _: None)
+    (tmp_path / "c" / "metadata").write_text('{"id":"q"}')
+    if refused is None:
+        refuse_set_back(settings, {"q": newest}.get)
+    else:
+        with pytest.raises(Invalid, match=rf"regions have micro-batches up to {newest} .* micro-batch {refused} would"):
+            refuse_set_back(settings, {"q": newest}.get)
