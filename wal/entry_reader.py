@@ -46,6 +46,9 @@ class EntryReader:
         """`known`: entries by position; `each` does not read them, as long as the first of its positions are known."""
         self.store, self.region_id = store, region_id
         self._codec, self._readers, self._known = codec, readers, known or {}
+        self._last: tuple[int, EntryHeader] | None = (
+            None  # an entry never changes, so its header need not be read twice
+        )
         self.suffix = codec.suffix
 
     def key(self, position: int) -> str:
@@ -54,13 +57,18 @@ class EntryReader:
 
     def header(self, position: int) -> EntryHeader | None:
         """Header of one entry; None where it does not exist."""
+        last = self._last
+        if last is not None and last[0] == position:
+            return last[1]
         data = self.store.get(self.key(position))
         if data is None:
             return None
         try:
-            return self._codec.header(data)
+            header = self._codec.header(data)
         except Corrupt as error:
             raise self.damaged(position, error) from error
+        self._last = (position, header)
+        return header
 
     def read(self, position: int) -> Entry | None:
         """One entry; None where it does not exist."""

@@ -5,10 +5,10 @@ that acts for that writer shares (appender, flusher). Only `claim` raises an epo
 
 The claim, in steps:
 
- 1. List one page of the WAL, then read the newest manifest. The order matters: a writer has a manifest before it writes
-    an entry. Refuse entries of the other format; entries without a manifest (the manifests were lost); a SEALED
-    region; a committed generation that the manifest has not published (the manifests are older than the table).
-    Up to here nothing is written.
+ 1. List one page of the WAL and read the newest manifest. Where there is none though an entry was listed, look for it
+    once more: a writer has a manifest before it writes an entry. Refuse entries of the other format; entries without a
+    manifest (the manifests were lost); a SEALED region; a committed generation that the manifest has not published (the
+    manifests are older than the table). Up to here nothing is written.
  2. No manifest: create version 1 with epoch 1 and the generation above the committed one. That is 1 for a new table,
     and higher where the base table was cloned or the directory of its regions is gone: SSTs numbered from 1 would pass
     for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; version taken: back to 1.
@@ -23,7 +23,12 @@ The claim, in steps:
     region: the write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
  6. Replay from `replay_after`+1 to the sentinel. Entries that were read before the claim (`wal.read_ahead`) are not
     read again, if the last of them still has the same id.
- 7. Look for a newer manifest: an epoch above ours means fenced.
+ 7. Where that took long, look for a newer manifest: an epoch above ours means fenced.
+
+On object storage a claim takes as long as the requests that wait for one another. These run beside others, each for the
+reason given: the listing beside the manifest of step 1, since neither needs the other's answer; the first entries of
+step 6 beside steps 2 to 4, since a position is written once and never changes, and nobody collects entries behind the
+manifest that step 2 followed; step 5 beside step 6, since an entry is the same before and after it.
 
 A resize of the table (flush.resizing.steps) claims in two other ways, so that no writer of an old routing gets in
 between:
@@ -46,10 +51,14 @@ While storage is unavailable, each read is tried again within the retry budget (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import UUID
 
 from memwal.wal.applied import AppliedMap
+from memwal.wal.beside import Beside
 from memwal.wal.clock import Clock, Ids
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
@@ -111,33 +120,61 @@ def claim(
     OutcomeUnknown (harmless: claim again).
     """
     options = options or WalOptions()
-    claimer = _Claimer(
-        store=store,
-        reads=with_retried_reads(store, clock, options),
-        region_id=region_id,
-        spec_id=spec_id,
-        committed=committed,
-        seal=seal,
-        opening=opening,
-        codec=codec,
-        ids=ids,
-        clock=clock,
-        options=options,
-        manifests=ManifestStore(store, region_id, ids=ids, clock=clock, options=options),
-    )
-    manifest, listed, lease_before = claimer.raise_epoch()
-    guard = EpochGuard(region_id, manifest.writer_epoch, (manifest.version, manifest.edit_id))
-    tip, applied = claimer.put_sentinel(guard, manifest, listed)
-    others_read_until = clock.monotonic() + CLOCK_RATE * lease_before / 1000
-    manifest = claimer.record(guard, manifest, tip)
-    entries = claimer.replayed(guard, manifest, tip, ahead, on_progress)
-    manifest = claimer.manifests.owned(guard, manifest)
-    return Claim(guard, manifest, tip + 1, applied, entries, others_read_until)
+    reads = with_retried_reads(store, clock, options)
+    with Beside(min(options.readers, _AT_ONCE)) as beside:
+        claimer = _Claimer(
+            store=store,
+            reads=reads,
+            region_id=region_id,
+            spec_id=spec_id,
+            committed=committed,
+            seal=seal,
+            opening=opening,
+            codec=codec,
+            ids=ids,
+            clock=clock,
+            options=options,
+            manifests=ManifestStore(store, region_id, ids=ids, clock=clock, options=options),
+            reader=EntryReader(reads, region_id, codec),
+            ahead=ahead,
+            beside=beside,
+        )
+        raised = claimer.raise_epoch()
+        manifest = raised.manifest
+        guard = EpochGuard(region_id, manifest.writer_epoch, (manifest.version, manifest.edit_id))
+        tip, applied = claimer.put_sentinel(guard, raised)
+        fenced_at = clock.monotonic()
+        recording = beside.begin(partial(claimer.record, guard, manifest, tip))
+        entries = claimer.replayed(guard, raised, tip, on_progress)
+        manifest = recording.result()
+    if clock.monotonic() - fenced_at > _LONG:
+        manifest = claimer.manifests.owned(guard, manifest)
+    return Claim(guard, manifest, tip + 1, applied, entries, fenced_at + CLOCK_RATE * raised.lease_before / 1000)
+
+
+_AT_ONCE = 3
+"""The most requests of a claim that run beside one another, entries apart."""
+_EARLY = 8
+"""Entries for each reader that are read beside steps 2 to 4, which take four round trips. The others are read in step
+6, which shows progress."""
+_LONG = 1.0
+"""Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well."""
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What steps 1 and 2 found and wrote. `lease_before`: the read lease of the manifest before ours, milliseconds;
+    `known`: the first of the entries to replay, by position, as far as they are being read."""
+
+    manifest: RegionManifest
+    listed: Listed
+    lease_before: int
+    known: Future[dict[int, Entry]]
 
 
 @dataclass(frozen=True)
 class _Claimer:
-    """The steps of one claim and their inputs. `reads` is `store` with retried reads."""
+    """The steps of one claim and their inputs. `reads` is `store` with retried reads; `reader` reads one by one."""
 
     store: ObjectStore
     reads: RetriedReads
@@ -151,24 +188,30 @@ class _Claimer:
     clock: Clock
     options: WalOptions
     manifests: ManifestStore
+    reader: EntryReader
+    ahead: Sequence[Entry]
+    beside: Beside
 
-    def raise_epoch(self) -> tuple[RegionManifest, Listed, int]:
-        """Steps 1 and 2: our manifest, the positions listed, and the read lease of the manifest before it in
-        milliseconds. Each conflict means that another writer made progress, so the loop ends."""
+    def raise_epoch(self) -> _Raised:
+        """Steps 1 and 2. Each conflict means that another writer made progress, so the loop ends."""
         while True:
-            listed = list_tip(self.reads, self.region_id, self.codec.suffix)
+            looking = self.beside.begin(self._look)
             current = self.manifests.latest()
+            listed, ahead = looking.result()
+            if current is None and listed.tip:
+                current = self.manifests.latest()
             self._check_claimable(current, listed.tip)
-            proposed = self._next(current)
-            if (written := self.manifests.create(current, proposed, hint=current is None)) is not None:
-                return written, listed, current.read_lease if current else 0
+            after = current.replay_after if current else 0
+            known = self.beside.begin(partial(self._early, after, listed, ahead))
+            if (written := self.manifests.create(current, self._next(current), hint=current is None)) is not None:
+                return _Raised(written, listed, current.read_lease if current else 0, known)
 
-    def put_sentinel(self, guard: EpochGuard, manifest: RegionManifest, listed: Listed) -> tuple[int, AppliedMap]:
+    def put_sentinel(self, guard: EpochGuard, raised: _Raised) -> tuple[int, AppliedMap]:
         """Steps 3 and 4. Returns the tip, which is the sentinel's position, and the applied map.
 
         Epoch 1 has no older writer to fence and puts no sentinel: its tip is 0.
         """
-        reader = EntryReader(self.reads, self.region_id, self.codec)
+        reader, manifest, listed = self.reader, raised.manifest, raised.listed
         tip = max(listed.tip, manifest.last_seen, manifest.replay_after)
         if guard.epoch == 1:
             tip = self._probed(tip)
@@ -210,35 +253,45 @@ class _Claimer:
 
         return self.manifests.edit(guard, recorded, manifest)
 
-    def replayed(
-        self,
-        guard: EpochGuard,
-        manifest: RegionManifest,
-        tip: int,
-        ahead: Sequence[Entry],
-        on_progress: Progress | None,
-    ) -> list[Entry]:
+    def replayed(self, guard: EpochGuard, raised: _Raised, tip: int, on_progress: Progress | None) -> list[Entry]:
         """Step 6."""
         return replay(
             self.reads,
             self.region_id,
             self.codec,
-            manifest.replay_after,
+            raised.manifest.replay_after,
             tip,
             guard=guard,
             on_progress=on_progress,
             readers=self.options.readers,
-            known=self._unchanged(ahead, manifest.replay_after),
+            known=raised.known.result(),
         )
 
-    def _unchanged(self, ahead: Sequence[Entry], after: int) -> dict[int, Entry]:
-        """`ahead` by position; none if its last entry, which is behind `after`, is not in the log any more."""
-        if not ahead or (last := ahead[-1]).position <= after:
-            return {}
-        found = EntryReader(self.reads, self.region_id, self.codec).header(last.position)
-        if found is None or not found.entry_id or found.entry_id != last.header.entry_id:
-            return {}
-        return {entry.position: entry for entry in ahead}
+    def _look(self) -> tuple[Listed, Sequence[Entry]]:
+        """The listing of step 1; and `ahead`, or nothing if its last entry is not in the log any more."""
+        listed = list_tip(self.reads, self.region_id, self.codec.suffix)
+        ahead = self.ahead if self.ahead and self._is_there(self.ahead[-1]) else ()
+        if listed.whole and listed.tip:
+            with suppress(Corrupt):  # it may be an old fence that nobody needs
+                self.reader.header(listed.tip)  # step 4 will most likely want it, and finds it remembered
+        return listed, ahead
+
+    def _is_there(self, entry: Entry) -> bool:
+        found = self.reader.header(entry.position)
+        return found is not None and bool(found.entry_id) and found.entry_id == entry.header.entry_id
+
+    def _early(self, after: int, listed: Listed, ahead: Sequence[Entry]) -> dict[int, Entry]:
+        """`ahead`, and the first entries behind it, by position; those up to position `after` are not needed."""
+        known = {entry.position: entry for entry in ahead if entry.position > after}
+        start = max(known, default=after) + 1
+        wanted = range(start, min(listed.tip, start + _EARLY * self.options.readers) + 1 if listed.whole else start)
+        reader = EntryReader(self.reads, self.region_id, self.codec, self.options.readers)
+        with suppress(Corrupt), closing(reader.each(wanted)) as entries:  # step 6 reads it again, and raises
+            for position, entry in zip(wanted, entries, strict=False):
+                if entry is None:
+                    break
+                known[position] = entry
+        return known
 
     def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:

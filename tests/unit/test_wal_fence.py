@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,14 @@ from memwal.wal import (
     bucket_region,
     claim,
 )
-from memwal.wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
+from memwal.wal.layout import (
+    entry_key,
+    manifest_key,
+    manifest_prefix,
+    parse_entry_key,
+    parse_manifest_key,
+    wal_prefix,
+)
 from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
 from tests.support.clock import FakeClock, SeededIds
 from tests.support.memory_store import MemoryStore
@@ -260,7 +267,7 @@ def test_a_damaged_entry_in_the_middle_is_named_and_everything_left_as_it_is(dam
             options=WalOptions(readers=readers),
             on_progress=lambda read, _: told.append(read),
         )
-    assert store.calls.count("get wal/3") == 1
+    assert store.calls.count("get wal/3") == 2  # beside the steps before replay, and in its place
     assert clock.slept == []  # damage does not pass by itself: nothing was tried again
     assert told == [1, 2]
     left, hint = snapshot(store), f"{manifest_prefix(REGION)}version_hint.json"
@@ -528,6 +535,56 @@ def test_the_order_of_store_calls() -> None:
     if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
+
+
+class Together(MemoryStore):
+    """Answers each call of `pairs` only once the other call of its pair has begun, as if both were under way."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self.begun: dict[str, threading.Event] = {call: threading.Event() for pair in pairs for call in pair}
+        self.other = {call: self.begun[other] for pair in pairs for call, other in (pair, pair[::-1])}
+        self.alone: list[str] = []
+
+    def meet(self, call: str) -> None:
+        if call in self.begun:
+            self.begun[call].set()
+            if not self.other[call].wait(10):
+                self.alone.append(call)
+
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        self.meet(f"list {prefix}")
+        return super().list_some(prefix, most)
+
+    def get(self, key: str) -> bytes | None:
+        self.meet(f"get {key}")
+        return super().get(key)
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        self.meet(f"put {key}")
+        return super().put_if_absent(key, data)
+
+
+def test_a_claim_asks_at_once_what_need_not_wait() -> None:
+    """On object storage a claim takes as long as the requests that wait for one another."""
+    manifests, sentinel = manifest_prefix(REGION), 41
+    pairs = [
+        (f"list {wal_prefix(REGION)}", f"get {manifests}version_hint.json"),
+        (f"put {manifest_key(REGION, 2)}", f"get {entry_key(REGION, 20, 'lance')}"),
+        (f"put {manifest_key(REGION, 3)}", f"get {entry_key(REGION, sentinel, 'lance')}"),
+    ]
+    store = Together([])
+    first = writer(store, take(store))
+    for number in range(sentinel - 1):
+        first.append(rows(number), generation=1, applied={})
+    together = Together(pairs)
+    for key in store.list(""):
+        together.put(key, store.get(key) or b"")
+    options = WalOptions(readers=8)
+    claimed = claim(together, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=FakeClock(), options=options)
+    assert claimed.next_position == sentinel + 1
+    assert found(claimed) == list(range(sentinel - 1))
+    assert together.alone == []
 
 
 def test_claims_with_one_seed_write_the_same_keys() -> None:
