@@ -20,7 +20,7 @@ from memwal.wal.errors import (
     StoreUnavailable,
     WalError,
 )
-from memwal.wal.fence import Claim, claim
+from memwal.wal.fence import Claim, Known, claim, settle_claim
 from memwal.wal.garbage import WalCollector, WalGarbage
 from memwal.wal.invariants import InvariantViolation, check_succession
 from memwal.wal.layout import bucket_region, regions
@@ -52,6 +52,7 @@ __all__ = [
     "Fenced",
     "Ids",
     "InvariantViolation",
+    "Known",
     "LanceCodec",
     "LocalStore",
     "LogTail",
@@ -92,5 +93,6 @@ __all__ = [
     "read_tail",
     "regions",
     "replay",
+    "settle_claim",
     "tail_end",
 ]

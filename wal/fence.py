@@ -19,8 +19,10 @@ The claim, in steps:
     Slot taken by an older writer's entry: probe forward until a position is missing, which gives the new tip; repeat.
     Taken by a newer epoch: fenced. From here on the older writer's next append finds its slot taken, so step 6 misses
     nothing that it acknowledged.
- 5. Record the sentinel's position as `last_seen` in another manifest version. This also proves that we still own the
-    region: the write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
+ 5. Record the sentinel's position as `last_seen` in another manifest version: a later claim searches the tip from
+    there. The write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
+    Nothing else depends on it, so an owner may serve the region first. *Crash before it: the next claim searches from
+    further back.*
  6. Replay from `replay_after`+1 to the sentinel. Entries that were read before the claim (`wal.read_ahead`) are not
     read again, if the last of them still has the same id.
  7. Where that took long, look for a newer manifest: an epoch above ours means fenced.
@@ -40,7 +42,8 @@ between:
    that finds the region ACTIVE finds that map.
 
 A claim keeps the read lease in the manifest, or raises it to its own, and returns until when the older owner may answer
-reads (`wal.lease`).
+reads (`wal.lease`). It need not wait for an owner that told the claimer itself that it has ended, as long as the
+manifest before its own is of that owner's epoch.
 
 The spec id is the version of the routing: a claim with an older one than the manifest's is `Resized`.
 
@@ -91,6 +94,19 @@ class Claim:
     """By the monotonic clock: until then an older owner may answer reads without asking storage; see `wal.lease`."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a claimer knows of the region from before the claim."""
+
+    committed: int = 0
+    """The highest generation of the region that the base table held at some earlier moment."""
+    ended: int = 0
+    """An epoch whose owner told the claimer that it answers no read any more, and that it had waited for the leases of
+    those before it; 0 for none."""
+    entries: Sequence[Entry] = ()
+    """Consecutive entries of the region, from some `replay_after` on."""
+
+
 def claim(
     store: ObjectStore,
     region_id: UUID,
@@ -99,20 +115,19 @@ def claim(
     codec: EntryCodec,
     ids: Ids,
     clock: Clock,
-    committed: int = 0,
+    known: Known | None = None,
     seal: bool = False,
     opening: Mapping[str, int] | None = None,
     on_progress: Progress | None = None,
     options: WalOptions | None = None,
-    ahead: Sequence[Entry] = (),
+    settle: bool = True,
 ) -> Claim:
     """Claim the region: raise its epoch, fence the older writer, read back the entries that it left. The module's text
     has the steps.
 
-    `spec_id`: the version of the caller's routing, 1 in a table that was never resized. `committed`: the highest
-    generation of the region that the base table held at some earlier moment. `seal`, `opening`: for a resize, see the
-    module's text. `on_progress(read, total)` is called in this thread for entries replayed. `ahead`: consecutive
-    entries of the region that were read before, from some `replay_after` on.
+    `spec_id`: the version of the caller's routing, 1 in a table that was never resized. `seal`, `opening`: for a
+    resize, see the module's text. `on_progress(read, total)` is called in this thread for entries replayed. `settle`:
+    do step 5; else the caller calls `settle_claim` once it serves the region.
     Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch
     owns it.
     Durability. When it returns, no older writer's append can be acknowledged any more.
@@ -127,7 +142,7 @@ def claim(
             reads=reads,
             region_id=region_id,
             spec_id=spec_id,
-            committed=committed,
+            known=known or Known(),
             seal=seal,
             opening=opening,
             codec=codec,
@@ -136,7 +151,6 @@ def claim(
             options=options,
             manifests=ManifestStore(store, region_id, ids=ids, clock=clock, options=options),
             reader=EntryReader(reads, region_id, codec),
-            ahead=ahead,
             beside=beside,
         )
         raised = claimer.raise_epoch()
@@ -144,12 +158,24 @@ def claim(
         guard = EpochGuard(region_id, manifest.writer_epoch, (manifest.version, manifest.edit_id))
         tip, applied = claimer.put_sentinel(guard, raised)
         fenced_at = clock.monotonic()
-        recording = beside.begin(partial(claimer.record, guard, manifest, tip))
+        record = partial(claimer.record, guard, manifest, tip)
+        recording = beside.begin(record) if settle or opening is not None else None
         entries = claimer.replayed(guard, raised, tip, on_progress)
-        manifest = recording.result()
+        manifest = manifest if recording is None else recording.result()
     if clock.monotonic() - fenced_at > _LONG:
         manifest = claimer.manifests.owned(guard, manifest)
     return Claim(guard, manifest, tip + 1, applied, entries, fenced_at + CLOCK_RATE * raised.lease_before / 1000)
+
+
+def settle_claim(manifests: ManifestStore, guard: EpochGuard, manifest: RegionManifest, tip: int) -> RegionManifest:
+    """Do step 5 of a claim, and return the newest manifest. `manifest`: the newest that the caller knows; `tip`: the
+    position of its sentinel, 0 for none.
+
+    Raises: as `ManifestStore.edit`.
+    """
+    if not tip:
+        return manifest
+    return manifests.edit(guard, lambda current: replace(current, last_seen=max(current.last_seen, tip)), manifest)
 
 
 _AT_ONCE = 3
@@ -180,7 +206,7 @@ class _Claimer:
     reads: RetriedReads
     region_id: UUID
     spec_id: int
-    committed: int
+    known: Known
     seal: bool
     opening: Mapping[str, int] | None
     codec: EntryCodec
@@ -189,7 +215,6 @@ class _Claimer:
     options: WalOptions
     manifests: ManifestStore
     reader: EntryReader
-    ahead: Sequence[Entry]
     beside: Beside
 
     def raise_epoch(self) -> _Raised:
@@ -204,7 +229,8 @@ class _Claimer:
             after = current.replay_after if current else 0
             known = self.beside.begin(partial(self._early, after, listed, ahead))
             if (written := self.manifests.create(current, self._next(current), hint=current is None)) is not None:
-                return _Raised(written, listed, current.read_lease if current else 0, known)
+                answers = current is not None and current.writer_epoch != self.known.ended
+                return _Raised(written, listed, current.read_lease if current and answers else 0, known)
 
     def put_sentinel(self, guard: EpochGuard, raised: _Raised) -> tuple[int, AppliedMap]:
         """Steps 3 and 4. Returns the tip, which is the sentinel's position, and the applied map.
@@ -241,17 +267,20 @@ class _Claimer:
 
     def record(self, guard: EpochGuard, manifest: RegionManifest, tip: int) -> RegionManifest:
         """Step 5."""
-        if guard.epoch == 1:
-            return manifest
+        if self.opening is None:
+            return settle_claim(self.manifests, guard, manifest, tip)
 
-        def recorded(current: RegionManifest) -> RegionManifest:
-            seen = replace(current, last_seen=max(current.last_seen, tip))
-            if self.opening is None:
-                return seen
+        def opened(current: RegionManifest) -> RegionManifest:
             # The resize waited for all leases before it decided the routing, and a sealed region gives none.
-            return replace(seen, status=RegionStatus.ACTIVE, spec_id=self.spec_id, read_lease=0)
+            return replace(
+                current,
+                last_seen=max(current.last_seen, tip),
+                status=RegionStatus.ACTIVE,
+                spec_id=self.spec_id,
+                read_lease=0,
+            )
 
-        return self.manifests.edit(guard, recorded, manifest)
+        return manifest if guard.epoch == 1 else self.manifests.edit(guard, opened, manifest)
 
     def replayed(self, guard: EpochGuard, raised: _Raised, tip: int, on_progress: Progress | None) -> list[Entry]:
         """Step 6."""
@@ -268,9 +297,11 @@ class _Claimer:
         )
 
     def _look(self) -> tuple[Listed, Sequence[Entry]]:
-        """The listing of step 1; and `ahead`, or nothing if its last entry is not in the log any more."""
+        """The listing of step 1; and the entries known, or none if the last of them is not in the log any more."""
         listed = list_tip(self.reads, self.region_id, self.codec.suffix)
-        ahead = self.ahead if self.ahead and self._is_there(self.ahead[-1]) else ()
+        ahead = self.known.entries
+        if ahead and not self._is_there(ahead[-1]):
+            ahead = ()
         if listed.whole and listed.tip:
             with suppress(Corrupt):  # it may be an old fence that nobody needs
                 self.reader.header(listed.tip)  # step 4 will most likely want it, and finds it remembered
@@ -295,7 +326,7 @@ class _Claimer:
 
     def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:
-            first, status = self.committed + 1, RegionStatus.SEALED if self.seal else RegionStatus.ACTIVE
+            first, status = self.known.committed + 1, RegionStatus.SEALED if self.seal else RegionStatus.ACTIVE
             return RegionManifest(
                 1, 1, self.region_id, self.spec_id, current_generation=first, status=status, read_lease=self._lease
             )
@@ -321,9 +352,9 @@ class _Claimer:
                 raise Corrupt(f"{manifest_prefix(self.region_id)}: empty, though a resize sealed it; restore a backup")
             return
         self._check_routing(current)
-        if current.current_generation <= self.committed:
+        if current.current_generation <= self.known.committed:
             raise Corrupt(
-                f"region {self.region_id}: generation {self.committed} is committed, but manifest version "
+                f"region {self.region_id}: generation {self.known.committed} is committed, but manifest version "
                 f"{current.version} publishes {current.current_generation} next: it is older than the base table; "
                 "restore the whole table from one backup"
             )

@@ -43,6 +43,7 @@ from memwal.wal import (
     Corrupt,
     Fenced,
     Ids,
+    Known,
     ManifestStore,
     ObjectStore,
     RegionStatus,
@@ -200,7 +201,7 @@ def _open(
                 codec=base.codec,
                 ids=ids,
                 clock=clock,
-                committed=base.committed.get(region, 0),
+                known=Known(committed=base.committed.get(region, 0)),
                 opening=to.applied,
                 options=options,
             )

@@ -60,6 +60,7 @@ from memwal.wal import (
     Entry,
     Fenced,
     Ids,
+    Known,
     ManifestStore,
     ObjectStore,
     RegionManifest,
@@ -245,7 +246,7 @@ class _Run:
             codec=self.base.codec,
             ids=self.ids,
             clock=self.clock,
-            committed=self.base.committed.get(region, 0),
+            known=Known(committed=self.base.committed.get(region, 0)),
             seal=True,
             options=self.options,
         )

@@ -80,10 +80,14 @@ class Peer:
         with suppress(*_ERRORS):
             self._act("look", LOOK_TIMEOUT)
 
-    def ask(self, region: UUID) -> None:
-        """Ask the peer to release `region`. Raises: MemWalError if it does not."""
+    def ask(self, region: UUID) -> int:
+        """Ask the peer to release `region`; return its epoch if we need not wait for reads that it answers, else 0.
+
+        Raises: MemWalError if it does not.
+        """
         try:
-            self._act("release", ASK_TIMEOUT, region=str(region))
+            told = self._act("release", ASK_TIMEOUT, region=str(region))
+            return int(told["epoch"]) if told.get("ended") else 0
         except _ERRORS as error:
             raise from_flight(error, self.endpoint) from None
 

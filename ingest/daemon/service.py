@@ -324,6 +324,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 f"region {region}: by the daemons seen here it does not belong to {request['from']}; ask again",
                 {"reason": "disagree", "region": str(region)},
             )
+        if "from" in request and "flush" not in request:
+            epoch, ended = self.table.give(region)
+            return {"epoch": epoch, "ended": ended}
         return {"epoch": self.table.release(region, flush=request.get("flush"))}
 
 

@@ -94,6 +94,7 @@ class RegionCore:
         )
         self.lease = wal.ReadLease(claim.guard, self._manifests, claim.manifest, context.clock)
         self._others_read_until = claim.others_read_until
+        self._sentinel = claim.next_position - 1
         self._log = RegionLog(context, region, claim, self.lease)
         self.levels = RegionLevels(region, claim.manifest, context)
         self._generations = RegionGenerations(context, region, claim, self.levels, self._log, self._manifests)
@@ -103,9 +104,9 @@ class RegionCore:
 
     @classmethod
     def open(
-        cls, context: RegionContext, region: UUID, committed: int = 0, ahead: Sequence[wal.Entry] = ()
+        cls, context: RegionContext, region: UUID, known: wal.Known | None = None, *, settle: bool = True
     ) -> RegionCore:
-        """Claim the region and replay its log. `committed`, `ahead` and what it raises: as for `wal.claim`."""
+        """Claim the region and replay its log. `settle`: False leaves that to the caller. Raises: as `wal.claim`."""
         claim = wal.claim(
             context.store,
             region,
@@ -113,10 +114,10 @@ class RegionCore:
             codec=context.codec,
             ids=context.ids,
             clock=context.clock,
-            committed=committed,
+            known=known,
             on_progress=partial(context.replayed, region, "reading"),
             options=context.wal_options,
-            ahead=ahead,
+            settle=settle,
         )
         return cls(context, region, claim)
 
@@ -163,6 +164,16 @@ class RegionCore:
         """Whether no older owner answers reads any more. Until then this one answers none either: the older owner may
         not have acknowledged the rows that were replayed here."""
         return self._others_read_until <= 0 or self._context.clock.monotonic() >= self._others_read_until
+
+    def settle(self) -> None:
+        """Do what a claim may leave for later; see `wal.settle_claim`. Raises: Fenced, which ends the region; errors of
+        storage."""
+        try:
+            manifest = wal.settle_claim(self._manifests, self.guard, self.levels.manifest, self._sentinel)
+        except wal.Fenced as error:
+            self.end(error)
+            raise
+        self.levels.adopt(manifest)
 
     def prove(self) -> None:
         """Ask storage whether the region is still ours, once it is `alone`.
@@ -260,13 +271,20 @@ class RegionCore:
         with self._ending:
             self._log.append_lingering(self.levels.active.generation)
 
+    def end_reads(self) -> bool:
+        """Stop answering reads from memory; return whether an owner that is told so need not wait for that.
+
+        Call it last, as `release`.
+        """
+        self.lease.end()
+        return self.failure is None and self.alone
+
     def release(self) -> None:
         """Stop answering reads from memory, and write in the manifest that the next owner need not wait for that.
 
-        Call it last. If storage does not take the edit, the next owner waits.
+        If storage does not take the edit, the next owner waits.
         """
-        self.lease.end()
-        if self.failure is None and self.alone and self.levels.manifest.read_lease:
+        if self.end_reads() and self.levels.manifest.read_lease:
             manifests = wal.ManifestStore(
                 self._context.store, self.region, ids=self._context.ids, clock=self._context.clock, options=_BRIEFLY
             )

@@ -59,14 +59,14 @@ class RegionWriter:
         context: RegionContext,
         region: UUID,
         bucket: int,
-        committed: int = 0,
-        ahead: Sequence[wal.Entry] = (),
+        known: wal.Known | None = None,
     ) -> None:
-        """Claim the region and replay its log. `committed`, `ahead` and what it raises: as for `wal.claim`."""
+        """Claim the region and replay its log; call `settle` once callers can find this writer. Raises: as
+        `wal.claim`."""
         self.region, self.bucket, self.name = region, bucket, str(region)
         self._context, self._meter = context, context.meters.of(region)
         began = context.clock.monotonic()
-        self._core = RegionCore.open(context, region, committed, ahead)
+        self._core = RegionCore.open(context, region, known, settle=False)
         self.guard = self._core.guard
         self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels
@@ -190,10 +190,20 @@ class RegionWriter:
         behind = {"latest": latest, "flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
         return {"bucket": self.bucket, **self._core.status(), "behind": behind}
 
-    def close(self, reason: MemWalError | None = None) -> None:
+    def settle(self) -> None:
+        """Do what the claim left for later. An error is only logged: the next manifest that is written has it too."""
+        try:
+            self._core.settle()
+        except wal.Fenced as error:
+            self._queue.break_off(self._core.failure or error)
+        except wal.WalError as error:
+            self._context.log.warning("region %s: the claim's position is not noted: %s", self.region, error)
+
+    def close(self, reason: MemWalError | None = None, *, told: bool = False) -> bool:
         """Append lingering rows and stop the threads. Nothing is flushed: the WAL has the rows.
 
-        `reason`: the error of later calls.
+        `reason`: the error of later calls. `told`: the next owner is told what this returns: whether it need not wait
+        for reads that this one answers. Else it is written for any next owner.
         Raises: the error that kept visible rows from the WAL; the threads have ended even then.
         """
         alive = self._core.failure is None
@@ -203,12 +213,15 @@ class RegionWriter:
         self._flusher.wait()
         if self._indexer is not None:
             self._indexer.wait()
-        told = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
-        self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=told)
+        fields = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
+        self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=fields)
         with self._proving:
-            self._core.release()
+            ended = self._core.end_reads()
+            if not told:
+                self._core.release()
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
+        return ended
 
     def _prove(self, enough: Callable[[int], bool], ticket: int) -> None:
         with self._proving:

@@ -266,6 +266,12 @@ class Table(LevelReads):
         self._refuse_if_closed()
         return self.regions.release(region, flush=flush)
 
+    @translate_errors
+    def give(self, region: UUID) -> tuple[int, bool]:
+        """As `release`, for a process that claims it next; see `RegionSet.give`."""
+        self._refuse_if_closed()
+        return self.regions.give(region)
+
     def look_at_commits(self) -> None:
         """Make the commit loop look soon: another process may have committed, or has SSTs to commit."""
         self._commits.look()

@@ -62,6 +62,8 @@ class BeforeClaim:
     """Directories of SSTs, published or not."""
     committed: int
     """Newest of its generations that the base table had."""
+    ended: int = 0
+    """The epoch of the owner that has released it to us, and told us that it answers no read any more; 0: none has."""
 
 
 class RegionSet:
@@ -178,11 +180,13 @@ class RegionSet:
                 self._leave(held)
             with self.expecting(region):
                 context = self.context
-                known = () if ahead is None else ahead.entries(context.codec)
-                writer = RegionWriter(context, region, self._buckets[region], before.committed, known)
+                entries = () if ahead is None else ahead.entries(context.codec)
+                known = wal.Known(before.committed, before.ended, entries)
+                writer = RegionWriter(context, region, self._buckets[region], known)
                 self.collector.note_older_than_claim(region, before.ssts, writer.guard.epoch)
                 self._join(writer, context)
             self._note(writer)
+            writer.settle()
             if writer.unflushed_entries > FLUSHED_ENTRIES:
                 with suppress(MemWalError, wal.WalError):  # the writer's own limits run into the same error again
                     writer.freeze()
@@ -210,12 +214,12 @@ class RegionSet:
         Raises: Unavailable if the region is not here, or cannot be flushed (it stays then); the error that kept
         non-durable rows from the log, and the region is released even then.
         """
-        with self._turns[region]:
-            writer = self.writer(region)
-            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer))):
-                writer.freeze()()
-            self._leave(writer)
-            return writer.guard.epoch
+        return self._released(region, flush=flush, told=False)[0]
+
+    def give(self, region: UUID) -> tuple[int, bool]:
+        """As `release`, for a process that claims it next. Return also whether that one need not wait for reads that
+        are answered here: only it is told, which saves two requests while nobody serves the region."""
+        return self._released(region, flush=None, told=True)
 
     def announce(self, endpoint: str) -> None:
         """Write `endpoint` into the owner's notes of these regions, and of those acquired later."""
@@ -236,6 +240,13 @@ class RegionSet:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
+    def _released(self, region: UUID, *, flush: bool | None, told: bool) -> tuple[int, bool]:
+        with self._turns[region]:
+            writer = self.writer(region)
+            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer))):
+                writer.freeze()()
+            return writer.guard.epoch, self._leave(writer, told=told)
+
     def _join(self, writer: RegionWriter, context: RegionContext) -> None:
         try:
             with self.changing:
@@ -250,11 +261,10 @@ class RegionSet:
             writer.close()
             raise
 
-    def _leave(self, writer: RegionWriter) -> None:
+    def _leave(self, writer: RegionWriter, *, told: bool = False) -> bool:
         with self.changing:
             self._held = {region: each for region, each in self._held.items() if each is not writer}
-        missing = self.missing(writer.region)
-        writer.close(missing)
+        return writer.close(self.missing(writer.region), told=told)
 
     def _note(self, writer: RegionWriter) -> None:
         """Write the note of `writer`. Nothing depends on it, so a failure is only logged."""

@@ -132,7 +132,7 @@ class Daemon:
     def claim(self, region: UUID) -> None:
         """Claim a region and serve it from now on. Raises: as `wal.claim`."""
         assert self.base is not None
-        core = RegionCore.open(self._context, region, self.base.committed.get(region, 0))
+        core = RegionCore.open(self._context, region, wal.Known(self.base.committed.get(region, 0)))
         self.cores[region] = core
         self.world.say(f"claimed epoch {core.guard.epoch}")
 

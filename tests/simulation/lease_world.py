@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from memwal import wal
 from memwal.ingest.region.core import RegionCore
 from tests.simulation.actors import Visitor
 from tests.simulation.process import EXPECTED
@@ -15,9 +16,18 @@ from tests.simulation.world import Shape, Trace, World
 
 
 class Usurper(Visitor):
-    """Claims a region, writes to it, and ends, in order or not."""
+    """Claims a region, writes to it, and ends: in order, or not, or with a word to the next usurper alone."""
 
     pace = (1.0, 3.0, 6.0)
+
+    def __init__(self, world: World, name: str) -> None:
+        self._told: dict[int, int] = {}
+        """Epochs of its own claims, by region, that it ended with a word."""
+        super().__init__(world, name)
+
+    def ended(self, number: int) -> int:
+        """What the next claim of the region knows of owners that have ended."""
+        return self._told.get(number, 0)
 
     def step(self) -> None:
         with suppress(*EXPECTED):
@@ -25,7 +35,8 @@ class Usurper(Visitor):
 
     def _take(self, number: int) -> None:
         world, oracle = self.world, self.world.oracle
-        core = RegionCore.open(world.context(self.store, self.clock, self.name), world.region_ids[number])
+        context, known = world.context(self.store, self.clock, self.name), wal.Known(ended=self.ended(number))
+        core = RegionCore.open(context, world.region_ids[number], known, settle=False)
         oracle.claimed(number, core.guard.epoch)
         world.say(f"took region {number} with epoch {core.guard.epoch}")
         for _ in range(world.random.choice((1, 3))):
@@ -35,9 +46,14 @@ class Usurper(Visitor):
             core.serve([write])
             attempt.position = write.done.result().position
             oracle.acked(attempt)
-        if world.random.random() < 0.5:
+        core.settle()
+        end = world.random.random()
+        if end < 0.6:
             core.close()
+        if end < 0.3:
             core.release()
+        elif end < 0.6 and core.end_reads():
+            self._told[number] = core.guard.epoch
 
 
 class LeaseWorld(World):

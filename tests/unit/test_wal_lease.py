@@ -122,6 +122,23 @@ def test_who_ends_in_order_is_not_waited_for(store: wal.ObjectStore) -> None:
     assert newer.waits(newer.claim()) == 0
 
 
+def test_who_told_the_claimer_that_it_ended_is_not_waited_for(store: wal.ObjectStore) -> None:
+    older, newer = Machine(store), Machine(store)
+    lease = older.lease(claimed := older.claim())
+    lease.prove()
+    lease.end()
+    assert not lease.covers(lease.ticket())
+    assert newer.waits(newer.claim(known=wal.Known(ended=claimed.guard.epoch))) == 0
+
+
+def test_who_claimed_after_the_one_that_ended_is_waited_for(store: wal.ObjectStore) -> None:
+    older, between, newer = Machine(store), Machine(store, lease=2.0), Machine(store)
+    older.lease(claimed := older.claim()).end()
+    between.lease(between.claim()).prove()
+    known = wal.Known(ended=claimed.guard.epoch)
+    assert newer.waits(newer.claim(known=known)) == pytest.approx(CLOCK_RATE * 2.0)
+
+
 def test_a_claim_that_dies_at_once_passes_the_lease_on(store: wal.ObjectStore) -> None:
     older, between, newest = Machine(store, lease=2.0), Machine(store, lease=0.0), Machine(store)
     older.claim()

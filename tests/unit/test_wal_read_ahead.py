@@ -10,6 +10,7 @@ import pytest
 from memwal.wal import (
     BatchPart,
     Claim,
+    Known,
     LanceCodec,
     ManifestStore,
     ReadAhead,
@@ -56,7 +57,7 @@ class Log:
 
     def claim(self, ahead: ReadAhead | None = None) -> Claim:
         known = () if ahead is None else ahead.entries(CODEC)
-        return claim(self.store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, ahead=known)
+        return claim(self.store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, known=Known(entries=known))
 
     def _writer(self) -> WalAppender:
         return WalAppender(self.store, REGION, self.claimed.guard, CODEC, self.claimed.next_position, IDS, CLOCK)
