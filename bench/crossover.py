@@ -4,9 +4,9 @@ Without: Lance's `merge_insert` of each batch, then fsync of what it wrote, so t
 without an index, and on one with a B-tree on the key. With: a durable put of each batch, then one flush and one commit
 for all of them. Both end with the same rows in the base table. One batch is merged at a time, and ten in a row.
 
-* wait: until one batch is durable and can be queried. memwal: until the ack.
-* all work of one, of ten: per batch, until the rows are in the base table; wall time.
-* processor: the processor time of the same, of all threads of this process.
+* Wait: until one batch is durable and can be queried. memwal: until the ack.
+* All work: wall time for each batch until its rows are in the base table; one batch a commit, and ten.
+* Processor time: of the work of one batch, all threads of this process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from bench.source_data import NARROW_KEY, narrow_rows, newest
 from memwal.flush.base.fsync import sync_tree
 
 OVER = "rows of a batch"
-WAIT, ONE, TEN, PROCESSOR = "wait", "all work, 1 batch a commit", "all work, 10 batches a commit", "processor time"
+WAIT, PROCESSOR = "Wait until durable", "Processor time, 1 batch a commit"
+ONE, TEN = "All work, 1 batch a commit", "All work, 10 batches a commit"
 MEMWAL, PLAIN, INDEXED = "memwal", "merge_insert", "merge_insert, B-tree"
 MANY = 10
 MOST_ROWS_BY_BTREE = 100_000

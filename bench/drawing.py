@@ -168,10 +168,10 @@ def panel_height(curves: int) -> float:
 
 
 def panel(
-    title: str, x_label: str, y_label: str, curves: Sequence[Drawn], place: tuple[float, float, float]
+    title: str, x_label: str, y_label: str, curves: Sequence[Drawn], place: tuple[float, float, float, float]
 ) -> Iterator[str]:
-    """Curves over two logarithmic axes, the legend above them. `place`: left, top, width in pixels."""
-    left, top, width = place
+    """Curves over two logarithmic axes, the legend above them. `place`: left, top, width and bottom in pixels."""
+    left, top, width, bottom = place
     yield text(left, top + 14, title, weight=600)
     yield text(left + width, top + 14, y_label, anchor="end", colour="soft")
     y = top + 26
@@ -181,7 +181,8 @@ def panel(
         y += _LEGEND
     points = [point for curve in curves for point in curve.points]
     across = Scale.over((x for x, _ in points), left + 44, left + width - 8)
-    up = Scale.over((value for _, value in points), y + PANEL_HEIGHT, y + 8)
+    base = bottom - _LABELS
+    up = Scale.over((value for _, value in points), base, base - PANEL_HEIGHT + 8)
     for tick in up.ticks:
         yield line(across.start, up(tick), across.end, up(tick), "grid")
         yield text(across.start - 6, up(tick) + 4, short(tick), anchor="end", colour="soft")

@@ -103,9 +103,8 @@ def _panels(title: str, subtitle: str, part: PartResult, label: Callable[[Curve]
         height = drawing.panel_height(max(len(curves) for _, _, curves in row))
         for number, (name, unit, curves) in enumerate(row):
             drawn = [Drawn(label(curve), curve.points, f"c{n % drawing.CURVES}") for n, curve in enumerate(curves)]
-            below = height - drawing.panel_height(len(curves))  # axes of a row end at the same height
-            place = (_MARGIN + number * (width + _BETWEEN), y + below, width)
-            body += drawing.panel(name, curves[0].over, unit, drawn, place)
+            left = _MARGIN + number * (width + _BETWEEN)
+            body += drawing.panel(name, curves[0].over, unit, drawn, (left, y, width, y + height))
         y += height + GAP
     return drawing.document(title, y, body)
 
@@ -125,7 +124,7 @@ def _freshness(part: PartResult) -> str:
     for tick in across.ticks:
         body.append(drawing.line(across(tick), up.start, across(tick), up.end, "grid"))
         body.append(drawing.text(across(tick), bottom + 18, f"{tick:,.0f}", anchor="middle", colour="soft"))
-    for figure, words_at in zip((each for each in part.figures if each.bar), (70, 92), strict=False):
+    for figure, words_at in zip((each for each in part.figures if each.bar), (92, 70), strict=False):
         colour = {"held": "faster", "missed": "slower"}[figure.verdict]
         body.append(
             drawing.line(across(figure.bar or 0), up.start, across(figure.bar or 0), up.end, colour, dashed=True)

@@ -116,7 +116,9 @@ def crossover_figures(curves: Sequence[Curve]) -> tuple[Measured, ...]:
         figures.append(Measured(f"{rows:,.0f} rows: merge_insert until durable, beside memwal's ack", ratio, "times"))
     for rows, direct in found[TEN, PLAIN].points:
         batches = batches_to_break_even(found[ONE, MEMWAL].value(rows), found[TEN, MEMWAL].value(rows), direct)
-        figures.append(Measured(f"{rows:,.0f} rows: merge_insert is less work up to", batches, "batches a commit"))
+        if batches is not None:
+            name = f"{rows:,.0f} rows: merge_insert is less work below"
+            figures.append(Measured(name, batches, "batches a commit"))
     for rows, direct in found[ONE, PLAIN].points:
         if rows not in dict(found[TEN, PLAIN].points):
             ratio = found[ONE, MEMWAL].value(rows) / direct
@@ -126,14 +128,14 @@ def crossover_figures(curves: Sequence[Curve]) -> tuple[Measured, ...]:
     return tuple(figures)
 
 
-def batches_to_break_even(one: float, ten: float, direct: float) -> float:
-    """From how many batches of one commit memwal's work for each is below `direct`; infinite if from none.
+def batches_to_break_even(one: float, ten: float, direct: float) -> float | None:
+    """From how many batches of one commit memwal's work for each is below `direct`; 1 for always, None for never.
 
     `one`, `ten`: milliseconds for each batch where a commit has one, and MANY. The commit's own cost is taken as fixed,
     and that of a further batch as constant.
     """
     further = (MANY * ten - one) / (MANY - 1)
-    return max(1.0, (one - further) / (direct - further)) if direct > further else float("inf")
+    return max(1.0, (one - further) / (direct - further)) if direct > further else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ class Freshness:
     """From an event in Kafka to level `latest`, the embedded daemon at default settings."""
 
     name, title = "freshness", "From an event in Kafka to level latest"
-    seconds, warm_up = 15.0, 8.0
+    seconds, warm_up = 12.0, 6.0
 
     def absent(self) -> str:
         """Java, or the broker's jars."""
