@@ -35,7 +35,7 @@ ONE, TEN = "All work, 1 batch a commit", "All work, 10 batches a commit"
 MEMWAL, PLAIN, INDEXED = "memwal", "merge_insert", "merge_insert, B-tree"
 MANY = 10
 MOST_ROWS_BY_BTREE = 100_000
-"""From 300,000 rows on Lance's merge by a B-tree ends with an error: its hash join needs more than its pool of memory."""
+"""From 300,000 rows on Lance's merge by a B-tree ends with an error: its hash join needs more memory than its pool."""
 WARMING = narrow_rows(range(100), 99)
 """Put or merged before anything is timed."""
 ROUNDS = 3

@@ -19,13 +19,14 @@ def lines(part: PartResult) -> Iterator[str]:
         yield f"  not measured: {part.missing}"
     for figure in part.figures:
         yield f"  {_shown(figure):<28}{figure.verdict:<8}{figure.name}"
-    if part.name in _WITH_EXPONENT:
-        for curve in part.curves:
-            told = f"{curve.name}, {curve.unit}: {_points(curve)}"
-            yield f"  {curve.exponent:5.2f}  last step {curve.last_step:5.2f}  {told}"
-    elif part.name in _WITH_VALUES:
-        for curve in part.curves:
-            yield f"  {curve.panel}, {curve.name}, {curve.unit}: {_points(curve)}"
+    if part.name in _WITH_EXPONENT | _WITH_VALUES:
+        for panel, curves in part.panels().items():
+            yield f"  {panel}, by {curves[0].over}"
+            for curve in curves:
+                slope = (
+                    f"{curve.exponent:5.2f}, last step {curve.last_step:5.2f}  " if part.name in _WITH_EXPONENT else ""
+                )
+                yield f"    {slope}{curve.name}, {curve.unit}: {_points(curve)}"
 
 
 def markdown(parts: Sequence[PartResult]) -> Iterator[str]:
