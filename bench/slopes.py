@@ -21,7 +21,7 @@ from pathlib import Path
 os.environ.setdefault("LANCE_LOG", "critical")  # Lance logs a line per index it cannot show; before it is imported
 
 from bench import crossover, growing
-from bench.crossover import MANY, MEMWAL, ONE, PLAIN, TEN, WAIT
+from bench.crossover import MANY, MEMWAL, ONE, PLAIN, PROCESSOR_ONE, PROCESSOR_TEN, TEN, WAIT
 from bench.part_report import lines
 from bench.parts import Curve, Measured, PartResult, Points
 from bench.rounds import emptied
@@ -114,11 +114,12 @@ def crossover_figures(curves: Sequence[Curve]) -> tuple[Measured, ...]:
     for rows, wait in found[WAIT, MEMWAL].points:
         ratio = found[WAIT, PLAIN].value(rows) / wait
         figures.append(Measured(f"{rows:,.0f} rows: merge_insert until durable, beside memwal's ack", ratio, "times"))
-    for rows, direct in found[TEN, PLAIN].points:
-        batches = batches_to_break_even(found[ONE, MEMWAL].value(rows), found[TEN, MEMWAL].value(rows), direct)
-        if batches is not None:
-            name = f"{rows:,.0f} rows: merge_insert is less work below"
-            figures.append(Measured(name, batches, "batches a commit"))
+    for one, ten, what in ((ONE, TEN, "work"), (PROCESSOR_ONE, PROCESSOR_TEN, "processor time")):
+        for rows, direct in found[ten, PLAIN].points:
+            batches = batches_to_break_even(found[one, MEMWAL].value(rows), found[ten, MEMWAL].value(rows), direct)
+            if batches is not None:
+                name = f"{rows:,.0f} rows: merge_insert is less {what} below"
+                figures.append(Measured(name, batches, "batches a commit"))
     for rows, direct in found[ONE, PLAIN].points:
         if rows not in dict(found[TEN, PLAIN].points):
             ratio = found[ONE, MEMWAL].value(rows) / direct

@@ -75,7 +75,7 @@ def test_a_slope_has_a_value_for_each_of_its_sizes(slope: Slope, tmp_path: Path)
 def test_the_crossover_merges_the_same_rows_in_each_way(tmp_path: Path) -> None:
     part = Crossover().measure(tmp_path, smoke=True)
     assert {curve.name for curve in part.curves} == {"memwal", "merge_insert", "merge_insert, B-tree"}
-    assert len(part.panels()) == 4
+    assert len(part.panels()) == 5
     assert [figure.name.partition(":")[0] for figure in part.figures][:2] == ["20 rows", "200 rows"]
     assert all(figure.value > 0 for figure in part.figures)
 
