@@ -152,7 +152,9 @@ def test_freshness_and_take_over_run_their_benchmarks(tmp_path: Path, monkeypatc
     monkeypatch.setattr(freshness, "measure", lambda kafka, at, options: SimpleNamespace(waits=[options.trigger]))
     fresh = Freshness().measure(tmp_path, smoke=True)
     assert fresh.figures[0].value == 200.0  # the default of source.trigger
-    monkeypatch.setattr(take_over, "measure", lambda at, place, trials, freeze: ({"kill": [0.3] * trials}, ["late"]))
+    monkeypatch.setattr(
+        take_over, "measure", lambda at, place, trials, freeze, rest: ({"kill": [0.3] * trials}, ["late"])
+    )
     gone = TakeOver().measure(tmp_path, smoke=True)
     assert [each.value for each in gone.figures] == [300.0, 300.0, 1.0]
 
