@@ -1,10 +1,11 @@
 """`python -m bench`: run benchmarks, keep the result, render it, or profile one.
 
-python -m bench                      everything, full values; replaces results/full.json, README.md's tables, ratios.svg
+python -m bench                      everything, full values; replaces results/full.json, README.md's tables, pictures
 python -m bench put_durable 'get_*'  some of them, shown only; --out FILE keeps the result
+python -m bench growth freshness     parts of the whole system, beside no peer
 python -m bench --smoke              tiny values: does it run at all
 python -m bench --profile NAME       where memwal spends its time in one of them
-python -m bench --render             README.md and ratios.svg anew from results/full.json
+python -m bench --render             README.md and the pictures anew from results/full.json
 python -m bench compare A B          what changed beyond the noise between two kept results
 """
 
@@ -23,15 +24,18 @@ os.environ.setdefault("LANCE_LOG", "critical")
 
 from rich.console import Console
 
-from bench import report
+from bench import part_report, report
 from bench.benchmark import Benchmark
 from bench.chart import svg
 from bench.compare import NOISE, compare, kept, summary, table
 from bench.hotspots import profile
-from bench.registry import ALL, chosen
+from bench.parts import Part, PartResult
+from bench.plots import pictures
+from bench.registry import ALL, chosen, matching
 from bench.result import BenchmarkResult, RunResult
 from bench.rounds import ResultsDiffer, run
 from bench.surroundings import host, versions
+from bench.whole_system import FAILED, PARTS, measured
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "results" / "full.json"
@@ -40,7 +44,8 @@ COLOURS = {"faster": "green", "slower": "red"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code: 2 for a wrong request, 1 where the sides found different rows.
+    """The command; returns the exit code: 2 for a wrong request, 1 where the sides found different rows or a
+    part failed.
 
     `compare` returns 1 with --fail-on-slower where something is slower.
     """
@@ -50,14 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(words)
     try:
         if given.list:
-            print("\n".join(f"{each.name:<20} {each.title}" for each in ALL))
+            titles = {each.name: each.title for each in ALL} | {part.name: part.title for part in PARTS}
+            print("\n".join(f"{name:<20} {title}" for name, title in titles.items()))
         elif given.render:
             render(RunResult.read(KEPT))
         elif given.profile:
             with _directory(given.workdir) as at:
                 print(profile(chosen([given.profile])[0], Path(at), smoke=given.smoke))
         else:
-            _run(given)
+            return _run(given)
     except (LookupError, ValueError, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -67,35 +73,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(benchmarks: Sequence[Benchmark], at: Path, *, smoke: bool, rounds: int, console: Console) -> RunResult:
-    """Run benchmarks below the directory `at`, showing each as it ends. Raises: ResultsDiffer."""
+def measure(
+    benchmarks: Sequence[Benchmark],
+    at: Path,
+    *,
+    smoke: bool,
+    rounds: int,
+    console: Console,
+    parts: Sequence[Part] = (),
+) -> RunResult:
+    """Run benchmarks, then parts, below the directory `at`, showing each as it ends. Raises: ResultsDiffer."""
     began = time.perf_counter()
-    found = []
+    found, of_parts = [], []
     with console.status("") as status:
         for each in benchmarks:
             found.append(run(each, at / each.name, smoke=smoke, rounds=rounds, progress=status.update))
             _show(found[-1], console)
-    seconds = time.perf_counter() - began
-    return RunResult("smoke" if smoke else "full", rounds, seconds, versions(), host(), tuple(found))
+        for part in parts:
+            status.update(f"{part.name}: {part.title}")
+            of_parts.append(measured(part, at / part.name, smoke=smoke))
+            _show_part(of_parts[-1], console)
+    seconds, mode = time.perf_counter() - began, "smoke" if smoke else "full"
+    return RunResult(mode, rounds, seconds, versions(), host(), tuple(found), tuple(of_parts))
 
 
 def render(result: RunResult) -> None:
-    """Write README.md's tables and the chart of a kept result."""
+    """Write README.md's tables and the pictures of a kept result."""
     report.update(HERE / "README.md", result)
-    (HERE / "ratios.svg").write_text(svg(result), encoding="utf-8")
+    for name, drawn in {"ratios.svg": svg(result), **pictures(result)}.items():
+        (HERE / name).write_text(drawn, encoding="utf-8")
 
 
-def _run(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> int:
     rounds = given.rounds or ROUNDS["smoke" if given.smoke else "full"]
+    known = [*(each.name for each in ALL), *(part.name for part in PARTS)]
+    names = matching(given.names, known) if given.names else known
+    benchmarks, parts = [each for each in ALL if each.name in names], [part for part in PARTS if part.name in names]
     console = Console(highlight=False, soft_wrap=True)
     with _directory(given.workdir) as at:
-        result = measure(chosen(given.names), Path(at), smoke=given.smoke, rounds=rounds, console=console)
+        result = measure(benchmarks, Path(at), smoke=given.smoke, rounds=rounds, console=console, parts=parts)
     if given.out:
         result.write(given.out)
     elif not given.names and not given.smoke:
         result.write(KEPT)
         render(RunResult.read(KEPT))
-        console.print(f"\nkept in {KEPT.relative_to(HERE.parent)}; tables and chart in bench/ are rendered anew")
+        console.print(f"\nkept in {KEPT.relative_to(HERE.parent)}; tables and pictures in bench/ are rendered anew")
+    return int(any(each.missing.startswith(FAILED) for each in result.parts))
 
 
 def _compare(arguments: Sequence[str]) -> int:
@@ -114,7 +137,7 @@ def _compare(arguments: Sequence[str]) -> int:
         console.print(line, style=COLOURS.get(said, "default" if said else "bold"))
     if found.changes:
         console.print()
-    for line in summary(found):
+    for line in (*part_report.changes(a, b), *summary(found)):
         console.print(line)
     return int(given.fail_on_slower and found.count("slower") > 0)
 
@@ -124,6 +147,13 @@ def _show(result: BenchmarkResult, console: Console) -> None:
     for memwal, lance, figure, ratio, said in report.rows(result):
         colour = COLOURS.get(said, "default")
         console.print(f"  [{colour}]{ratio:<24}{said:<8}[/]memwal {memwal}, Lance {figure}  [dim]{lance}[/]")
+
+
+def _show_part(part: PartResult, console: Console) -> None:
+    console.print(f"\n[bold]{part.name}[/]  {part.title}")
+    for line in part_report.lines(part):
+        style = {"held": "green", "missed": "red"}.get(next((each for each in ("held", "missed") if each in line), ""))
+        console.print(line, style=style, markup=False)
 
 
 def _directory(parent: Path) -> tempfile.TemporaryDirectory[str]:
@@ -145,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workdir", type=Path, default=HERE.parent / "build", help="where tables are put meanwhile")
     parser.add_argument("--list", action="store_true", help="names and titles")
     parser.add_argument("--profile", metavar="NAME", help="where memwal spends its time in one benchmark")
-    parser.add_argument("--render", action="store_true", help="tables and chart anew from results/full.json")
+    parser.add_argument("--render", action="store_true", help="tables and pictures anew from results/full.json")
     return parser
 
 

@@ -31,7 +31,7 @@ _FRESH = 1.2
 """Keys are drawn from this many times the base: one in six is new."""
 
 
-def _base_rows(rows: int) -> Iterator[pa.RecordBatch]:
+def base_rows(rows: int) -> Iterator[pa.RecordBatch]:
     for first in range(0, rows, _ROWS_OF_A_BATCH):
         yield from narrow_rows(range(first, min(first + _ROWS_OF_A_BATCH, rows)), 0).cast(NARROW).to_batches()
 
@@ -71,7 +71,7 @@ class Commits(Contender):
         """The base table, with one commit in its history: before the first, a commit looks through rows it found."""
         self._at = at / "table"
         base = flush.BaseTable.create(str(self._at), NARROW, [NARROW_KEY], 1, [])
-        source = pa.RecordBatchReader.from_batches(NARROW, _base_rows(self._base_rows))
+        source = pa.RecordBatchReader.from_batches(NARROW, base_rows(self._base_rows))
         lance.write_dataset(source, str(self._at), mode="append", max_rows_per_file=_ROWS_OF_A_FRAGMENT)
         one_row = lance.dataset(str(self._at)).to_table(limit=1).cast(NARROW)
         _publish(self._at, base, [one_row])
@@ -103,7 +103,7 @@ class BareMerge(Contender):
     def prepare(self, at: Path) -> None:
         """The base table."""
         self._at = at / "table"
-        source = pa.RecordBatchReader.from_batches(NARROW, _base_rows(self._base_rows))
+        source = pa.RecordBatchReader.from_batches(NARROW, base_rows(self._base_rows))
         lance.write_dataset(source, str(self._at), max_rows_per_file=_ROWS_OF_A_FRAGMENT)
         sync_tree(str(self._at))
 

@@ -38,10 +38,15 @@ def chosen(names: Sequence[str], more: Sequence[Benchmark] = ()) -> list[Benchma
     Raises: LookupError naming the nearest.
     """
     every = (*ALL, *more)
-    known = [each.name for each in every]
+    wanted = matching(names, [each.name for each in every])
+    return [each for each in every if each.name in wanted] if names else list(ALL)
+
+
+def matching(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Those of `known` that a name or pattern fits. Raises: LookupError, naming the nearest, for one that fits none."""
     for name in names:
         if not fnmatch.filter(known, name):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise LookupError(f"no benchmark is called {name}; {hint}")
-    return [each for each in every if any(fnmatch.fnmatch(each.name, name) for name in names)] if names else list(ALL)
+    return [each for each in known if any(fnmatch.fnmatch(each, name) for name in names)]

@@ -4,7 +4,8 @@
  "benchmarks": [{"name", "title", "figure": "p50_ms" | "rows_per_second", "parameters": {…},
                  "contenders": [{"name", "side", "question", "note", "settings": {…},
                                  "rounds": [{"p50_ms", "p99_ms", "rows_per_second", "digest", "measures"}]}],
-                 "ratios": [{"memwal", "lance", "median", "low", "high", "won", "rounds"}]}]}
+                 "ratios": [{"memwal", "lance", "median", "low", "high", "won", "rounds"}]}],
+ "parts": [see bench.parts; files from before there were parts have none]}
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from bench.benchmark import Contender, Figure, Side
+from bench.parts import PartResult
 
 FORMAT = 1
 
@@ -106,6 +108,7 @@ class RunResult:
     versions: dict[str, str]
     host: dict[str, str]
     benchmarks: tuple[BenchmarkResult, ...]
+    parts: tuple[PartResult, ...] = ()
 
     def write(self, path: Path) -> None:
         """As JSON, floats to five digits: more are noise."""
@@ -123,7 +126,8 @@ class RunResult:
         if content.pop("format", None) != FORMAT:
             raise ValueError(f"{path}: not a result of format {FORMAT}; run `python -m bench` to make one")
         benchmarks = tuple(_benchmark(each) for each in content.pop("benchmarks"))
-        return RunResult(**content, benchmarks=benchmarks)
+        parts = tuple(PartResult.of(each) for each in content.pop("parts", ()))
+        return RunResult(**content, benchmarks=benchmarks, parts=parts)
 
 
 def _ratio(figure: Figure, memwal: ContenderResult, lance: ContenderResult) -> Ratio:

@@ -188,11 +188,14 @@ def check(client: Table, writers: Sequence[Writer]) -> None:
 
 
 def measure(
-    at: Path, place: Place, trials: int, freeze: float, rate: int = RATE
+    at: Path, place: Place, trials: int, freeze: float, rate: int = RATE, rest: float = REST
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Seconds of every trial, by what was measured; and the errors that the client raised. `freeze`: seconds, or 0."""
+    """Seconds of every trial, by what was measured; and the errors that the client raised. `freeze`: seconds, or 0.
+
+    `rest`: seconds before each trial; SHORT_REST where there is one trial only.
+    """
     with loaded(at, place, rate) as (daemons, writers):
-        under = Trials(daemons, writers, SHORT_REST if trials == SMOKE else REST)
+        under = Trials(daemons, writers, SHORT_REST if trials == SMOKE else rest)
         for trial in range(trials):
             endpoint = daemons.endpoints[trial % len(daemons.endpoints)]
             under.kill(endpoint)

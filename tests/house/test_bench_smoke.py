@@ -15,10 +15,12 @@ from bench.__main__ import HERE, KEPT, main
 from bench.benchmark import Benchmark, Contender, Parameter, Sample, Values, Watch
 from bench.chart import svg
 from bench.digest import rows_digest
+from bench.plots import pictures
 from bench.registry import ALL
 from bench.report import BEGIN, END, markdown
 from bench.result import RunResult
 from bench.rounds import ResultsDiffer, run
+from bench.slopes import SLOPES, Crossover, Growth, Slope
 from bench.source_data import narrow_batches
 
 FIELDS = {"machine", "cores", "memory", "system"}
@@ -59,6 +61,23 @@ def test_runs_and_both_sides_find_the_same_rows(benchmark: Benchmark, tmp_path: 
         assert all(each.measures()["recall"] >= 0.5 for each in result.contenders)
         assert result.contenders[0].measures()["recall"] >= 0.95
     assert not (tmp_path / "tables").exists()
+
+
+@pytest.mark.parametrize("slope", SLOPES, ids=lambda each: each.name)
+def test_a_slope_has_a_value_for_each_of_its_sizes(slope: Slope, tmp_path: Path) -> None:
+    curves = Growth([slope.name]).measure(tmp_path, smoke=True).curves
+    assert {curve.over for curve in curves} == {slope.over}
+    searched = [curve for curve in curves if curve.name.startswith("search")]
+    assert {tuple(size for size, _ in curve.points) for curve in curves if curve not in searched} == {slope.smoke}
+    assert all(value > 0 for curve in curves for _, value in curve.points)
+
+
+def test_the_crossover_merges_the_same_rows_in_each_way(tmp_path: Path) -> None:
+    part = Crossover().measure(tmp_path, smoke=True)
+    assert {curve.name for curve in part.curves} == {"memwal", "merge_insert", "merge_insert, B-tree"}
+    assert len(part.panels()) == 5
+    assert [figure.name.partition(":")[0] for figure in part.figures][:2] == ["20 rows", "200 rows"]
+    assert all(figure.value > 0 for figure in part.figures)
 
 
 def test_contenders_take_turns_and_the_ratio_is_of_rounds_side_by_side(tmp_path: Path) -> None:
@@ -129,6 +148,8 @@ def test_readme_and_chart_show_the_kept_result() -> None:
     assert [each.name for each in result.benchmarks] == [each.name for each in ALL]
     readme = (HERE / "README.md").read_text(encoding="utf-8")
     assert readme.partition(BEGIN)[2].partition(END)[0].strip() == markdown(result)
-    chart = (HERE / "ratios.svg").read_text(encoding="utf-8")
-    assert chart == svg(result)
-    assert ET.fromstring(chart).tag.endswith("svg")
+    drawn = {"ratios.svg": svg(result), **pictures(result)}
+    assert {"ratios.svg", "throughput.svg", "latency.svg"} <= drawn.keys()
+    for name, picture in drawn.items():
+        assert (HERE / name).read_text(encoding="utf-8") == picture
+        assert ET.fromstring(picture).tag.endswith("svg")
