@@ -1,8 +1,10 @@
 """Durable puts beside SlateDB and beside LanceDB's LSM merge: the same rows, one caller and many.
 
 SlateDB is a store of keys and values. A row's key is its id, eight bytes; its value the other columns, serialised
-beforehand. A put of many rows is one `WriteBatch`; filling it is timed, as converting is in the other two. Callers are
-tasks of one event loop, as SlateDB's Python package wants them; memwal's and LanceDB's are threads.
+beforehand. A put of many rows is one `WriteBatch`. Filling it takes a call into SlateDB for each row, 40 µs of
+processor time, and its Python package has no call for many; so filling is timed, and one contender has its batches
+filled beforehand, to show what the rest takes. Callers are tasks of one event loop, as that package wants them;
+memwal's and LanceDB's are threads.
 
 What is durable when a put returns, by system-call traces on local files: memwal syncs the entry and its directory.
 SlateDB 0.17 waits until its log file is written and linked, and LanceDB 0.40 the same; neither calls fsync, so a power
@@ -14,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from bench.storage_floor import StorageFloor
 
 Pairs = Sequence[tuple[bytes, bytes]]
 Callers = Sequence[Sequence[pa.Table]]
+Write = Callable[[Any], Awaitable[Any]]
 
 NOT_SYNCED = "its log file is written and linked, not synced"
 _KEY = struct.Struct(">q")
@@ -42,15 +45,18 @@ steps of 1 ms. Calling `flush` after each write does not wait for the timer."""
 
 
 class SlatePuts(Contender):
-    """SlateDB with local files. `interval`: of its log's timer, in milliseconds; `flush`: after each write."""
+    """SlateDB with local files. `interval`: of its log's timer, in milliseconds; `flush`: after each write; `filled`:
+    batches are filled before the clock starts."""
 
-    def __init__(self, name: str, callers: Callers, *, interval: int | None = None, flush: bool = False) -> None:
+    def __init__(
+        self, name: str, callers: Callers, *, interval: int | None = None, flush: bool = False, filled: bool = False
+    ) -> None:
         settings = {
             "flush_interval": f"{_DEFAULT_INTERVAL if interval is None else interval}ms",
             "flush after each write": flush,
         }
         super().__init__(f"SlateDB, {name}", "peer", settings, note=NOT_SYNCED)
-        self._interval, self._flush = interval, flush
+        self._interval, self._flush, self._filled = interval, flush, filled
         self._rows = sum(batch.num_rows for batches in callers for batch in batches)
         self._callers = [[_pairs(batch) for batch in batches] for batches in callers]
 
@@ -66,8 +72,9 @@ class SlatePuts(Contender):
     async def _round(self, at: Path, watch: Watch) -> Sample:
         db = await self._open(at)
         try:
+            writes = [[self._write(pairs) for pairs in batches] for batches in self._callers]
             with watch.timed():
-                taken = await asyncio.gather(*(self._caller(db, batches) for batches in self._callers))
+                taken = await asyncio.gather(*(self._caller(db, each) for each in writes))
             found = rows_digest(await self._scanned(db), [NARROW_KEY])
         finally:
             await db.shutdown()
@@ -83,24 +90,31 @@ class SlatePuts(Contender):
         builder.with_settings(settings)
         return await builder.build()
 
-    async def _caller(self, db: Any, batches: Sequence[Pairs]) -> list[float]:
+    async def _caller(self, db: Any, writes: Sequence[Write]) -> list[float]:
         taken = []
-        for pairs in batches:
+        for write in writes:
             began = time.perf_counter()
-            written = await self._write(db, pairs)
+            written = await write(db)
             if self._flush:
                 await db.flush()
             await written.await_durable()
             taken.append(time.perf_counter() - began)
         return taken
 
-    async def _write(self, db: Any, pairs: Pairs) -> Any:
+    def _write(self, pairs: Pairs) -> Write:
+        """What puts these rows, given the database."""
         if len(pairs) == 1:
-            return await db.put(*pairs[0])
+            return lambda db: db.put(*pairs[0])
+        if self._filled:
+            batch = self._batch(pairs)
+            return lambda db: db.write(batch)
+        return lambda db: db.write(self._batch(pairs))
+
+    def _batch(self, pairs: Pairs) -> Any:
         batch = self._slatedb.WriteBatch()
         for key, value in pairs:
             batch.put(key, value)
-        return await db.write(batch)
+        return batch
 
     async def _scanned(self, db: Any) -> pa.Table:
         everything = self._slatedb.KeyRange(start=None, start_inclusive=False, end=None, end_inclusive=False)
@@ -167,11 +181,13 @@ def _lancedb(name: str, callers: Callers, writer: Mapping[str, str], **more: str
 
 def _one_caller(values: Values) -> list[Contender]:
     batches = narrow_batches(values["puts"], values["rows"])
+    filled = [SlatePuts("flush, batch filled before", [batches], flush=True, filled=True)] if values["rows"] > 1 else []
     return [
         _memwal([batches]),
         SlatePuts("default", [batches]),
         SlatePuts("timer of 1 ms", [batches], interval=1),
         SlatePuts("flush after each write", [batches], flush=True),
+        *filled,
         _lancedb("default", [batches], {}, note=NOT_SYNCED),
         _lancedb("timer of 1 ms", [batches], LSM_BEST, note=NOT_SYNCED),
         StorageFloor(batches),
