@@ -281,8 +281,8 @@ BENCHMARKS = (
         "Vector search, k = 10, while 500 rows a second come in",
         "p50_ms",
         {
-            "rows": Parameter(400, 8_000, "rows in the end, 384-d"),
-            "loaded": Parameter(300, 5_000, "of them there before"),
+            "rows": Parameter(160, 8_000, "rows in the end, 384-d"),
+            "loaded": Parameter(110, 5_000, "of them there before"),
             "rate": Parameter(500, 500, "rows a second"),
             "offered": Parameter(20, 20, "searches a second at the most"),
         },

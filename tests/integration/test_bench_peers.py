@@ -16,7 +16,7 @@ from bench.result import RunResult
 
 def test_all_that_needs_no_spark_runs_and_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "result.json"
-    names = [each.name for each in HERE_ALONE]
+    names = [each.name for each in HERE_ALONE if each.name != "row_puts"]  # the contenders of `puts`
     where = ["--workdir", str(tmp_path / "work"), "--out", str(kept)]
     assert main([*names, "--smoke", "--rounds", "1", *where]) == 0
     result = RunResult.read(kept)
