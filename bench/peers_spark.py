@@ -85,7 +85,7 @@ ICEBERG = Connector(
         "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.ice.type": "hadoop",
         "spark.sql.catalog.ice.warehouse": "{at}",
-        # Of the local file system that `memwal run` gives Spark it asks what that cannot tell (its scheme).
+        # The one that `memwal run` gives Spark lacks a call: "Not implemented by the RawLocalFileSystem".
         "spark.sql.catalog.ice.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
         "spark.sql.catalog.ice.hadoop.fs.file.impl.disable.cache": "true",
     },
