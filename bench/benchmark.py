@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-Side = Literal["memwal", "lance", "floor"]
+Side = Literal["memwal", "lance", "peer", "floor"]
 Figure = Literal["p50_ms", "rows_per_second"]
 Values = Mapping[str, int]
 
@@ -65,7 +65,7 @@ class Sample:
 
 
 class Contender(ABC):
-    """One side of a benchmark: memwal, Lance at some setting, or the floor below both.
+    """One side of a benchmark: memwal, Lance at some setting, another peer, or the floor below all.
 
     Contract. `prepare` once, then any number of `round`s, then `close`, also after a failure; all from one thread.
     `question`: contenders with the same question must find the same digest. Empty: none of the others asks it.

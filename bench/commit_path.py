@@ -52,8 +52,12 @@ def linked(source: Path, target: Path) -> None:
 
 
 def merged_digest(uri: Path, rows: pa.Table, key: str = NARROW_KEY) -> str:
-    """Of the rows that were upserted, as the table has them now, and of how many it has in all."""
-    table = lance.dataset(str(uri)).to_table()
+    """`upserted_digest` of a Lance table."""
+    return upserted_digest(lance.dataset(str(uri)).to_table(), rows, key)
+
+
+def upserted_digest(table: pa.Table, rows: pa.Table, key: str) -> str:
+    """Of the rows that were upserted, as `table` has them now, and of how many it has in all."""
     upserted = table.filter(pc.is_in(table.column(key), value_set=rows.column(key).combine_chunks()))
     return f"{table.num_rows} {rows_digest(upserted, [key])}"
 

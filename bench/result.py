@@ -89,9 +89,9 @@ class BenchmarkResult:
     contenders: tuple[ContenderResult, ...]
 
     def ratios(self) -> list[Ratio]:
-        """Each of memwal's settings against each of Lance's, round by round."""
-        lance = self.of("lance")
-        return [_ratio(self.figure, ours, theirs) for ours in self.of("memwal") for theirs in lance]
+        """Each of memwal's settings against each of Lance's and of other peers', round by round."""
+        peers = self.of("lance") + self.of("peer")
+        return [_ratio(self.figure, ours, theirs) for ours in self.of("memwal") for theirs in peers]
 
     def of(self, side: Side) -> list[ContenderResult]:
         """The contenders of one side."""

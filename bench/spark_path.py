@@ -60,12 +60,14 @@ def _rows(ids: Any, seed: int) -> pa.Table:
     return pa.table([pa.array(ids, pa.int64()), rng.random(len(ids)), rng.integers(0, 1000, len(ids))], schema=ROWS)
 
 
-def _base_rows(rows: int) -> Iterator[pa.RecordBatch]:
+def base_rows(rows: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a base table."""
     for first in range(0, rows, _ROWS_OF_A_FRAGMENT):
         yield from _rows(np.arange(first, min(rows, first + _ROWS_OF_A_FRAGMENT)), 0).to_batches()
 
 
-def _micro_batches(number: int, rows: int, base: int) -> list[pa.Table]:
+def micro_batches(number: int, rows: int, base: int) -> list[pa.Table]:
+    """`number` tables of `rows` rows, no key twice in one; one row in six is new to the base."""
     rng = np.random.default_rng(SEED)
     space = max(int(base * _FRESH), number * rows)
     return [_rows(rng.choice(space, rows, replace=False), n + 1) for n in range(number)]
@@ -88,11 +90,7 @@ class Stream(Contender):
             os.utime(file, (_FIRST_FILE + number, _FIRST_FILE + number))  # Spark reads them in the order of these times
         self._settings = self.settings_for(at / "table")
         self._spark = start_session(configuration(self._settings, REGIONS, once=False))
-        self.create(at / "table")
-        if self._base:
-            rows_of_base = pa.RecordBatchReader.from_batches(ROWS, _base_rows(self._base))
-            lance.write_dataset(rows_of_base, str(at / "table"), mode="append", max_rows_per_file=_ROWS_OF_A_FRAGMENT)
-        sync_tree(str(at / "table"))
+        self.fill(at / "table")
 
     def settings_for(self, table: Path) -> Settings:
         """The configuration of `memwal run`."""
@@ -105,13 +103,25 @@ class Stream(Contender):
             {},
         )
 
+    def fill(self, table: Path) -> None:
+        """The table with the rows of the base, from which every round starts."""
+        self.create(table)
+        if self._base:
+            rows_of_base = pa.RecordBatchReader.from_batches(ROWS, base_rows(self._base))
+            lance.write_dataset(rows_of_base, str(table), mode="append", max_rows_per_file=_ROWS_OF_A_FRAGMENT)
+        sync_tree(str(table))
+
     def create(self, table: Path) -> None:
         """The table without rows."""
         lance.write_dataset(ROWS.empty_table(), str(table))
 
+    def place(self, table: Path) -> None:
+        """A table for one round, linked to the prepared one."""
+        linked(self._at / "table", table)
+
     def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002 - the query's micro-batches are the watch
-        """One query over all files; a table that is linked to the prepared one is written to."""
-        linked(self._at / "table", at / "table")
+        """One query over all files, into a table for this round alone."""
+        self.place(at / "table")
         self.open(at / "table")
         try:
             ends = self._run(at / "checkpoint")
@@ -237,14 +247,14 @@ def _dropped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _rates(values: Values) -> list[Contender]:
-    batches = _micro_batches(values["batches"] + 1, values["rows"], 0)
+    batches = micro_batches(values["batches"] + 1, values["rows"], 0)
     return [Sink(batches, 0, question=""), Drop("Spark alone", "floor", batches, 0, question="")]
 
 
 def _times(values: Values) -> list[Contender]:
     made: list[Contender] = []
     for base in (0, values["base"], 10 * values["base"]):
-        batches, question = _micro_batches(values["batches"] + 1, values["rows"], base), f"{base} rows"
+        batches, question = micro_batches(values["batches"] + 1, values["rows"], base), f"{base} rows"
         made.append(Sink(batches, base, question=question))
         made.append(Merge(batches, base, btree=False, question=question))
         if base:
