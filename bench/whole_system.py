@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +18,10 @@ import numpy as np
 from bench.parts import Curve, Measured, Part, PartResult
 from bench.rounds import emptied
 from bench.slopes import Crossover, Growth
+from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
+from memwal.ingest.spark.session import check_java
 
-JAVA = 17
 FRESH_P50, FRESH_P99 = 100.0, 300.0
 """Bars of an event in Kafka until level `latest`, milliseconds."""
 KILL_P99, HAND_OVER_P99, START_P50 = 500.0, 500.0, 2_000.0
@@ -38,8 +37,10 @@ class Freshness:
 
     def absent(self) -> str:
         """Java, or the broker's jars."""
-        if missing := _java_missing():
-            return missing
+        try:
+            check_java(os.environ)
+        except Invalid as error:
+            return str(error)
         from tests.kafka_server import cache
 
         return "" if cache().exists() else "the Kafka broker is not in the cache; `make kafka` fetches it"
@@ -132,16 +133,3 @@ def measured(part: Part, at: Path, *, smoke: bool) -> PartResult:
         finally:
             shutil.rmtree(at, ignore_errors=True)
     return PartResult(part.name, part.title, 0.0, {}, missing=missing)
-
-
-def _java_missing() -> str:
-    """What is wrong with the Java that Spark would take, in one line; empty if nothing."""
-    home = os.environ.get("JAVA_HOME")
-    command = str(Path(home) / "bin" / "java") if home else "java"
-    try:
-        told = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
-    except (OSError, subprocess.SubprocessError):
-        return f"Java {JAVA} or later is needed; {command} does not run"
-    version = re.search(r'version "(?:1\.)?(\d+)', told)
-    found = int(version[1]) if version else 0
-    return "" if found >= JAVA else f"Java {JAVA} or later is needed; {command} is version {found}"

@@ -46,9 +46,8 @@ class EntryReader:
         """`known`: entries by position; `each` does not read them, as long as the first of its positions are known."""
         self.store, self.region_id = store, region_id
         self._codec, self._readers, self._known = codec, readers, known or {}
-        self._last: tuple[int, EntryHeader] | None = (
-            None  # an entry never changes, so its header need not be read twice
-        )
+        # An entry never changes, so its header need not be read twice.
+        self._last: tuple[int, EntryHeader] | None = None
         self.suffix = codec.suffix
 
     def key(self, position: int) -> str:

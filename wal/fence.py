@@ -77,6 +77,14 @@ from memwal.wal.slot import put_until_known
 from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
 
+_AT_ONCE = 3
+"""The most requests of a claim that run beside one another, entries apart."""
+_EARLY = 8
+"""Entries for each reader that are read beside steps 2 to 4, which take four round trips. The others are read in step
+6, which shows progress."""
+_LONG = 1.0
+"""Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well."""
+
 
 @dataclass
 class Claim:
@@ -176,15 +184,6 @@ def settle_claim(manifests: ManifestStore, guard: EpochGuard, manifest: RegionMa
     if not tip:
         return manifest
     return manifests.edit(guard, lambda current: replace(current, last_seen=max(current.last_seen, tip)), manifest)
-
-
-_AT_ONCE = 3
-"""The most requests of a claim that run beside one another, entries apart."""
-_EARLY = 8
-"""Entries for each reader that are read beside steps 2 to 4, which take four round trips. The others are read in step
-6, which shows progress."""
-_LONG = 1.0
-"""Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well."""
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ class RegionWriter:
         return {"bucket": self.bucket, **self._core.status(), "behind": behind}
 
     def settle(self) -> None:
-        """Do what the claim left for later. An error is only logged: the next manifest that is written has it too."""
+        """Do what the claim left for later. An error is logged only: nothing depends on it, and a flush does it too."""
         try:
             self._core.settle()
         except wal.Fenced as error:
