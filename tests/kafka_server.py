@@ -291,6 +291,14 @@ class KafkaServer:
         producer.flush(_READY_WITHIN)
         (producer.commit_transaction if kept else producer.abort_transaction)(_READY_WITHIN)
 
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """Remove the records of partitions below an offset each."""
+        from confluent_kafka import TopicPartition
+
+        admin, places = self._admin(), [TopicPartition(topic, *place) for place in before.items()]
+        for done in admin.delete_records(places).values():
+            done.result(_READY_WITHIN)
+
     def delete_topic(self, name: str) -> None:
         """Without its messages; another one may have the name when this returns."""
         admin = self._admin()

@@ -21,8 +21,8 @@ from memwal.ingest.mapping.spec import RecordMapping
 from memwal.ingest.mapping.values import column
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.process_sections import KAFKA
-from memwal.ingest.source.columns import DELETE, OFFSET, PARTITION, PROBLEM, TOPIC
-from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.source.columns import DELETE, OFFSET, PARTITION, TOPIC
+from memwal.ingest.source.kafka.rows import record_mapping, rows_without_sql
 from memwal.ingest.source.strict_texts import ALL_TEXT
 
 
@@ -94,21 +94,18 @@ def _rows_of(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> M
     of_records = {"raw_key": "key", "raw_value": "value", "topic": "topic", "partition": "partition"}
     of_records |= {"offset": "offset", "landed": "timestamp"} | ({"raw_headers": "headers"} if mapping.headers else {})
     records = letters.select(list(of_records)).rename_columns(list(of_records.values()))
-    rows = _by_spark(records, mapping, settings) if mapping.has_sql else _by_itself(records, mapping)
+    if mapping.has_sql:
+        rows = _by_spark(records, mapping, settings)
+    else:
+        rows = rows_without_sql(records.combine_chunks().to_batches()[0], mapping)
     failed = problems_of(rows)
     good = [row for row in range(rows.num_rows) if row not in failed]
     names = [*(each.name for each in mapping.columns), DELETE]
     return Mapped(rows.select(names).take(pa.array(good, pa.int64())), good, failed)
 
 
-def _by_itself(records: pa.Table, mapping: RecordMapping) -> pa.RecordBatch:
-    found = mapped(records.combine_chunks().to_batches()[0], mapping)
-    columns = {each.name: found[column_name(number)] for number, each in enumerate(mapping.columns)}
-    return pa.RecordBatch.from_pydict(columns | {name: found[name] for name in (DELETE, PROBLEM)})
-
-
 def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> pa.RecordBatch:
-    """As `_by_itself`, with SQL, in a local Spark; in the order of `records`."""
+    """As `rows_without_sql`, with SQL, in a local Spark; in the order of `records`."""
     from memwal.ingest.source.kafka.stream import rows_of
     from memwal.ingest.spark.session import configuration, start_session
 

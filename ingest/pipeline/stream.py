@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -29,7 +30,7 @@ from memwal.ingest.pipeline.screen import Progress
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.paths import local_path, with_absolute_paths
 from memwal.ingest.settings.process_sections import KAFKA
-from memwal.ingest.sink.foreach_batch import MemWalSink
+from memwal.ingest.sink.foreach_batch import MemWalSink, SmallReader
 from memwal.ingest.source.csv_header import ByHeader, has_header
 from memwal.ingest.source.feed import Feed
 from memwal.ingest.source.kafka.stream import read_kafka
@@ -150,7 +151,8 @@ class PipelineStream:
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            writer = self._frame().writeStream.foreachBatch(self._writer())
+            frame, small = self._rows()
+            writer = frame.writeStream.foreachBatch(self._writer(small))
             writer = writer.queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             every = f"{source.trigger * 1e3:.0f} milliseconds"
@@ -171,21 +173,23 @@ class PipelineStream:
             self._feed.start()
         return query
 
-    def _writer(self) -> Callable[[DataFrame, int], None]:
-        self._drift = Drift(self._settings, self._base, self._sink, self._drift.told)
+    def _writer(self, small: SmallReader | None) -> Callable[[DataFrame, int], None]:
+        sink = partial(self._sink, small=small)
+        self._drift = Drift(self._settings, self._base, sink, self._drift.told)
         if has_header(self._settings.source):
             schema = written_schema(self._settings, self._base)
-            self._by_header = ByHeader(with_absolute_paths(self._settings).source, schema, self._sink)
+            self._by_header = ByHeader(with_absolute_paths(self._settings).source, schema, sink)
             return self._by_header
-        return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
+        return sink if self._settings.source.schema_drift == "ignore" else self._drift
 
-    def _frame(self) -> DataFrame:
+    def _rows(self) -> tuple[DataFrame, SmallReader | None]:
         source, dlq = with_absolute_paths(self._settings).source, self._settings.dlq
         spark, schema = self._services.spark, written_schema(self._settings, self._base)
         if source.format == KAFKA:
             raw = dlq.mode == "table" or source.schema_drift != "ignore"
-            return read_kafka(spark, source, schema, self._base.key, raw=raw)
-        return read_stream(spark, source, schema)
+            rows = read_kafka(spark, source, schema, self._base.key, raw=raw)
+            return rows.frame, rows.small
+        return read_stream(spark, source, schema), None
 
     def _drain(self, query: StreamingQuery) -> None:
         """Set `drained` once the query has processed all data of the source. Failures are found by `_check`."""

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from memwal.flush import BaseTable
 from memwal.ingest.client.retry import Attempts
 from memwal.ingest.daemon.child import RestartingDaemon
@@ -45,6 +47,7 @@ from memwal.ingest.source.columns import (
     PLACE,
     ROW,
 )
+from memwal.ingest.spark.driver_read import MOST_ROWS
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.schema import spark_type
 from memwal.wal import SystemClock, SystemIds
@@ -67,6 +70,12 @@ WITHOUT_PATHS_FROM = 10_000
 """Fewest rows for which leaving out the paths of files is worth another column in Spark's plan."""
 WITH_PATHS_FOR = 100
 """Number of micro-batches that are read with paths after one that needed them."""
+NOT_HERE_FOR = 20
+"""Number of micro-batches that are read by jobs after one that `SmallReader` did not read: its rows are long."""
+
+
+SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
+"""Returns all rows of a frame, read without a Spark job where they are few; None where they are not, or it cannot."""
 
 
 class MemWalSink:
@@ -106,14 +115,17 @@ class MemWalSink:
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
         self._last: int | None = None  # rows of the last micro-batch; the next one probably has about as many
         self._small: int | None = None
+        self._small_reader: SmallReader | None = None
+        self._not_here = 0
         self._too_many = False
         self._with_paths = 0
         self._prepared: PreparedTask | None = None
         self._wrote_previous = False  # whether this sink has written the previous micro-batch
         self.failure: MemWalError | None = None
 
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch; Spark calls this."""
+    def __call__(self, frame: DataFrame, batch_id: int, *, small: SmallReader | None = None) -> None:
+        """Write one micro-batch; Spark calls this. `small`: a faster way to the rows of `frame`, for few rows."""
+        self._small_reader = small
         try:
             receipt = self._written(frame, batch_id)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
@@ -164,7 +176,7 @@ class MemWalSink:
             send, refused = self._after_restart(send)
         letters_added = 0
         for _ in range(_ROUNDS):
-            rows = None if refused else self._by_one_task(frame, send)
+            rows = None if refused else self._without_shuffle(frame, send)
             if rows is None:
                 rows, added = self._by_regions(frame, send, refused)
                 letters_added += added
@@ -198,6 +210,25 @@ class MemWalSink:
         options = self._settings.storage_options(os.environ)
         letters = DeadLetters.find(self._settings.dead_letters, options, self._clock)
         return send, given(letters, send.producer, send.sequence)
+
+    def _without_shuffle(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
+        """Return the receipts of a micro-batch that is written at one place; None if it needs a shuffle: nothing was
+        sent."""
+        rows = self._here(frame, send)
+        return self._by_one_task(frame, send) if rows is None else rows
+
+    def _here(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
+        """Return the receipts of a micro-batch whose rows this process reads, checks and sends; None if it does not:
+        nothing was sent."""
+        self._not_here = max(0, self._not_here - 1)
+        if self._small_reader is None or self._not_here or (self._last or 0) > MOST_ROWS:
+            return None
+        task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
+        rows = self._small_reader(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
+        if rows is None:
+            self._not_here = 0 if self._last is None else NOT_HERE_FOR  # the first one may be what has piled up
+            return None
+        return [row for told in task.receipts(iter([rows])) for row in told.to_pylist()]
 
     def _by_one_task(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """Return the receipts of a micro-batch written by one task; None if it needs a shuffle: nothing was sent."""

@@ -79,11 +79,11 @@ class OneTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
             whole = until_end(batches)
-            yield from self._or_paths_needed(whole) if self.without_paths else self._receipts(whole)
+            yield from self._or_paths_needed(whole) if self.without_paths else self.receipts(whole)
 
     def _or_paths_needed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            for receipt in self._receipts(map(unpacked, batches)):
+            for receipt in self.receipts(map(unpacked, batches)):
                 if receipt["said"][0].as_py() not in (None, TOO_MANY):
                     raise Invalid(PATHS_NEEDED)
                 yield receipt
@@ -92,7 +92,8 @@ class OneTask:
                 pass
             yield without_ack(SystemClock().now(), said=PATHS_NEEDED)
 
-    def _receipts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def receipts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As a call, for all rows of the micro-batch without the row that ends it, and raises errors as they are."""
         kept: list[pa.Table] = []
         size = 0
         # Batches are checked while Spark prepares the next ones. All must be read, or Spark ends this worker.

@@ -27,6 +27,7 @@ from memwal.ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Le
 from memwal.ingest.mapping.values import ANY_TEXT, Problems, bytes_column, column, from_text, transport_type, typed
 from memwal.ingest.settings.process_sections import SourceSettings
 from memwal.ingest.source.columns import (
+    COORDINATES,
     DELETE,
     LANDED,
     OFFSET,
@@ -80,6 +81,16 @@ def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) 
     if raw:
         found |= {RAW_KEY: batch["key"], RAW_VALUE: batch["value"], RAW_HEADERS: batch["headers"]}
     return pa.RecordBatch.from_pydict(found)
+
+
+def rows_without_sql(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) -> pa.RecordBatch:
+    """Return the rows of a batch as the source's frame has them: the columns of the table by their names, LANDED,
+    COORDINATES, DELETE and PROBLEM; with `raw` also the bytes of the records. Requires: the mapping has no SQL.
+    """
+    found = mapped(batch, mapping, raw=raw)
+    columns = {each.name: found[column_name(number)] for number, each in enumerate(mapping.columns)}
+    beside = (LANDED, *COORDINATES, *((RAW_KEY, RAW_VALUE, RAW_HEADERS) if raw else ()), DELETE, PROBLEM)
+    return pa.RecordBatch.from_pydict(columns | {name: found[name] for name in beside})
 
 
 def unmapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = True) -> pa.RecordBatch:

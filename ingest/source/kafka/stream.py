@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,9 @@ from memwal.ingest.source.columns import (
     RAW_VALUE,
     TOPIC,
 )
-from memwal.ingest.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping
+from memwal.ingest.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping, rows_without_sql
 from memwal.ingest.source.kafka.topics import Topic, check_places
+from memwal.ingest.spark.driver_read import DriverRead
 from memwal.ingest.spark.errors import of_java
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.session import _SCALA
@@ -54,6 +56,10 @@ _POLL_RECORDS = ("kafka.max.poll.records", "100000")
 """After each poll Spark asks the broker twice for the end of the partition, and drops what was fetched beyond the
 records that the poll returned; Kafka's default limits these to 500. Fetches are also limited in bytes
 (max.partition.fetch.bytes)."""
+_FETCH_WAIT = ("kafka.fetch.max.wait.ms", "1")
+"""Spark fetches only what is there. But after a poll the client fetches ahead, and the broker holds that fetch for as
+long as this where nothing new came; it answers Spark's question for the end of the partition only then. Kafka's default
+of 500 ms takes half a second for each partition of a quiet topic."""
 _COMMITTED = ("kafka.isolation.level", "read_committed")
 """Records of an aborted transaction do not count; by default Spark would read them."""
 
@@ -149,16 +155,32 @@ def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[
 # ---- the stream ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class KafkaRows:
+    """The rows of topics: the columns of the table, LANDED, COORDINATES, DELETE and PROBLEM, maybe the bytes of the
+    records."""
+
+    frame: DataFrame
+    """Streaming."""
+    small: Callable[[DataFrame], pa.RecordBatch | None] | None
+    """Returns the same rows of a small micro-batch of `frame`, read and mapped by the driver; None where it cannot
+    (`ingest.spark.driver_read`). None for a mapping with SQL, which Spark evaluates."""
+
+
 def read_kafka(
     spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...], *, raw: bool = False
-) -> DataFrame:
-    """Return the streaming DataFrame of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM;
-    with `raw` also the bytes of the records.
-    """
+) -> KafkaRows:
+    """Return the rows of `source`, with the columns of `schema`; `raw`: with the bytes of the records."""
     mapping = record_mapping(source, schema, key)
     reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
-    reader = reader.options(**_reader_options(source, headers=raw or mapping.headers))
-    return rows_of(_few(spark, reader.load()), mapping, raw=raw)
+    records = reader.options(**_reader_options(source, headers=raw or mapping.headers)).load()
+    driver = DriverRead(records)
+
+    def small(frame: DataFrame) -> pa.RecordBatch | None:
+        found = driver.read(frame)
+        return None if found is None else rows_without_sql(found, mapping, raw=raw)
+
+    return KafkaRows(rows_of(_few(spark, records), mapping, raw=raw), None if mapping.has_sql else small)
 
 
 def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
@@ -175,7 +197,7 @@ def _reader_options(source: SourceSettings, *, headers: bool) -> dict[str, str]:
     limit = source.max_offsets_per_trigger
     given = {name.lower() for name in source.options}
     return {
-        **{name: value for name, value in (_POLL_RECORDS, _COMMITTED) if name not in given},
+        **{name: value for name, value in (_POLL_RECORDS, _FETCH_WAIT, _COMMITTED) if name not in given},
         "kafka.bootstrap.servers": source.brokers,
         **where,
         "startingOffsets": source.starting_offsets,

@@ -1,0 +1,178 @@
+"""Small micro-batches of Kafka that the driver reads without a job: the same rows, or none of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import lance
+import pyarrow as pa
+import pytest
+
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.sink.foreach_batch import MemWalSink
+from memwal.ingest.source.kafka import stream as kafka_stream
+from memwal.ingest.source.kafka.stream import read_kafka
+from memwal.ingest.spark.driver_read import DriverRead
+from memwal.ingest.spark.session import configuration, start_session
+from tests.conftest import toml
+from tests.kafka_records import kafka_settings
+from tests.kafka_server import KafkaServer, Record
+
+EVERY_KIND = {
+    "id": "int64",
+    "small": "int8",
+    "u": "uint16",
+    "huge": "uint64",
+    "x": "float32",
+    "y": "float64",
+    "yes": "bool",
+    "text": "string",
+    "bytes": "binary",
+    "day": "date32",
+    "at": "timestamp[us, UTC]",
+    "local": "timestamp[us]",
+    "large": "large_string",
+    "vector": "vector[3]",
+    "narrow": "vector[3, float16]",
+}
+Seen = list[tuple[pa.RecordBatch | None, pa.Table, int]]
+"""Of each micro-batch: what the driver read, what a job read, how many rows Spark counted for the former."""
+
+
+def test_a_run_reads_its_small_micro_batches_itself(
+    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    topic, uri, config = tmp_path.name, str(tmp_path / "t.lance"), tmp_path / "config.toml"
+    kafka.create_topic(topic, partitions=4)
+    kafka.produce(topic, [Record(b'{"id": %d, "n": %d}' % (at % 700, at), b"%d" % (at % 700)) for at in range(2_000)])
+    source = {"format": "kafka", "brokers": kafka.brokers, "topics": [topic], "max_offsets_per_trigger": 300}
+    table = {"uri": uri, "key": ["id"], "columns": {"id": "int64", "n": "int64"}}
+    sections = {"table": table, "regions": {"count": 3}, "source": {**source, "spark": kafka_connector}}
+    config.write_text(toml(sections))
+    here: list[bool] = []
+    by_driver = MemWalSink._here
+
+    def noted(sink: MemWalSink, frame: Any, send: Any) -> Any:
+        rows = by_driver(sink, frame, send)
+        here.append(rows is not None)
+        return rows
+
+    with patch.object(MemWalSink, "_here", noted):
+        ran = cli("run", config, "--once")
+    assert (ran.code, ran.error_lines) == (0, [])
+    assert set(here) == {True}
+    newest = {at % 700: at for at in range(2_000)}
+    assert {row["id"]: row["n"] for row in lance.dataset(uri).to_table().to_pylist()} == newest
+
+
+# ---- in this process -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spark(kafka_connector: dict[str, str]) -> Iterator[Any]:
+    """A Spark with the connector."""
+    session = start_session(configuration(kafka_settings({"id": "int64"}, spark=kafka_connector), 2, once=True))
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def seen(spark: Any, kafka: KafkaServer, tmp_path: Path) -> Callable[..., Seen]:
+    """What both ways see of the micro-batches of a topic, the driver's first."""
+
+    def read_topic(topic: str, settings: Settings, *, raw: bool = False) -> Seen:
+        source = settings.source.model_copy(update={"brokers": kafka.brokers, "topics": [topic]})
+        rows = read_kafka(spark, source, settings.arrow_schema(), tuple(settings.table.key), raw=raw)
+        assert rows.small is not None
+        small, found = rows.small, []
+
+        def look(frame: Any, _number: int) -> None:
+            found.append((small(frame), frame.toArrow()))
+
+        writer = rows.frame.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / topic))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        counted = [each.numInputRows for each in query.recentProgress]
+        return [(*both, count) for both, count in zip(found, counted, strict=False)]
+
+    return read_topic
+
+
+def by_place(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    order = sorted(rows.to_pylist(), key=lambda row: (row["_memwal_partition"], row["_memwal_offset"]))
+    return [dict(sorted(row.items())) for row in order]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_rows_of_every_kind_are_those_of_a_job(kafka: KafkaServer, seen: Callable[..., Seen], *, raw: bool) -> None:
+    topic = f"kinds-{raw}".lower()
+    kafka.create_topic(topic, partitions=3)
+    full = {"small": -1, "u": 65535, "huge": 2**64 - 1, "x": 0.25, "y": 1e300, "yes": True}
+    full |= {"text": "ä😀", "bytes": "AAE=", "day": "2026-01-02", "at": "2026-01-02T03:04:05.000006Z"}
+    full |= {"local": "2026-01-02T03:04:05", "large": "é", "vector": [1.0, -2.5, 3.0], "narrow": [0.5] * 3}
+    records = [Record(json.dumps({"id": id, **(full if id % 2 else {})}).encode(), b"%d" % id) for id in range(60)]
+    records += [Record(None, b"7"), Record(b"{", b"8"), Record(b'{"id": 1, "small": 300}'), Record(b"")]
+    records += [Record(b'{"id": 9}', None, {"h": b"5"}), Record(b'{"id": 10}', None, {"h": b"x"})]
+    kafka.produce(topic, records)
+    table = EVERY_KIND | {"h": "int32", "place": "int64"}
+    settings = kafka_settings(table, columns={"h": "headers.h", "place": "offset"})
+    ((here, by_job, _),) = seen(topic, settings, raw=raw)
+    assert here is not None
+    assert by_place(here) == by_place(by_job)
+    assert here.num_rows == len(records)
+    assert sum(problem is not None for problem in here["_memwal_problem"].to_pylist()) == 4
+    assert here.schema.names == by_job.schema.names
+
+
+def test_debezium_and_a_rolled_back_transaction(kafka: KafkaServer, seen: Callable[..., Seen]) -> None:
+    kafka.create_topic("driver-cdc", partitions=1)
+    change = json.dumps({"before": None, "after": {"id": 1, "n": 2}, "op": "c"}).encode()
+    gone = json.dumps({"before": {"id": 1}, "after": None, "op": "d"}).encode()
+    kafka.produce_at_once("driver-cdc", [change, gone], kept=True)
+    kafka.produce_at_once("driver-cdc", [change] * 5, kept=False)
+    kafka.produce_at_once("driver-cdc", [change], kept=True)
+    ((here, by_job, counted),) = seen("driver-cdc", kafka_settings({"id": "int64", "n": "int64"}, envelope="debezium"))
+    assert here is not None
+    assert by_place(here) == by_place(by_job)
+    assert here["_memwal_delete"].to_pylist() == [False, True, False]
+    assert counted == 2 * here.num_rows, "the progress of the query counts what the driver has read, as a job's rows"
+
+
+@pytest.mark.parametrize("limit", [{"most_rows": 99}, {"most_bytes": 2_000}])
+def test_more_than_the_driver_takes_is_left_to_a_job(
+    kafka: KafkaServer, seen: Callable[..., Seen], limit: dict[str, int]
+) -> None:
+    topic = f"driver-{next(iter(limit))}"
+    kafka.create_topic(topic, partitions=2)
+    kafka.produce(topic, [Record(b'{"id": %d}' % id) for id in range(100)])
+
+    def limited(records: Any) -> DriverRead:
+        return DriverRead(records, **limit)
+
+    with patch.object(kafka_stream, "DriverRead", limited):
+        ((here, by_job, _),) = seen(topic, kafka_settings({"id": "int64"}))
+    assert here is None
+    assert sorted(by_job["id"].to_pylist()) == list(range(100))
+
+
+def test_records_that_are_gone_end_no_read_early(spark: Any, kafka: KafkaServer, tmp_path: Path) -> None:
+    """The driver's read fails as a job's does; it does not return what it has read until then."""
+    kafka.create_topic("driver-gone", partitions=1)
+    kafka.produce("driver-gone", [Record(b'{"id": %d}' % id) for id in range(100)])
+    quick = {"kafkaConsumer.pollTimeoutMs": "2000"}
+    settings = kafka_settings({"id": "int64"}, brokers=kafka.brokers, topics=["driver-gone"], options=quick)
+    rows = read_kafka(spark, settings.source, settings.arrow_schema(), ("id",))
+    found: list[Any] = []
+
+    def look(frame: Any, _number: int) -> None:
+        kafka.delete_records("driver-gone", {0: 50})
+        assert rows.small is not None
+        found.append(rows.small(frame))
+
+    writer = rows.frame.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert found == [None]
