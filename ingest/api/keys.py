@@ -57,6 +57,12 @@ def normalise_keys(keys: Any, schema: pa.Schema, key: Sequence[str]) -> pa.Table
     return pa.table(arrays, names=list(key))
 
 
+def repeatable(keys: Any) -> Any:
+    """Return `keys` in a form that can be read several times: a stream gives its keys once, so it becomes a table."""
+    is_stream = hasattr(keys, "__arrow_c_stream__") and not isinstance(keys, pa.ChunkedArray)
+    return pa.table(keys) if is_stream else keys
+
+
 def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:
     """Parse one key of a command line: the text itself, or comma-separated values (CSV quoting) of several columns.
 
@@ -77,7 +83,7 @@ def _columns(keys: Any, key: tuple[str, ...]) -> list[Any]:
     if isinstance(keys, pa.Array | pa.ChunkedArray | np.ndarray):
         return _single(keys if not isinstance(keys, np.ndarray) else keys.tolist(), key)
     if hasattr(keys, "__arrow_c_stream__"):
-        return _of_table(keys if isinstance(keys, pa.Table) else pa.table(keys), key)
+        return _of_table(repeatable(keys), key)
     if isinstance(keys, Mapping) or (isinstance(keys, tuple) and len(key) > 1):
         keys = [keys]
     if isinstance(keys, str | bytes) or not isinstance(keys, Sequence | set | frozenset):

@@ -13,6 +13,7 @@ from memwal.ingest.api.arguments import at_least_one, distance_range, listed, ma
 from memwal.ingest.api.arguments import text as a_text
 from memwal.ingest.api.changes import Changes, ChangesSource, opened, position_of
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
+from memwal.ingest.api.keys import repeatable
 from memwal.ingest.api.ordering import checked_order
 from memwal.ingest.api.results import RowStream, trimmed
 from memwal.ingest.api.watch import Explain, Watch, ended, watching
@@ -116,7 +117,7 @@ class Reads(ABC):
         Raises: Invalid if the table has no key.
         """
         watch = watching("get", level, explain)
-        rows: pa.Table = self._answer("get", level, keys=keys, columns=listed(columns), explain=watch)
+        rows: pa.Table = self._answer("get", level, keys=repeatable(keys), columns=listed(columns), explain=watch)
         return ended(watch, rows)
 
     @translate_errors

@@ -70,9 +70,10 @@ class LevelReads(Reads):
         return f"{self.base.uri}, {self.base.buckets} regions"
 
     @abstractmethod
-    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
         """Capture the levels above the base, newest first; the reader opens the base only after this.
 
+        `keys`: what the read asks for, so that regions without these keys may be left out; None: all rows.
         `again`: a commit, maybe of another process, overtook the capture before.
         """
 
@@ -92,7 +93,7 @@ class LevelReads(Reads):
         for attempt in range(ATTEMPTS):
             with suppress(CaptureOvertaken):
                 try:
-                    capture = partial(self._views, checked, again=attempt > 0)
+                    capture = partial(self._views, checked, request.get("keys"), again=attempt > 0)
                     views = capture() if trace is None else trace.captured(capture)
                     expect_waiting()
                     with panics_as_errors:

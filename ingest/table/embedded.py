@@ -41,7 +41,7 @@ from memwal.ingest.table.commit_loop import CommitLoop
 from memwal.ingest.table.deletes import RegionDeletes
 from memwal.ingest.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.table.resize import Resizing
-from memwal.ingest.table.share import RegionReads
+from memwal.ingest.table.share import RegionReads, regions_of
 from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
 from memwal.ingest.table.writes import TableWrites
 from memwal.ingest.threads import Periodic
@@ -339,8 +339,8 @@ class Table(LevelReads):
         opened = self._reader.opened
         return self.regions.acquire(region, self.regions.before_claim(region, lambda: opened.committed))
 
-    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
-        return self.views(level, self.regions.order, again=again)
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        return self.views(level, regions_of(self.base, keys), again=again)
 
     def views(self, level: Level, regions: Iterable[UUID], *, again: bool = False) -> list[RegionView]:
         """Return the levels of `regions` above the base. `again`: a commit overtook the views captured before.

@@ -1,11 +1,20 @@
-"""The reads of some of a table's regions, for clients that put the answers of several owners together."""
+"""Reads of some of a table's regions: those of a get's keys, or those that a client names, which puts the answers of
+several owners together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import numpy as np
 
 from memwal.flush import BaseTable
+from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import Level
+from memwal.ingest.errors import Invalid
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
 from memwal.ingest.read.reader import Reader
@@ -31,8 +40,23 @@ class RegionReads(LevelReads):
         super().__init__(base, reader)
         self._buckets, self._captured, self._follow = buckets, views, follow
 
-    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        del keys  # the client has named their regions
         return self._captured(level, again)
 
     def follow(self) -> None:
         self._follow()
+
+
+def regions_of(base: BaseTable, keys: Any) -> Iterator[UUID]:
+    """Yield the regions that can have rows of `keys` (any form that `get` takes); None: the regions of all rows.
+
+    Routes by the routing of `base`, and only when the first region is taken: a read of the base alone needs none.
+    """
+    regions = base.regions
+    if keys is not None and len(regions) > 1:
+        # Keys that do not fit are left to the reader: it refuses them, or finds that their columns have new names.
+        with suppress(Invalid):
+            buckets = base.route(normalise_keys(keys, base.schema, base.key))
+            regions = tuple(regions[bucket] for bucket in np.flatnonzero(np.bincount(buckets)))
+    yield from regions

@@ -101,7 +101,8 @@ class StoredTable(LevelReads):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        del keys  # reads that wait for the same look share it, so it is of all regions
         if again:
             self.follow()  # to another routing, where a resize overtook the look
         return self._levels.views(self.base, level)

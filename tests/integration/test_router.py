@@ -161,6 +161,30 @@ def test_two_daemons_answer_as_one_table_would(
         assert (status["rows"], status["base_version"]) == (theirs["rows"], status["base_version"])
 
 
+@pytest.mark.parametrize("sole", [False, True])
+def test_a_get_proves_the_regions_of_its_keys_alone(
+    sole: bool, pair: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, client = pair()
+    for bucket in (1, 3) if sole else ():
+        both.move(bucket)
+    rows = made.table(range(40))
+    client.put(rows)
+    proven, unproven = list[Any](), RegionWriter.unproven
+
+    def noted(writer: RegionWriter, **how: bool) -> Any:
+        proven.append(writer.region)
+        return unproven(writer, **how)
+
+    monkeypatch.setattr(RegionWriter, "unproven", noted)
+    buckets = both.tables[0].base.route(rows)
+    for keys in ([0], [17], [3, 5, 8, 13]):
+        proven.clear()
+        assert client.get(keys).column("id").to_pylist() == keys
+        assert sorted(proven) == sorted({both.regions[buckets[key]] for key in keys})
+    assert (client.router.sole is not None) == sole
+
+
 def test_rows_without_a_key_are_each_there_once(append_only: tuple[Pair, RemoteTable]) -> None:
     _, client = append_only
     numbers = [*range(60), *range(30), None, None]

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -248,7 +248,8 @@ class OwnerReads(LevelReads):
         super().__init__(world.base, reader)
         self._core = core
 
-    def _views(self, level: Level, *, again: bool) -> list[RegionView]:
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        del keys
         if again or not self._core.alone or not self._core.lease.covers(self._core.lease.ticket()):
             self._core.prove()
         return [self._core.view()]
