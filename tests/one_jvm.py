@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,8 @@ import pytest
 from memwal.ingest.spark import session
 from tests import spark_classes
 from tests.kafka_server import jars
+
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 class _Jvm:
@@ -34,7 +37,8 @@ class _Jvm:
             from pyspark import SparkConf
 
             own = {"spark.jars": ",".join(str(path) for path in jars("connector") if path.exists())}
-            with Path(os.devnull).open("w") as nowhere:
+            # Spark's workers import `tests` from the directory in which the JVM was started, whichever test is first.
+            with Path(os.devnull).open("w") as nowhere, chdir(_ROOT):
                 self._gateway = self._start(SparkConf(loadDefaults=False).setAll(list(own.items())), nowhere.fileno())
         return self._gateway
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -174,13 +173,13 @@ class PipelineStream:
         return query
 
     def _writer(self, small: SmallReader | None) -> Callable[[DataFrame, int], None]:
-        sink = partial(self._sink, small=small)
-        self._drift = Drift(self._settings, self._base, sink, self._drift.told)
+        self._sink.small = small
+        self._drift = Drift(self._settings, self._base, self._sink, self._drift.told)
         if has_header(self._settings.source):
             schema = written_schema(self._settings, self._base)
-            self._by_header = ByHeader(with_absolute_paths(self._settings).source, schema, sink)
+            self._by_header = ByHeader(with_absolute_paths(self._settings).source, schema, self._sink)
             return self._by_header
-        return sink if self._settings.source.schema_drift == "ignore" else self._drift
+        return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
     def _rows(self) -> tuple[DataFrame, SmallReader | None]:
         source, dlq = with_absolute_paths(self._settings).source, self._settings.dlq

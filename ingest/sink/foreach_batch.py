@@ -31,7 +31,7 @@ from memwal.ingest.rpc.owner_notes import NotesFinder, by_notes
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import Settings, load
 from memwal.ingest.settings.paths import with_absolute_paths
-from memwal.ingest.sink.prepared import PreparedTask
+from memwal.ingest.sink.prepared import PreparedTask, fits_one_task, places
 from memwal.ingest.sink.receipts import BatchReceipt, _added, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.sink.route import RouteTask
 from memwal.ingest.sink.send import SendTask
@@ -39,11 +39,9 @@ from memwal.ingest.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask
 from memwal.ingest.source.columns import (
     ADDED,
     BUCKET,
-    COORDINATES,
     LETTER,
     LETTER_TYPE,
     NOT_SHUFFLED,
-    OFFSET,
     PLACE,
     ROW,
 )
@@ -71,7 +69,7 @@ WITHOUT_PATHS_FROM = 10_000
 WITH_PATHS_FOR = 100
 """Number of micro-batches that are read with paths after one that needed them."""
 NOT_HERE_FOR = 20
-"""Number of micro-batches that are read by jobs after one that `SmallReader` did not read: its rows are long."""
+"""Number of micro-batches that are read by jobs after one that `MemWalSink.small` did not read: its rows are long."""
 
 
 SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
@@ -115,17 +113,17 @@ class MemWalSink:
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
         self._last: int | None = None  # rows of the last micro-batch; the next one probably has about as many
         self._small: int | None = None
-        self._small_reader: SmallReader | None = None
         self._not_here = 0
         self._too_many = False
         self._with_paths = 0
         self._prepared: PreparedTask | None = None
         self._wrote_previous = False  # whether this sink has written the previous micro-batch
+        self.small: SmallReader | None = None
+        """Reads the rows of small micro-batches faster, if given."""
         self.failure: MemWalError | None = None
 
-    def __call__(self, frame: DataFrame, batch_id: int, *, small: SmallReader | None = None) -> None:
-        """Write one micro-batch; Spark calls this. `small`: a faster way to the rows of `frame`, for few rows."""
-        self._small_reader = small
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch; Spark calls this."""
         try:
             receipt = self._written(frame, batch_id)
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
@@ -221,10 +219,10 @@ class MemWalSink:
         """Return the receipts of a micro-batch whose rows this process reads, checks and sends; None if it does not:
         nothing was sent."""
         self._not_here = max(0, self._not_here - 1)
-        if self._small_reader is None or self._not_here or (self._last or 0) > MOST_ROWS:
+        if self.small is None or self._not_here or (self._last or 0) > MOST_ROWS:
             return None
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
-        rows = self._small_reader(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
+        rows = self.small(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
         if rows is None:
             self._not_here = 0 if self._last is None else NOT_HERE_FOR  # the first one may be what has piled up
             return None
@@ -352,28 +350,6 @@ class MemWalSink:
         return gone or of_spark(error)
 
 
-def fits_one_task(schema: StructType, task: OneTask) -> bool:
-    """Return whether one task may take rows of these columns."""
-    from pyspark.sql import types as spark
-
-    # Dead letters of rows without a place are told apart by the task that read them; one task reads all.
-    if task.route.letters != "fail" and not _places(schema.names):
-        return False
-    ordered_alike = (
-        *(spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType, spark.FloatType, spark.DoubleType),
-        *(spark.DecimalType, spark.BinaryType, spark.BooleanType),
-        *(spark.DateType, spark.TimestampType, spark.TimestampNTZType),
-    )
-    kinds = {field.name: field.dataType for field in schema.fields if field.name in task.order_by}
-    alike = all(isinstance(kind, ordered_alike) or kind == spark.StringType() for kind in kinds.values())
-    return alike and len(kinds) == len(task.order_by)
-
-
-def _places(columns: Sequence[str]) -> list[str]:
-    """Return those of `columns` that say where a row lies, most significant first."""
-    return [name for name in (COORDINATES if OFFSET in columns else PLACE) if name in columns]
-
-
 def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequence[str]) -> DataFrame:
     """Return the routed rows (steps 1 and 2) with the columns `ADDED`: the rows of a region together, oldest first.
 
@@ -383,7 +359,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-    if not _places(frame.columns):
+    if not places(frame.columns):
         frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
     kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
@@ -395,7 +371,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
     by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
-    place = _places(frame.columns)
+    place = places(frame.columns)
     placed = routed.repartitionById(tasks, by_region)
     return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
 

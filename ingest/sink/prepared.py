@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from memwal.ingest.sink.receipts import receipt_schema
 from memwal.ingest.sink.small import PACKED, OneTask
-from memwal.ingest.source.columns import BLOCK, OFFSET, PART, PLACE
+from memwal.ingest.source.columns import BLOCK, COORDINATES, OFFSET, PART, PLACE
 from memwal.ingest.spark.schema import quoted
 
 if TYPE_CHECKING:
@@ -119,3 +119,25 @@ def _missing_place(task: OneTask, columns: Sequence[str]) -> tuple[str, str] | N
     if task.without_paths:
         return PART, PACKED
     return None if {OFFSET, BLOCK} & set(columns) else (BLOCK, "bigint(spark_partition_id())")
+
+
+def fits_one_task(schema: StructType, task: OneTask) -> bool:
+    """Return whether one task may take rows of these columns."""
+    from pyspark.sql import types as spark
+
+    # Dead letters of rows without a place are told apart by the task that read them; one task reads all.
+    if task.route.letters != "fail" and not places(schema.names):
+        return False
+    ordered_alike = (
+        *(spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType, spark.FloatType, spark.DoubleType),
+        *(spark.DecimalType, spark.BinaryType, spark.BooleanType),
+        *(spark.DateType, spark.TimestampType, spark.TimestampNTZType),
+    )
+    kinds = {field.name: field.dataType for field in schema.fields if field.name in task.order_by}
+    alike = all(isinstance(kind, ordered_alike) or kind == spark.StringType() for kind in kinds.values())
+    return alike and len(kinds) == len(task.order_by)
+
+
+def places(columns: Sequence[str]) -> list[str]:
+    """Return those of `columns` that say where a row lies, most significant first."""
+    return [name for name in (COORDINATES if OFFSET in columns else PLACE) if name in columns]
