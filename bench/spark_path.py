@@ -38,6 +38,7 @@ from bench.source_data import SEED
 from memwal import flush
 from memwal.flush.base.fsync import sync_tree
 from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.source.source_rows import SourceRows
 from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.session import configuration, start_session
 
@@ -149,6 +150,10 @@ class Stream(Contender):
 
     def stream(self) -> DataFrame:
         """The files, with the columns that say where rows lie."""
+        return self.source_rows().frame
+
+    def source_rows(self) -> SourceRows:
+        """What `memwal run` reads."""
         return read_stream(self._spark, self._settings.source, ROWS)
 
     def open(self, table: Path) -> None:
@@ -180,6 +185,12 @@ class Sink(Stream):
         """The daemon is started and Spark's workers have opened the table, as `memwal run` does before its query."""
         self._sink = memwal.MemWalSink(self.settings_for(table))
         self._sink.warm_up(self._spark)
+
+    def stream(self) -> DataFrame:
+        """As `memwal run` does, with the faster way to small micro-batches."""
+        rows = self.source_rows()
+        self._sink.small = rows.small
+        return rows.frame
 
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:
         """The sink."""

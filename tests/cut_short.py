@@ -257,7 +257,7 @@ class Scene:
 
     def _started(self, pausing: Pausing | None = None) -> Any:
         schema = written_schema(self.settings, self.sink._table())
-        frame = read_stream(self.spark, self.settings.source, schema)
+        frame = read_stream(self.spark, self.settings.source, schema).frame
         if pausing is not None and self.case.where != SEND:
             frame = frame.mapInArrow(pausing, frame.schema)
         checkpoint = str(self.directory / "checkpoint")

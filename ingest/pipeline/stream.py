@@ -29,10 +29,11 @@ from memwal.ingest.pipeline.screen import Progress
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.paths import local_path, with_absolute_paths
 from memwal.ingest.settings.process_sections import KAFKA
-from memwal.ingest.sink.foreach_batch import MemWalSink, SmallReader
+from memwal.ingest.sink.foreach_batch import MemWalSink
 from memwal.ingest.source.csv_header import ByHeader, has_header
 from memwal.ingest.source.feed import Feed
 from memwal.ingest.source.kafka.stream import read_kafka
+from memwal.ingest.source.source_rows import SourceRows
 from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import of_spark
 from memwal.wal import Clock
@@ -150,8 +151,9 @@ class PipelineStream:
         try:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
-            frame, small = self._rows()
-            writer = frame.writeStream.foreachBatch(self._writer(small))
+            rows = self._rows()
+            self._sink.small = rows.small
+            writer = rows.frame.writeStream.foreachBatch(self._writer())
             writer = writer.queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             every = f"{source.trigger * 1e3:.0f} milliseconds"
@@ -172,8 +174,7 @@ class PipelineStream:
             self._feed.start()
         return query
 
-    def _writer(self, small: SmallReader | None) -> Callable[[DataFrame, int], None]:
-        self._sink.small = small
+    def _writer(self) -> Callable[[DataFrame, int], None]:
         self._drift = Drift(self._settings, self._base, self._sink, self._drift.told)
         if has_header(self._settings.source):
             schema = written_schema(self._settings, self._base)
@@ -181,14 +182,13 @@ class PipelineStream:
             return self._by_header
         return self._sink if self._settings.source.schema_drift == "ignore" else self._drift
 
-    def _rows(self) -> tuple[DataFrame, SmallReader | None]:
+    def _rows(self) -> SourceRows:
         source, dlq = with_absolute_paths(self._settings).source, self._settings.dlq
         spark, schema = self._services.spark, written_schema(self._settings, self._base)
         if source.format == KAFKA:
             raw = dlq.mode == "table" or source.schema_drift != "ignore"
-            rows = read_kafka(spark, source, schema, self._base.key, raw=raw)
-            return rows.frame, rows.small
-        return read_stream(spark, source, schema), None
+            return read_kafka(spark, source, schema, self._base.key, raw=raw)
+        return read_stream(spark, source, schema)
 
     def _drain(self, query: StreamingQuery) -> None:
         """Set `drained` once the query has processed all data of the source. Failures are found by `_check`."""

@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from memwal.flush import BaseTable
 from memwal.ingest.client.retry import Attempts
 from memwal.ingest.daemon.child import RestartingDaemon
@@ -45,6 +43,7 @@ from memwal.ingest.source.columns import (
     PLACE,
     ROW,
 )
+from memwal.ingest.source.source_rows import SmallReader
 from memwal.ingest.spark.driver_read import MOST_ROWS
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.schema import spark_type
@@ -70,10 +69,6 @@ WITH_PATHS_FOR = 100
 """Number of micro-batches that are read with paths after one that needed them."""
 NOT_HERE_FOR = 20
 """Number of micro-batches that are read by jobs after one that `MemWalSink.small` did not read: its rows are long."""
-
-
-SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
-"""Returns all rows of a frame, read without a Spark job where they are few; None where they are not, or it cannot."""
 
 
 class MemWalSink:
@@ -119,7 +114,7 @@ class MemWalSink:
         self._prepared: PreparedTask | None = None
         self._wrote_previous = False  # whether this sink has written the previous micro-batch
         self.small: SmallReader | None = None
-        """Reads the rows of small micro-batches faster, if given."""
+        """A faster way to the rows of small micro-batches."""
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:

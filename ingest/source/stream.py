@@ -1,4 +1,4 @@
-"""The streaming DataFrame of every source but Kafka."""
+"""The rows of every source but Kafka."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from memwal.ingest.settings.paths import is_remote, local_path
 from memwal.ingest.source.feed import visible_files
 from memwal.ingest.source.file_types import widened
 from memwal.ingest.source.files import FILES_CHECKED, rows_of
+from memwal.ingest.source.source_rows import SourceRows
+from memwal.ingest.spark.driver_read import DriverRead
+from memwal.ingest.spark.names import FILE_FORMATS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
-def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> DataFrame:
-    """Return the streaming DataFrame of `source`: the table's columns, and `PLACE` for a file source.
+def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> SourceRows:
+    """Return the rows of `source`: the table's columns, and `PLACE` for a file source.
 
     JSON and CSV records that cannot be used are rows with a `PROBLEM`, and raise nothing here. CSV with a header has
     only the column `FILE`: `ingest.source.csv_header` reads the files of each micro-batch.
@@ -28,9 +31,11 @@ def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) 
     from memwal.ingest.source.csv_header import has_header, names_only
 
     if has_header(source):
-        return names_only(spark.readStream, source)
+        return SourceRows(names_only(spark.readStream, source))
     reader = spark.readStream.format(source.format)
-    return rows_of(reader, source, schema, stored=stored_types(spark, source, schema))
+    frame = rows_of(reader, source, schema, stored=stored_types(spark, source, schema))
+    # Only the JVM has a part in the plan over files; other sources may run in Python.
+    return SourceRows(frame, DriverRead().read if source.format in FILE_FORMATS else None)
 
 
 def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> pa.Schema:

@@ -264,7 +264,7 @@ def test_a_replayed_micro_batch_adds_nothing(spark: Any, uri: str, tmp_path: Pat
     sink = MemWalSink(config, on_batch=batches.append)
 
     def process() -> None:
-        frame = read_stream(spark, load(config, {}).source, BaseTable.open(uri).schema)
+        frame = read_stream(spark, load(config, {}).source, BaseTable.open(uri).schema).frame
         query = (
             frame.writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(checkpoint))

@@ -93,7 +93,7 @@ class Stream:
         settings = load(self.config, {})
         sink = MemWalSink(self.config, endpoint=self.endpoint(), on_batch=self.batches.append)
         schema = written_schema(settings, sink._table())
-        frame = read_stream(self.spark, settings.source, schema)
+        frame = read_stream(self.spark, settings.source, schema).frame
         to: Any = ByHeader(settings.source, schema, sink) if has_header(settings.source) else sink
         writer = frame.writeStream.foreachBatch(to).option("checkpointLocation", str(self.at / "checkpoint"))
         query = writer.trigger(availableNow=True).start()

@@ -1,9 +1,10 @@
-"""Small micro-batches of Kafka that the driver reads without a job: the same rows, or none of them."""
+"""Small micro-batches that the driver reads without a job: the same rows, or none of them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,10 +13,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.load import Settings, load
 from memwal.ingest.sink.foreach_batch import MemWalSink
 from memwal.ingest.source.kafka import stream as kafka_stream
 from memwal.ingest.source.kafka.stream import read_kafka
+from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.driver_read import DriverRead
 from memwal.ingest.spark.session import configuration, start_session
 from tests.conftest import toml
@@ -128,6 +130,58 @@ def test_rows_of_every_kind_are_those_of_a_job(kafka: KafkaServer, seen: Callabl
     assert here.schema.names == by_job.schema.names
 
 
+@pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
+def test_rows_of_files_are_those_of_a_job(spark: Any, tmp_path: Path, format: str) -> None:
+    """Their places too: rows of three files, each read in parts; bad ones where a file may have them."""
+    landing = tmp_path / "in"
+    made = "id", "id * 0.5D as x", "cast(id as string) as name", "timestamp_seconds(id) as at", "array(id * 1F, 1.5F) as v"
+    flat = made[:4] if format == "csv" else made
+    for number in range(3):
+        rows = spark.range(number * 100, number * 100 + 100, 1, 2).selectExpr(*flat).coalesce(1)
+        rows.write.format(format).mode("append").save(str(landing))
+    if format in ("json", "csv"):
+        (landing / f"bad.{format}").write_text('{"id": "no"}\n{"id"\n' if format == "json" else "no,1\n")
+    columns = {"id": "int64", "x": "float64", "name": "string", "at": "timestamp[us, UTC]"}
+    columns |= {} if format == "csv" else {"v": "vector[2]"}
+    options = {"header": "false"} if format == "csv" else {}
+    source = {"format": format, "path": str(landing), "files_per_trigger": 10, "options": options}
+    settings = load({"table": {"uri": "unused", "key": ["id"], "columns": columns}, "source": source}, {})
+    rows = read_stream(spark, settings.source, settings.arrow_schema())
+    found: list[tuple[pa.RecordBatch | None, pa.Table]] = []
+
+    def look(frame: Any, _number: int) -> None:
+        assert rows.small is not None
+        found.append((rows.small(frame), frame.toArrow()))
+
+    writer = rows.frame.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with small_parts(spark):
+        writer.trigger(availableNow=True).start().awaitTermination()
+    ((here, by_job),) = found
+    assert here is not None
+    assert sorted(here.to_pylist(), key=repr) == sorted(by_job.to_pylist(), key=repr)
+    assert here.num_rows >= 300
+    assert here.schema.names == by_job.schema.names
+    for file in set(here["_memwal_file"].to_pylist()):
+        of_file = [(row["_memwal_block"], row["id"]) for row in here.to_pylist() if row["_memwal_file"] == file]
+        of_job = [(row["_memwal_block"], row["id"]) for row in by_job.to_pylist() if row["_memwal_file"] == file]
+        for block in {each[0] for each in of_file}:
+            assert [id for at, id in of_file if at == block] == [id for at, id in of_job if at == block]
+
+
+@contextmanager
+def small_parts(spark: Any) -> Iterator[None]:
+    """While the context lasts, Spark reads a file of a few KB in several parts."""
+    names = {"spark.sql.files.maxPartitionBytes": "1500", "spark.sql.files.openCostInBytes": "1"}
+    before = {name: spark.conf.get(name) for name in names}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
 def test_debezium_and_a_rolled_back_transaction(kafka: KafkaServer, seen: Callable[..., Seen]) -> None:
     kafka.create_topic("driver-cdc", partitions=1)
     change = json.dumps({"before": None, "after": {"id": 1, "n": 2}, "op": "c"}).encode()
@@ -150,8 +204,8 @@ def test_more_than_the_driver_takes_is_left_to_a_job(
     kafka.create_topic(topic, partitions=2)
     kafka.produce(topic, [Record(b'{"id": %d}' % id) for id in range(100)])
 
-    def limited(records: Any) -> DriverRead:
-        return DriverRead(records, **limit)
+    def limited(scan: Any) -> DriverRead:
+        return DriverRead(scan, **limit)
 
     with patch.object(kafka_stream, "DriverRead", limited):
         ((here, by_job, _),) = seen(topic, kafka_settings({"id": "int64"}))

@@ -70,7 +70,7 @@ class Stream:
 
     def run(self, schema: pa.Schema, through: Callable[[Any], Any] = lambda frame: frame) -> None:
         """Process what is there, `through` a change of the frame. Raises: what ended the query, as the kind it is."""
-        frame = through(read_stream(self.spark, self.settings.source, schema))
+        frame = through(read_stream(self.spark, self.settings.source, schema).frame)
         writer = frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", str(self.checkpoint))
         query = writer.trigger(availableNow=True).start()
         try:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from memwal.ingest.source.columns import (
 )
 from memwal.ingest.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping, rows_without_sql
 from memwal.ingest.source.kafka.topics import Topic, check_places
+from memwal.ingest.source.source_rows import SourceRows
 from memwal.ingest.spark.driver_read import DriverRead
 from memwal.ingest.spark.errors import of_java
 from memwal.ingest.spark.schema import spark_type
@@ -155,32 +155,22 @@ def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[
 # ---- the stream ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaRows:
-    """The rows of topics: the columns of the table, LANDED, COORDINATES, DELETE and PROBLEM, maybe the bytes of the
-    records."""
-
-    frame: DataFrame
-    """Streaming."""
-    small: Callable[[DataFrame], pa.RecordBatch | None] | None
-    """Returns the same rows of a small micro-batch of `frame`, read and mapped by the driver; None where it cannot
-    (`ingest.spark.driver_read`). None for a mapping with SQL, which Spark evaluates."""
-
-
 def read_kafka(
     spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...], *, raw: bool = False
-) -> KafkaRows:
-    """Return the rows of `source`, with the columns of `schema`; `raw`: with the bytes of the records."""
+) -> SourceRows:
+    """Return the rows of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM; with `raw` also
+    the bytes of the records. With SQL in the mapping every micro-batch needs a job, since Spark evaluates it.
+    """
     mapping = record_mapping(source, schema, key)
     reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
     records = reader.options(**_reader_options(source, headers=raw or mapping.headers)).load()
-    driver = DriverRead(records)
+    driver = DriverRead(scan=records)
 
     def small(frame: DataFrame) -> pa.RecordBatch | None:
         found = driver.read(frame)
         return None if found is None else rows_without_sql(found, mapping, raw=raw)
 
-    return KafkaRows(rows_of(_few(spark, records), mapping, raw=raw), None if mapping.has_sql else small)
+    return SourceRows(rows_of(_few(spark, records), mapping, raw=raw), None if mapping.has_sql else small)
 
 
 def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
