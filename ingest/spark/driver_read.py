@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("memwal.spark")
 _SCAN = "DataSourceRDD"
-MOST_ROWS, MOST_BYTES = 10_000, 4 << 20
-"""Most rows of a micro-batch that the driver reads. From some ten thousand on, a job on two cores is faster."""
+MOST_ROWS, MOST_BYTES = 100_000, 16 << 20
+"""Most rows of a micro-batch that the driver reads. It is faster than two cores for more as well, but must hold them."""
 _NUMBERS = itertools.count(1)
 _LENGTH = 4
 """Bytes before each batch in the file, as Spark writes to Python: its length."""
