@@ -23,8 +23,8 @@ The claim, in steps:
     there. The write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
     Nothing else depends on it, so an owner may serve the region first. *Crash before it: the next claim searches from
     further back.*
- 6. Replay from `replay_after`+1 to the sentinel. Entries that were read before the claim (`wal.read_ahead`) are not
-    read again, if the last of them still has the same id.
+ 6. Replay from `replay_after`+1 to the entry before the sentinel. Entries that were read before the claim
+    (`wal.read_ahead`) are not read again, if the last of them still has the same id.
  7. Where that took long, look for a newer manifest: an epoch above ours means fenced.
 
 On object storage a claim takes as long as the requests that wait for one another. These run beside others, each for the
@@ -282,13 +282,13 @@ class _Claimer:
         return manifest if guard.epoch == 1 else self.manifests.edit(guard, opened, manifest)
 
     def replayed(self, guard: EpochGuard, raised: _Raised, tip: int, on_progress: Progress | None) -> list[Entry]:
-        """Step 6."""
+        """Step 6. `tip`: the position of the sentinel, which has no rows and ends only batches that replay drops."""
         return replay(
             self.reads,
             self.region_id,
             self.codec,
             raised.manifest.replay_after,
-            tip,
+            tip - 1,
             guard=guard,
             on_progress=on_progress,
             readers=self.options.readers,

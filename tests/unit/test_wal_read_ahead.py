@@ -92,7 +92,7 @@ def test_a_claim_reads_only_what_came_since() -> None:
     log.store.read.clear()
     claimed = log.claim(log.ahead)
     assert found(claimed) == list(range(1, 12))
-    assert set(log.store.read) == {10, 11, 12}  # 10: is it still the same log? 12: the claim's own sentinel
+    assert set(log.store.read) == {10, 11}  # 10: is it still the same log?
 
 
 def test_a_look_reads_at_most_so_many_and_forgets_what_was_flushed() -> None:
