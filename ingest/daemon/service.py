@@ -325,8 +325,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 {"reason": "disagree", "region": str(region)},
             )
         if "from" in request and "flush" not in request:
-            epoch, ended = self.table.give(region)
-            return {"epoch": epoch, "ended": ended}
+            epoch, released = self.table.give(region)
+            return {"epoch": epoch, "ended": None if released is None else released.to_json()}
         return {"epoch": self.table.release(region, flush=request.get("flush"))}
 
 

@@ -271,13 +271,15 @@ class RegionCore:
         with self._ending:
             self._log.append_lingering(self.levels.active.generation)
 
-    def end_reads(self) -> bool:
-        """Stop answering reads from memory; return whether an owner that is told so need not wait for that.
+    def end_reads(self) -> wal.Released | None:
+        """Stop answering reads from memory. Return what to tell the next owner, so that it need not wait for that; None
+        if it must, or if storage may have more than this one knows.
 
         Call it last, as `release`.
         """
         self.lease.end()
-        return self.failure is None and self.alone
+        ended = self.failure is None and self.alone
+        return wal.Released(self.levels.manifest, self._log.position) if ended else None
 
     def release(self) -> None:
         """Stop answering reads from memory, and write in the manifest that the next owner need not wait for that.

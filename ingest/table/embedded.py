@@ -267,7 +267,7 @@ class Table(LevelReads):
         return self.regions.release(region, flush=flush)
 
     @translate_errors
-    def give(self, region: UUID) -> tuple[int, bool]:
+    def give(self, region: UUID) -> tuple[int, wal.Released | None]:
         """As `release`, for a process that claims it next; see `RegionSet.give`."""
         self._refuse_if_closed()
         return self.regions.give(region)

@@ -62,8 +62,8 @@ class BeforeClaim:
     """Directories of SSTs, published or not."""
     committed: int
     """Newest of its generations that the base table had."""
-    ended: int = 0
-    """The epoch of the owner that has released it to us, and told us that it answers no read any more; 0: none has."""
+    released: wal.Released | None = None
+    """What the owner told us that has released it to us; None: none has."""
 
 
 class RegionSet:
@@ -181,7 +181,7 @@ class RegionSet:
             with self.expecting(region):
                 context = self.context
                 entries = () if ahead is None else ahead.entries(context.codec)
-                known = wal.Known(before.committed, before.ended, entries)
+                known = wal.Known(before.committed, before.released, entries)
                 writer = RegionWriter(context, region, self._buckets[region], known)
                 self.collector.note_older_than_claim(region, before.ssts, writer.guard.epoch)
                 self._join(writer, context)
@@ -216,9 +216,9 @@ class RegionSet:
         """
         return self._released(region, flush=flush, told=False)[0]
 
-    def give(self, region: UUID) -> tuple[int, bool]:
-        """As `release`, for a process that claims it next. Return also whether that one need not wait for reads that
-        are answered here: only it is told, which saves two requests while nobody serves the region."""
+    def give(self, region: UUID) -> tuple[int, wal.Released | None]:
+        """As `release`, for a process that claims it next. Return also what to tell it: that saves requests while
+        nobody serves the region."""
         return self._released(region, flush=None, told=True)
 
     def announce(self, endpoint: str) -> None:
@@ -240,7 +240,7 @@ class RegionSet:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _released(self, region: UUID, *, flush: bool | None, told: bool) -> tuple[int, bool]:
+    def _released(self, region: UUID, *, flush: bool | None, told: bool) -> tuple[int, wal.Released | None]:
         with self._turns[region]:
             writer = self.writer(region)
             if writer.failure is None and (flush or (flush is None and _long_to_replay(writer))):
@@ -261,7 +261,7 @@ class RegionSet:
             writer.close()
             raise
 
-    def _leave(self, writer: RegionWriter, *, told: bool = False) -> bool:
+    def _leave(self, writer: RegionWriter, *, told: bool = False) -> wal.Released | None:
         with self.changing:
             self._held = {region: each for region, each in self._held.items() if each is not writer}
         return writer.close(self.missing(writer.region), told=told)

@@ -41,9 +41,10 @@ from memwal.wal import (
 )
 from memwal.wal.assembler import BatchAssembler
 from memwal.wal.entry_reader import EntryReader
+from memwal.wal.fence import _Claimer
 from memwal.wal.fences import Fences
 from memwal.wal.layout import entry_key
-from tests.simulation.lease_world import LeaseWorld, Usurper
+from tests.simulation.lease_world import LeaseWorld
 from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 
 Planted = AbstractContextManager[Any]
@@ -280,16 +281,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
 
 def takes_any_owner_for_the_one_that_ended() -> Planted:
     """A claim waits for nobody who claimed after the owner that said it had ended."""
-    return patch.object(Usurper, "ended", lambda self, number: _Any(self._told.get(number, 0)))
-
-
-class _Any(int):
-    """Differs from no number."""
-
-    def __ne__(self, other: object) -> bool:
-        return False if self else int(self) != other
-
-    __eq__, __hash__ = int.__eq__, int.__hash__
+    return patch.object(_Claimer, "_answers", lambda self, _: self.known.released is None)
 
 
 OF_LEASES: dict[str, Callable[[], Planted]] = {
