@@ -81,13 +81,14 @@ class Peer:
         with suppress(*_ERRORS):
             self._act("look", LOOK_TIMEOUT)
 
-    def ask(self, region: UUID) -> Released | None:
-        """Ask the peer to release `region`; return what it tells us for our claim, if it does.
+    def ask(self, region: UUID, read: int) -> Released | None:
+        """Ask the peer to release `region`; return what it tells us for our claim, if it does. `read`: the position up
+        to which we have read its log.
 
         Raises: MemWalError if it does not release it.
         """
         try:
-            ended = self._act("release", ASK_TIMEOUT, region=str(region))["ended"]
+            ended = self._act("release", ASK_TIMEOUT, region=str(region), read=read)["ended"]
         except _ERRORS as error:
             raise from_flight(error, self.endpoint) from None
         return Released.of_json(ended) if isinstance(ended, dict) else None  # earlier releases say only whether

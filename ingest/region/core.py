@@ -133,10 +133,9 @@ class RegionCore:
         """Whether visible rows wait for the next entry."""
         return self._log.lingers
 
-    @property
-    def unflushed_entries(self) -> int:
-        """Entries of the log that the next claim has to replay."""
-        return self._generations.unflushed_entries
+    def unflushed_entries(self, behind: int = 0) -> int:
+        """Entries of the log that the next claim has to replay; only those behind position `behind`."""
+        return self._generations.unflushed_entries(behind)
 
     def view(self) -> RegionView:
         """Return the levels above the base table as of now. Raises: the error that ended this region."""

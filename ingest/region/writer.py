@@ -155,10 +155,9 @@ class RegionWriter:
         """Bytes of the memtables, indexes counted."""
         return self._levels.unflushed
 
-    @property
-    def unflushed_entries(self) -> int:
-        """Entries of the log that the next claim has to replay."""
-        return self._core.unflushed_entries
+    def unflushed_entries(self, behind: int = 0) -> int:
+        """Entries of the log that the next claim has to replay; only those behind position `behind`."""
+        return self._core.unflushed_entries(behind)
 
     @property
     def published(self) -> list[int]:

@@ -12,7 +12,7 @@ A call for a region that is being acquired waits for it: the sender has learned 
 
 To release a region (`release`), which is the first half of a planned hand-over:
 
-1. If requested, it is flushed while it still serves, so that the next owner has little to replay. *Failure: it stays.*
+1. If requested, or if the next owner would have much to read, it is flushed while it still serves. *Failure: it stays.*
 2. It leaves the set: later calls are told `not_owner` and write nothing.
 3. Its writer ends: queued writes are served and acked, lingering rows are appended, its threads end. The log stays.
 4. Only then `release` returns. *From here on this writer acks nothing, whichever process claims the region next, and
@@ -50,8 +50,8 @@ COMING_WITHIN = 2.0
 """Seconds that a call waits for a region that is being acquired; then its caller looks elsewhere."""
 
 
-def _long_to_replay(writer: RegionWriter) -> bool:
-    return writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries > REPLAYED_ENTRIES
+def _long_to_replay(writer: RegionWriter, read: int) -> bool:
+    return writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries(read) > REPLAYED_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class RegionSet:
                 self._join(writer, context)
             self._note(writer)
             writer.settle()
-            if writer.unflushed_entries > FLUSHED_ENTRIES:
+            if writer.unflushed_entries() > FLUSHED_ENTRIES:
                 with suppress(MemWalError, wal.WalError):  # the writer's own limits run into the same error again
                     writer.freeze()
             return writer.guard.epoch
@@ -216,10 +216,10 @@ class RegionSet:
         """
         return self._released(region, flush=flush, told=False)[0]
 
-    def give(self, region: UUID) -> tuple[int, wal.Released | None]:
-        """As `release`, for a process that claims it next. Return also what to tell it: that saves requests while
-        nobody serves the region."""
-        return self._released(region, flush=None, told=True)
+    def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
+        """As `release`, for a process that claims it next and has read its log up to position `read`. Return also what
+        to tell it: that saves requests while nobody serves the region."""
+        return self._released(region, flush=None, told=True, read=read)
 
     def announce(self, endpoint: str) -> None:
         """Write `endpoint` into the owner's notes of these regions, and of those acquired later."""
@@ -240,10 +240,12 @@ class RegionSet:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _released(self, region: UUID, *, flush: bool | None, told: bool) -> tuple[int, wal.Released | None]:
+    def _released(
+        self, region: UUID, *, flush: bool | None, told: bool, read: int = 0
+    ) -> tuple[int, wal.Released | None]:
         with self._turns[region]:
             writer = self.writer(region)
-            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer))):
+            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer, read))):
                 writer.freeze()()
             return writer.guard.epoch, self._leave(writer, told=told)
 
