@@ -94,7 +94,7 @@ from memwal.wal.store.port import ObjectStore
 _AT_ONCE = 3
 """The most requests of a claim that run beside one another, entries apart."""
 _EARLY = 8
-"""Entries for each reader that are read beside steps 2 to 4, which take four round trips. The others are read in step
+"""Entries for each reader that are read beside steps 2 to 4, which take three round trips. The others are read in step
 6, which shows progress."""
 _LONG = 1.0
 """Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well."""
