@@ -20,9 +20,10 @@ from memwal.wal.errors import (
     StoreUnavailable,
     WalError,
 )
-from memwal.wal.fence import Claim, Known, claim, settle_claim
+from memwal.wal.fence import Claim, claim, settle_claim
 from memwal.wal.garbage import WalCollector, WalGarbage
 from memwal.wal.invariants import InvariantViolation, check_succession
+from memwal.wal.known import Known, Released
 from memwal.wal.layout import bucket_region, regions
 from memwal.wal.lease import ReadLease
 from memwal.wal.log_tail import LogTail
@@ -70,6 +71,7 @@ __all__ = [
     "ReadLease",
     "RegionManifest",
     "RegionStatus",
+    "Released",
     "Resized",
     "Sealed",
     "SsTable",

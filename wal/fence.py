@@ -23,8 +23,8 @@ The claim, in steps:
     there. The write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
     Nothing else depends on it, so an owner may serve the region first. *Crash before it: the next claim searches from
     further back.*
- 6. Replay from `replay_after`+1 to the sentinel. Entries that were read before the claim (`wal.read_ahead`) are not
-    read again, if the last of them still has the same id.
+ 6. Replay from `replay_after`+1 to the entry before the sentinel. Entries that were read before the claim
+    (`wal.read_ahead`) are not read again, if the last of them still has the same id.
  7. Where that took long, look for a newer manifest: an epoch above ours means fenced.
 
 On object storage a claim takes as long as the requests that wait for one another. These run beside others, each for the
@@ -45,6 +45,19 @@ A claim keeps the read lease in the manifest, or raises it to its own, and retur
 reads (`wal.lease`). It need not wait for an owner that told the claimer itself that it has ended, as long as the
 manifest before its own is of that owner's epoch.
 
+An owner that releases the region to a claimer tells it its newest manifest and the newest position of the log
+(`wal.known.Released`). Then step 1 asks storage for nothing, and step 3 begins at that position. Why that is safe:
+
+ * Storage proves the manifest in step 2: the put succeeds only if no version follows it, and it is then read back and
+   compared by its edit id. Otherwise what was told is old: another claim, a commit's prune or a seal came in between,
+   or the owner's last edit landed late. Then the claim begins at step 1, as if nothing had been told. So it does if the
+   manifest told does not pass the checks of step 1.
+ * As long as that manifest is the newest, nobody has claimed the region after the owner that told it, so nobody else
+   has written to the log. That owner's threads have ended, so neither will it. All that it acknowledged lies up to the
+   position told; steps 4 and 6 read it from storage as ever, and an entry missing there is `Corrupt`.
+ * An owner that was fenced or stopped itself may not know what storage has, and tells nothing. *Either of the two dies:
+   the next claim asks storage.*
+
 The spec id is the version of the routing: a claim with an older one than the manifest's is `Resized`.
 
 While storage is unavailable, each read is tried again within the retry budget (`wal.retries`), and so is each write
@@ -53,7 +66,7 @@ While storage is unavailable, each read is tried again within the retry budget (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -62,12 +75,13 @@ from uuid import UUID
 
 from memwal.wal.applied import AppliedMap
 from memwal.wal.beside import Beside
+from memwal.wal.claimable import expect_claimable, expect_no_entries
 from memwal.wal.clock import Clock, Ids
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.epoch import EpochGuard
-from memwal.wal.errors import Corrupt, Resized, Sealed
-from memwal.wal.layout import manifest_prefix, wal_prefix
+from memwal.wal.errors import Corrupt, WalError
+from memwal.wal.known import Known
 from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus
 from memwal.wal.options import CLOCK_RATE, WalOptions
 from memwal.wal.records import Entry, EntryHeader
@@ -80,7 +94,7 @@ from memwal.wal.store.port import ObjectStore
 _AT_ONCE = 3
 """The most requests of a claim that run beside one another, entries apart."""
 _EARLY = 8
-"""Entries for each reader that are read beside steps 2 to 4, which take four round trips. The others are read in step
+"""Entries for each reader that are read beside steps 2 to 4, which take three round trips. The others are read in step
 6, which shows progress."""
 _LONG = 1.0
 """Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well."""
@@ -100,19 +114,6 @@ class Claim:
     `wal.replay.replay`."""
     others_read_until: float = 0.0
     """By the monotonic clock: until then an older owner may answer reads without asking storage; see `wal.lease`."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a claimer knows of the region from before the claim."""
-
-    committed: int = 0
-    """The highest generation of the region that the base table held at some earlier moment."""
-    ended: int = 0
-    """An epoch whose owner told the claimer that it answers no read any more, and that it had waited for the leases of
-    those before it; 0 for none."""
-    entries: Sequence[Entry] = ()
-    """Consecutive entries of the region, from some `replay_after` on."""
 
 
 def claim(
@@ -218,18 +219,42 @@ class _Claimer:
 
     def raise_epoch(self) -> _Raised:
         """Steps 1 and 2. Each conflict means that another writer made progress, so the loop ends."""
-        while True:
+        raised = self._as_told()
+        while raised is None:
             looking = self.beside.begin(self._look)
             current = self.manifests.latest()
-            listed, ahead = looking.result()
+            listed = looking.result()
             if current is None and listed.tip:
                 current = self.manifests.latest()
-            self._check_claimable(current, listed.tip)
-            after = current.replay_after if current else 0
-            known = self.beside.begin(partial(self._early, after, listed, ahead))
-            if (written := self.manifests.create(current, self._next(current), hint=current is None)) is not None:
-                answers = current is not None and current.writer_epoch != self.known.ended
-                return _Raised(written, listed, current.read_lease if current and answers else 0, known)
+            self._expect_claimable(current, listed.tip)
+            raised = self._raised(current, listed)
+        return raised
+
+    def _as_told(self) -> _Raised | None:
+        """Step 2, with what the former owner told in place of step 1; None where that is not the newest any more."""
+        if (told := self.known.released) is None:
+            return None
+        try:
+            self._expect_claimable(told.manifest, told.position)
+        except WalError:
+            return None
+        listed = Listed(told.position, whole=True)
+        reading = self.beside.begin(partial(self._remember, listed))
+        raised = self._raised(told.manifest, listed)
+        reading.result()
+        return raised
+
+    def _raised(self, current: RegionManifest | None, listed: Listed) -> _Raised | None:
+        """Step 2; None where `current` is not the newest any more."""
+        known = self.beside.begin(partial(self._early, current.replay_after if current else 0, listed))
+        if (written := self.manifests.create(current, self._next(current), hint=current is None)) is None:
+            return None
+        return _Raised(written, listed, current.read_lease if current and self._answers(current) else 0, known)
+
+    def _answers(self, current: RegionManifest) -> bool:
+        """Whether the owner of `current` may answer reads."""
+        told = self.known.released
+        return told is None or current.writer_epoch != told.manifest.writer_epoch
 
     def put_sentinel(self, guard: EpochGuard, raised: _Raised) -> tuple[int, AppliedMap]:
         """Steps 3 and 4. Returns the tip, which is the sentinel's position, and the applied map.
@@ -245,7 +270,7 @@ class _Claimer:
         while True:
             applied = newest_applied(reader, tip, manifest.replay_after, guard)
             if guard.epoch == 1:
-                self._expect_no_entries(tip)
+                expect_no_entries(self.region_id, tip)
                 return 0, AppliedMap()
             applied = AppliedMap.of(applied if self.opening is None else self.opening).copy()
             header = self._sentinel(guard, manifest, applied, tip + 1)
@@ -282,46 +307,48 @@ class _Claimer:
         return manifest if guard.epoch == 1 else self.manifests.edit(guard, opened, manifest)
 
     def replayed(self, guard: EpochGuard, raised: _Raised, tip: int, on_progress: Progress | None) -> list[Entry]:
-        """Step 6."""
+        """Step 6. `tip`: the position of the sentinel, which has no rows and ends only batches that replay drops."""
         return replay(
             self.reads,
             self.region_id,
             self.codec,
             raised.manifest.replay_after,
-            tip,
+            tip - 1,
             guard=guard,
             on_progress=on_progress,
             readers=self.options.readers,
             known=raised.known.result(),
         )
 
-    def _look(self) -> tuple[Listed, Sequence[Entry]]:
-        """The listing of step 1; and the entries known, or none if the last of them is not in the log any more."""
+    def _look(self) -> Listed:
+        """The listing of step 1."""
         listed = list_tip(self.reads, self.region_id, self.codec.suffix)
-        ahead = self.known.entries
-        if ahead and not self._is_there(ahead[-1]):
-            ahead = ()
+        self._remember(listed)
+        return listed
+
+    def _remember(self, listed: Listed) -> None:
+        """Read the header that step 4 will most likely want."""
         if listed.whole and listed.tip:
             with suppress(Corrupt):  # it may be an old fence that nobody needs
-                self.reader.header(listed.tip)  # step 4 will most likely want it, and finds it remembered
-        return listed, ahead
+                self.reader.header(listed.tip)
 
-    def _is_there(self, entry: Entry) -> bool:
-        found = self.reader.header(entry.position)
-        return found is not None and bool(found.entry_id) and found.entry_id == entry.header.entry_id
+    def _early(self, after: int, listed: Listed) -> dict[int, Entry]:
+        """The entries known, and the first ones behind them, by position; those up to position `after` are not needed.
 
-    def _early(self, after: int, listed: Listed, ahead: Sequence[Entry]) -> dict[int, Entry]:
-        """`ahead`, and the first entries behind it, by position; those up to position `after` are not needed."""
-        known = {entry.position: entry for entry in ahead if entry.position > after}
-        start = max(known, default=after) + 1
-        wanted = range(start, min(listed.tip, start + _EARLY * self.options.readers) + 1 if listed.whole else start)
-        reader = EntryReader(self.reads, self.region_id, self.codec, self.options.readers)
-        with suppress(Corrupt), closing(reader.each(wanted)) as entries:  # step 6 reads it again, and raises
-            for position, entry in zip(wanted, entries, strict=False):
+        The last one known is read once more. Where it is another one now, this is another log, and none counts.
+        """
+        known = {entry.position: entry for entry in self.known.entries if entry.position > after}
+        start, last = max(known, default=after + 1), max(known, default=after)
+        if listed.whole:
+            last = max(last, min(listed.tip, start + _EARLY * self.options.readers))
+        reader, read = EntryReader(self.reads, self.region_id, self.codec, self.options.readers), dict[int, Entry]()
+        with suppress(Corrupt), closing(reader.each(range(start, last + 1))) as entries:  # step 6 raises it
+            for position, entry in enumerate(entries, start):
                 if entry is None:
                     break
-                known[position] = entry
-        return known
+                read[position] = entry
+        is_same = start in read and (start not in known or read[start].is_again(known[start]))
+        return known | read if is_same else {}
 
     def _next(self, current: RegionManifest | None) -> RegionManifest:
         if current is None:
@@ -344,44 +371,16 @@ class _Claimer:
         serves = not self.seal and self.opening is None and self.codec.suffix != "arrow"
         return round(1000 * self.options.read_lease) if serves else 0
 
-    def _check_claimable(self, current: RegionManifest | None, listed: int) -> None:
-        if current is None:
-            self._expect_no_entries(listed)
-            if self.opening is not None:
-                raise Corrupt(f"{manifest_prefix(self.region_id)}: empty, though a resize sealed it; restore a backup")
-            return
-        self._check_routing(current)
-        if current.current_generation <= self.known.committed:
-            raise Corrupt(
-                f"region {self.region_id}: generation {self.known.committed} is committed, but manifest version "
-                f"{current.version} publishes {current.current_generation} next: it is older than the base table; "
-                "restore the whole table from one backup"
-            )
-
-    def _check_routing(self, current: RegionManifest) -> None:
-        if current.spec_id > self.spec_id or (self.opening is not None and current.spec_id == self.spec_id):
-            raise Resized(self.region_id, self.spec_id, current.spec_id)
-        if current.status is RegionStatus.SEALED:
-            if not self.seal and self.opening is None:
-                raise Sealed(
-                    f"region {self.region_id} is sealed and takes no new writer: the table is being resized; open it "
-                    "again in a moment, or, where that was broken off, run `memwal regions resize`; its rows stay "
-                    "readable"
-                )
-        elif current.spec_id != self.spec_id:
-            raise Corrupt(
-                f"region {self.region_id}: manifest version {current.version} belongs to routing version "
-                f"{current.spec_id}, expected {self.spec_id}; restore the whole table from one backup"
-            )
-
-    def _expect_no_entries(self, tip: int) -> None:
-        """Raise Corrupt where the log has an entry: without a manifest it would have been written without a claim."""
-        if tip:
-            raise Corrupt(
-                f"region {self.region_id} has WAL entries up to position {tip} but had no manifest; restore "
-                f"{manifest_prefix(self.region_id)} from a backup, or move {wal_prefix(self.region_id)} away to start "
-                "empty"
-            )
+    def _expect_claimable(self, current: RegionManifest | None, tip: int) -> None:
+        expect_claimable(
+            self.region_id,
+            current,
+            tip,
+            spec_id=self.spec_id,
+            committed=self.known.committed,
+            seal=self.seal,
+            opening=self.opening is not None,
+        )
 
     def _probed(self, tip: int) -> int:
         return probe_tip(self.reads, self.region_id, self.codec.suffix, tip)

@@ -15,6 +15,8 @@ does without.
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
 from uuid import UUID
 
 from memwal.wal.clock import Clock
@@ -32,7 +34,7 @@ BYTES_MAX = 64 << 20
 class ReadAhead:
     """The entries of one region behind `replay_after`, as far as they were read. Writes nothing and fences no writer.
 
-    Thread safety. One thread calls `look`; `entries` from any, also during a look.
+    Thread safety. Any thread; looks wait for one another.
     Invariants. The entries are consecutive.
     """
 
@@ -47,29 +49,44 @@ class ReadAhead:
     ) -> None:
         """`codec`: returns entries in the caller's row schema. Nothing is read before the first look."""
         self.codec = codec
-        self._reader = EntryReader(store, region_id, codec)
+        self._readers = 1 if options is None else options.readers
+        self._reader = EntryReader(store, region_id, codec, self._readers)
         self._manifests = ManifestStore(store, region_id, clock=clock, options=options)
         self._manifest: RegionManifest | None = None
         self._entries: dict[int, Entry] = {}
         self._next, self._bytes = 1, 0
+        self._looking = threading.Lock()
+
+    @property
+    def position(self) -> int:
+        """The position up to which a claim need not read the log, as of the last look."""
+        return self._next - 1
 
     def look(self, most: int) -> int:
         """Read at most `most` of the entries that follow; forget those that were flushed. Returns how many were read.
 
         Raises Corrupt, StoreUnavailable, StoreRefused; what was read before stays, look again later.
         """
-        self._manifest = self._manifests.latest(self._manifest)
-        if self._manifest is None:
-            return 0
-        self._forget(self._manifest.replay_after)
-        for count in range(most):
-            entry = self._reader.read(self._next) if self._bytes < BYTES_MAX else None
-            if entry is None:
-                return count
-            self._entries[self._next] = entry
-            self._bytes += entry.rows.nbytes
-            self._next += 1
-        return most
+        with self._looking:
+            self._manifest = self._manifests.latest(self._manifest)
+            if self._manifest is None:
+                return 0
+            self._forget(self._manifest.replay_after)
+            before, at_once = self._next, 1
+            while self._read(min(at_once, before + most - self._next)):
+                at_once = min(2 * at_once, self._readers)  # an idle region costs one request, others few in vain
+            return self._next - before
+
+    def _read(self, most: int) -> bool:
+        """Read the next `most` entries; return whether there may be more, and room for them."""
+        with closing(self._reader.each(range(self._next, self._next + most))) as entries:
+            for entry in entries:
+                if entry is None or self._bytes >= BYTES_MAX:
+                    return False
+                self._entries[self._next] = entry
+                self._bytes += entry.rows.nbytes
+                self._next += 1
+        return most > 0 and self._bytes < BYTES_MAX
 
     def entries(self, codec: EntryCodec) -> list[Entry]:
         """Return the entries, in order; none if `codec` is another one: the columns of the table were changed."""

@@ -62,3 +62,7 @@ class Entry:
     header: EntryHeader
     rows: pa.Table
     """In the row schema; no rows in a sentinel."""
+
+    def is_again(self, other: Entry) -> bool:
+        """Whether `other` is this entry, read at another time; False of another program's, which has no id."""
+        return bool(self.header.entry_id) and self.header.entry_id == other.header.entry_id

@@ -40,7 +40,7 @@ from uuid import UUID
 from memwal import wal
 from memwal.ingest.daemon.peers import LOOK_EVERY, Peer
 from memwal.ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, inherited, target
-from memwal.ingest.daemon.standby import Standby
+from memwal.ingest.daemon.standby import MOST_BEFORE_ASKING, Standby
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.writer import RegionWriter
@@ -334,21 +334,18 @@ class Balancer:
         """Claim the region; ask its `owner` for it first, if it has one."""
         with self._table.regions.expecting(region):
             before = self._table.before_claim(region)  # while its owner, if any, still serves it
-            ended = 0 if owner is None else self._released(region, owner)
-            if ended is None or self._stopped.is_set():
+            if owner is not None:
+                try:
+                    before = replace(before, released=owner.ask(region, self._standby.look(region, MOST_BEFORE_ASKING)))
+                except MemWalError as error:
+                    _LOG.info("the daemon at %s keeps region %s for now: %s", owner.endpoint, region, error)
+                    owner.look()  # it may have ended
+                    self._clock.sleep(_STEP)
+                    return
+            if self._stopped.is_set():
                 return
-            epoch = self._table.acquire(region, replace(before, ended=ended), self._standby.take(region))
+            epoch = self._table.acquire(region, before, self._standby.take(region))
             _LOG.info("region %s is served here with writer epoch %d", region, epoch)
-
-    def _released(self, region: UUID, owner: Peer) -> int | None:
-        """Ask `owner` for the region; return what it answers, None if it keeps the region."""
-        try:
-            return owner.ask(region)
-        except MemWalError as error:
-            _LOG.info("the daemon at %s keeps region %s for now: %s", owner.endpoint, region, error)
-            owner.look()  # it may have ended
-            self._clock.sleep(_STEP)
-            return None
 
     def _seen(self, peer: Peer, answer: Answer | None, refused: bool) -> None:
         with self._lock:

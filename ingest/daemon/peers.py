@@ -22,6 +22,7 @@ from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc.credentials import Access, bearer
 from memwal.ingest.rpc.wire import from_flight, pack
 from memwal.ingest.threads import Worker
+from memwal.wal import Released
 
 _LOG = logging.getLogger("memwal.peers")
 LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.05, 1.0
@@ -80,16 +81,17 @@ class Peer:
         with suppress(*_ERRORS):
             self._act("look", LOOK_TIMEOUT)
 
-    def ask(self, region: UUID) -> int:
-        """Ask the peer to release `region`; return its epoch if we need not wait for reads that it answers, else 0.
+    def ask(self, region: UUID, read: int) -> Released | None:
+        """Ask the peer to release `region`; return what it tells us for our claim, if it does. `read`: the position up
+        to which we have read its log.
 
-        Raises: MemWalError if it does not.
+        Raises: MemWalError if it does not release it.
         """
         try:
-            told = self._act("release", ASK_TIMEOUT, region=str(region))
-            return int(told["epoch"]) if told.get("ended") else 0
+            ended = self._act("release", ASK_TIMEOUT, region=str(region), read=read)["ended"]
         except _ERRORS as error:
             raise from_flight(error, self.endpoint) from None
+        return Released.of_json(ended) if isinstance(ended, dict) else None  # earlier releases say only whether
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

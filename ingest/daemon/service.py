@@ -18,7 +18,8 @@ DoAction   "changes_position" {"at"} |
            "record" {"token", "durable", "regions", "routing"}  records the token as applied in each of them
            "schema" {"look": true}     looks first whether somebody changed the table's columns
            "regions"                   which regions are here; answers while they are being claimed, too
-           "release" {"region", "flush"}   releases a region, so that the asker can claim it
+           "release" {"region", "flush", "read"}   releases a region, so that the asker can claim it, which has read
+           its log up to that position
            "look"                      tells the daemon to look at the caller, a peer whose state changed
            `from`, on the last three: the endpoint of the peer that asks
 DoExchange {"op": …} of a DoGet, "write" and "delete" of a DoPut, {"act": name, …} of a DoAction,
@@ -325,8 +326,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 {"reason": "disagree", "region": str(region)},
             )
         if "from" in request and "flush" not in request:
-            epoch, ended = self.table.give(region)
-            return {"epoch": epoch, "ended": ended}
+            epoch, released = self.table.give(region, int(request.get("read", 0)))
+            return {"epoch": epoch, "ended": None if released is None else released.to_json()}
         return {"epoch": self.table.release(region, flush=request.get("flush"))}
 
 

@@ -133,10 +133,9 @@ class RegionCore:
         """Whether visible rows wait for the next entry."""
         return self._log.lingers
 
-    @property
-    def unflushed_entries(self) -> int:
-        """Entries of the log that the next claim has to replay."""
-        return self._generations.unflushed_entries
+    def unflushed_entries(self, behind: int = 0) -> int:
+        """Entries of the log that the next claim has to replay; only those behind position `behind`."""
+        return self._generations.unflushed_entries(behind)
 
     def view(self) -> RegionView:
         """Return the levels above the base table as of now. Raises: the error that ended this region."""
@@ -271,13 +270,15 @@ class RegionCore:
         with self._ending:
             self._log.append_lingering(self.levels.active.generation)
 
-    def end_reads(self) -> bool:
-        """Stop answering reads from memory; return whether an owner that is told so need not wait for that.
+    def end_reads(self) -> wal.Released | None:
+        """Stop answering reads from memory. Return what to tell the next owner, so that it need not wait for that; None
+        if it must, or if storage may have more than this one knows.
 
         Call it last, as `release`.
         """
         self.lease.end()
-        return self.failure is None and self.alone
+        ended = self.failure is None and self.alone
+        return wal.Released(self.levels.manifest, self._log.position) if ended else None
 
     def release(self) -> None:
         """Stop answering reads from memory, and write in the manifest that the next owner need not wait for that.

@@ -64,10 +64,9 @@ class RegionGenerations:
 
     # ---- any thread ----------------------------------------------------------------------------------------------
 
-    @property
-    def unflushed_entries(self) -> int:
-        """Entries of the log that the next claim has to replay."""
-        return self._log.position - self._levels.manifest.replay_after
+    def unflushed_entries(self, behind: int = 0) -> int:
+        """Entries of the log that the next claim has to replay; only those behind position `behind`."""
+        return max(0, self._log.position - max(behind, self._levels.manifest.replay_after))
 
     def waiting(self) -> Backlog:
         """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""

@@ -155,10 +155,9 @@ class RegionWriter:
         """Bytes of the memtables, indexes counted."""
         return self._levels.unflushed
 
-    @property
-    def unflushed_entries(self) -> int:
-        """Entries of the log that the next claim has to replay."""
-        return self._core.unflushed_entries
+    def unflushed_entries(self, behind: int = 0) -> int:
+        """Entries of the log that the next claim has to replay; only those behind position `behind`."""
+        return self._core.unflushed_entries(behind)
 
     @property
     def published(self) -> list[int]:
@@ -199,11 +198,11 @@ class RegionWriter:
         except wal.WalError as error:
             self._context.log.warning("region %s: the claim's position is not noted: %s", self.region, error)
 
-    def close(self, reason: MemWalError | None = None, *, told: bool = False) -> bool:
+    def close(self, reason: MemWalError | None = None, *, told: bool = False) -> wal.Released | None:
         """Append lingering rows and stop the threads. Nothing is flushed: the WAL has the rows.
 
-        `reason`: the error of later calls. `told`: the next owner is told what this returns: whether it need not wait
-        for reads that this one answers. Else it is written for any next owner.
+        `reason`: the error of later calls. `told`: the next owner is told what this returns, as of
+        `RegionCore.end_reads`. Else it is written for any next owner.
         Raises: the error that kept visible rows from the WAL; the threads have ended even then.
         """
         alive = self._core.failure is None
@@ -216,12 +215,12 @@ class RegionWriter:
         fields = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
         self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=fields)
         with self._proving:
-            ended = self._core.end_reads()
+            released = self._core.end_reads()
             if not told:
                 self._core.release()
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
-        return ended
+        return released
 
     def _prove(self, enough: Callable[[int], bool], ticket: int) -> None:
         with self._proving:

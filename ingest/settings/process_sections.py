@@ -158,7 +158,7 @@ class DaemonSettings(Section):
         description=(
             "how often one of several daemons reads what is new in the logs of the regions that it would "
             "take over, which makes a take-over shorter; about three requests per region each time, and "
-            "one for each new entry; 0 = read them only when they are taken over"
+            "one or two for each new entry; 0 = read them only when they are taken over"
         ),
     )
     drain_timeout: Duration = Field(20.0, description="longest wait for puts in progress when the daemon ends")

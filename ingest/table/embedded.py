@@ -267,10 +267,10 @@ class Table(LevelReads):
         return self.regions.release(region, flush=flush)
 
     @translate_errors
-    def give(self, region: UUID) -> tuple[int, bool]:
+    def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
         """As `release`, for a process that claims it next; see `RegionSet.give`."""
         self._refuse_if_closed()
-        return self.regions.give(region)
+        return self.regions.give(region, read)
 
     def look_at_commits(self) -> None:
         """Make the commit loop look soon: another process may have committed, or has SSTs to commit."""

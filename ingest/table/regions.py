@@ -12,7 +12,7 @@ A call for a region that is being acquired waits for it: the sender has learned 
 
 To release a region (`release`), which is the first half of a planned hand-over:
 
-1. If requested, it is flushed while it still serves, so that the next owner has little to replay. *Failure: it stays.*
+1. If requested, or if the next owner would have much to read, it is flushed while it still serves. *Failure: it stays.*
 2. It leaves the set: later calls are told `not_owner` and write nothing.
 3. Its writer ends: queued writes are served and acked, lingering rows are appended, its threads end. The log stays.
 4. Only then `release` returns. *From here on this writer acks nothing, whichever process claims the region next, and
@@ -50,8 +50,8 @@ COMING_WITHIN = 2.0
 """Seconds that a call waits for a region that is being acquired; then its caller looks elsewhere."""
 
 
-def _long_to_replay(writer: RegionWriter) -> bool:
-    return writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries > REPLAYED_ENTRIES
+def _long_to_replay(writer: RegionWriter, read: int) -> bool:
+    return writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries(read) > REPLAYED_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class BeforeClaim:
     """Directories of SSTs, published or not."""
     committed: int
     """Newest of its generations that the base table had."""
-    ended: int = 0
-    """The epoch of the owner that has released it to us, and told us that it answers no read any more; 0: none has."""
+    released: wal.Released | None = None
+    """What the owner told us that has released it to us; None: none has."""
 
 
 class RegionSet:
@@ -181,13 +181,13 @@ class RegionSet:
             with self.expecting(region):
                 context = self.context
                 entries = () if ahead is None else ahead.entries(context.codec)
-                known = wal.Known(before.committed, before.ended, entries)
+                known = wal.Known(before.committed, before.released, entries)
                 writer = RegionWriter(context, region, self._buckets[region], known)
                 self.collector.note_older_than_claim(region, before.ssts, writer.guard.epoch)
                 self._join(writer, context)
             self._note(writer)
             writer.settle()
-            if writer.unflushed_entries > FLUSHED_ENTRIES:
+            if writer.unflushed_entries() > FLUSHED_ENTRIES:
                 with suppress(MemWalError, wal.WalError):  # the writer's own limits run into the same error again
                     writer.freeze()
             return writer.guard.epoch
@@ -216,10 +216,10 @@ class RegionSet:
         """
         return self._released(region, flush=flush, told=False)[0]
 
-    def give(self, region: UUID) -> tuple[int, bool]:
-        """As `release`, for a process that claims it next. Return also whether that one need not wait for reads that
-        are answered here: only it is told, which saves two requests while nobody serves the region."""
-        return self._released(region, flush=None, told=True)
+    def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
+        """As `release`, for a process that claims it next and has read its log up to position `read`. Return also what
+        to tell it: that saves requests while nobody serves the region."""
+        return self._released(region, flush=None, told=True, read=read)
 
     def announce(self, endpoint: str) -> None:
         """Write `endpoint` into the owner's notes of these regions, and of those acquired later."""
@@ -240,10 +240,12 @@ class RegionSet:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _released(self, region: UUID, *, flush: bool | None, told: bool) -> tuple[int, bool]:
+    def _released(
+        self, region: UUID, *, flush: bool | None, told: bool, read: int = 0
+    ) -> tuple[int, wal.Released | None]:
         with self._turns[region]:
             writer = self.writer(region)
-            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer))):
+            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer, read))):
                 writer.freeze()()
             return writer.guard.epoch, self._leave(writer, told=told)
 
@@ -261,7 +263,7 @@ class RegionSet:
             writer.close()
             raise
 
-    def _leave(self, writer: RegionWriter, *, told: bool = False) -> bool:
+    def _leave(self, writer: RegionWriter, *, told: bool = False) -> wal.Released | None:
         with self.changing:
             self._held = {region: each for region, each in self._held.items() if each is not writer}
         return writer.close(self.missing(writer.region), told=told)

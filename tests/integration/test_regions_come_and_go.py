@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
     one.release(region)
     other.acquire(region)
     writer = other.regions.writer(region)
-    assert (writer.unflushed_entries, writer.published) == (1, [1]), "the sentinel of the claim is all that is left"
+    assert (writer.unflushed_entries(), writer.published) == (1, [1]), "the sentinel of the claim is all that is left"
     for number in range(4):
         other.put(its, token=f"other:{number}")
     other.release(region)
@@ -182,6 +183,35 @@ def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
     one.acquire(region)
     wait_until(lambda: one.regions.writer(region).published == [1, 2])
     assert one.only([region]).count() == its.num_rows
+
+
+def test_what_the_next_owner_has_read_is_not_flushed_for_it(
+    owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memwal.ingest.table.regions.REPLAYED_ENTRIES", 5)
+    one, other = owners
+    region = one.base.regions[0]
+    one.acquire(region)
+    rows = made.table(range(40))
+    its = rows.filter(pa.array(one.base.route(rows) == 0))
+    for number in range(6):
+        one.put(its, token=f"one:{number}")
+    standby = Standby(other, list, 0)
+    assert standby.look(region, 4) == 4
+    read = standby.look(region)
+    assert read == 6
+    one.put(its, token="one:6")
+    _, released = one.give(region, read)
+    other.acquire(region, replace(other.before_claim(region), released=released), standby.take(region))
+    writer = other.regions.writer(region)
+    assert (writer.unflushed_entries(), writer.published) == (8, []), "seven and the sentinel of the claim"
+    assert other.applied("one", [region]).everywhere == 6
+    assert other.only([region]).count() == its.num_rows
+    for number in range(6):
+        other.put(its, token=f"other:{number}")
+    other.give(region, read)
+    assert one.acquire(region) == 3
+    assert one.regions.writer(region).published == [1]
 
 
 def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -309,17 +310,42 @@ def test_a_region_changes_hands_in_few_requests_one_after_the_other(
     table.release(region)
     fault_proxy.forget()
     table.acquire(region, before)
-    asked = [(each.method, each.key.split("/")[4]) for each in fault_proxy.requests]
-    assert Counter(asked) == {
+    assert _asked(fault_proxy) == {
         ("LIST", "wal"): 1,
         # Hint, newest, none behind it; behind each of the two that are written: the one before is in its place.
         ("GET", "manifest"): 5,
         ("PUT", "manifest"): 3,  # the epoch, the sentinel's position, the hint
         ("PUT", "owner.json"): 1,
-        ("GET", "wal"): 5,  # the newest, then all of them with the sentinel, several at once
+        ("GET", "wal"): 4,  # the newest, then all of them, several at once
         ("PUT", "wal"): 1,
     }
     assert table.count() == 3
+
+
+def test_a_claimer_that_was_told_makes_few_requests(
+    open_s3: Callable[..., Any], s3_table_through_proxy: Any, fault_proxy: Any, made: Any
+) -> None:
+    table = open_s3(s3_table_through_proxy, regions=1)
+    for number in range(3):
+        table.put(made.rows([number]))
+    (region,) = table.base.regions
+    before = table.before_claim(region)
+    _, released = table.give(region)
+    fault_proxy.forget()
+    table.acquire(region, replace(before, released=released))
+    assert _asked(fault_proxy) == {
+        ("GET", "manifest"): 2,  # behind each of the two that are written: the one before is in its place
+        ("PUT", "manifest"): 3,
+        ("PUT", "owner.json"): 1,
+        ("GET", "wal"): 4,  # beside them
+        ("PUT", "wal"): 1,
+    }
+    assert table.count() == 3
+
+
+def _asked(fault_proxy: Any) -> Mapping[tuple[str, str], int]:
+    """How often each kind of object of a region was asked for, by method."""
+    return Counter((each.method, each.key.split("/")[4]) for each in fault_proxy.requests)
 
 
 def test_storage_that_fails_is_asked_a_bounded_number_of_times(

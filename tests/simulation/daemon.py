@@ -132,7 +132,8 @@ class Daemon:
     def claim(self, region: UUID) -> None:
         """Claim a region and serve it from now on. Raises: as `wal.claim`."""
         assert self.base is not None
-        core = RegionCore.open(self._context, region, wal.Known(self.base.committed.get(region, 0)))
+        known = wal.Known(self.base.committed.get(region, 0), self.world.told.get(region))
+        core = RegionCore.open(self._context, region, known)
         self.cores[region] = core
         self.world.say(f"claimed epoch {core.guard.epoch}")
 
@@ -171,6 +172,7 @@ class Daemon:
         if self._inboxes[region]:
             self.serve(region, core)
         core.close()
+        self.world.told[region] = core.end_reads()
         self.world.say(f"released epoch {core.guard.epoch}")
 
     def _flush(self, region: UUID) -> None:

@@ -105,9 +105,9 @@ PLANTED_IN_DAEMONS: dict[str, Callable[[], Planted]] = {
 }
 
 FOUND_BY = {
-    "cuts_the_rows_and_not_what_deletes": 11,
-    "carries_the_highest_only": 11,
-    "carries_what_all_have_only": 14,
+    "cuts_the_rows_and_not_what_deletes": 12,
+    "carries_the_highest_only": 1,
+    "carries_what_all_have_only": 10,
     "claims_with_an_empty_map": 6,
     "collects_the_snapshot_that_is_named": 4,
     "collects_snapshots_ahead_of_their_entry": 4,

@@ -68,6 +68,8 @@ class DaemonWorld(World):
         super().__init__(seed, directory, trace)
         self.region_ids = [wal.bucket_region(bucket) for bucket in range(BUCKETS_MAX)]
         self.checkpoints: dict[str, Checkpoint] = {}
+        self.told: dict[UUID, wal.Released | None] = {}
+        """What the daemon that released a region last tells the next ones, of which some claim long after that."""
         self.daemons = cast("list[Daemon]", self.processes)
 
     def drawn(self) -> tuple[Shape, Weather]:

@@ -21,13 +21,13 @@ class Usurper(Visitor):
     pace = (1.0, 3.0, 6.0)
 
     def __init__(self, world: World, name: str) -> None:
-        self._told: dict[int, int] = {}
-        """Epochs of its own claims, by region, that it ended with a word."""
+        self._told: dict[int, wal.Released] = {}
+        """What its own claims, by region, said that ended with a word."""
         super().__init__(world, name)
 
-    def ended(self, number: int) -> int:
-        """What the next claim of the region knows of owners that have ended."""
-        return self._told.get(number, 0)
+    def told(self, number: int) -> wal.Released | None:
+        """What the next claim of the region was told by an owner that has ended."""
+        return self._told.get(number)
 
     def step(self) -> None:
         with suppress(*EXPECTED):
@@ -35,7 +35,7 @@ class Usurper(Visitor):
 
     def _take(self, number: int) -> None:
         world, oracle = self.world, self.world.oracle
-        context, known = world.context(self.store, self.clock, self.name), wal.Known(ended=self.ended(number))
+        context, known = world.context(self.store, self.clock, self.name), wal.Known(released=self.told(number))
         core = RegionCore.open(context, world.region_ids[number], known, settle=False)
         oracle.claimed(number, core.guard.epoch)
         world.say(f"took region {number} with epoch {core.guard.epoch}")
@@ -52,8 +52,8 @@ class Usurper(Visitor):
             core.close()
         if end < 0.3:
             core.release()
-        elif end < 0.6 and core.end_reads():
-            self._told[number] = core.guard.epoch
+        elif end < 0.6 and (released := core.end_reads()) is not None:
+            self._told[number] = released
 
 
 class LeaseWorld(World):

@@ -246,7 +246,7 @@ def test_many_entries_freeze_the_memtable_so_that_the_next_owner_has_few_to_read
         region.core.keep_limits()
     assert frozen_and_active(region.core) == [3, 2]
     assert region.core.publish_next()
-    assert region.core.unflushed_entries == 2
+    assert region.core.unflushed_entries() == 2
     assert frozen_and_active(region.again()) == [2]
 
 
@@ -258,7 +258,7 @@ def test_notes_of_batches_without_rows_do_not_pile_up_in_the_log(tmp_path: Path)
         core.serve([write(token=Token("loader", number))])
         core.keep_limits()
         core.publish_next()
-    assert core.unflushed_entries < 10
+    assert core.unflushed_entries() < 10
     wal.WalCollector(region.store, REGION, region.context.codec, FakeClock(1e12)).collect(0.0)
     assert len([key for key in region.store.list(wal_prefix(REGION)) if "/wal/" in key]) < 12
     again = region.again()

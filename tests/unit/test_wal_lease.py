@@ -128,14 +128,15 @@ def test_who_told_the_claimer_that_it_ended_is_not_waited_for(store: wal.ObjectS
     lease.prove()
     lease.end()
     assert not lease.covers(lease.ticket())
-    assert newer.waits(newer.claim(known=wal.Known(ended=claimed.guard.epoch))) == 0
+    known = wal.Known(released=wal.Released(claimed.manifest, position=0))
+    assert newer.waits(newer.claim(known=known)) == 0
 
 
 def test_who_claimed_after_the_one_that_ended_is_waited_for(store: wal.ObjectStore) -> None:
     older, between, newer = Machine(store), Machine(store, lease=2.0), Machine(store)
     older.lease(claimed := older.claim()).end()
     between.lease(between.claim()).prove()
-    known = wal.Known(ended=claimed.guard.epoch)
+    known = wal.Known(released=wal.Released(claimed.manifest, position=0))
     assert newer.waits(newer.claim(known=known)) == pytest.approx(CLOCK_RATE * 2.0)
 
 

@@ -17,6 +17,7 @@ from memwal.wal import (
     StoreUnavailable,
     SystemIds,
     WalAppender,
+    WalOptions,
     bucket_region,
     claim,
     read_ahead,
@@ -92,7 +93,7 @@ def test_a_claim_reads_only_what_came_since() -> None:
     log.store.read.clear()
     claimed = log.claim(log.ahead)
     assert found(claimed) == list(range(1, 12))
-    assert set(log.store.read) == {10, 11, 12}  # 10: is it still the same log? 12: the claim's own sentinel
+    assert set(log.store.read) == {10, 11}  # 10: is it still the same log?
 
 
 def test_a_look_reads_at_most_so_many_and_forgets_what_was_flushed() -> None:
@@ -109,6 +110,24 @@ def test_a_look_reads_at_most_so_many_and_forgets_what_was_flushed() -> None:
     assert log.ahead.look(3) == 1
     assert positions(log.ahead) == [8]
     assert found(log.claim(log.ahead)) == [8]
+
+
+def test_several_readers_read_in_growing_steps() -> None:
+    """An idle region costs one read, a busy one no more than as many in vain as there are readers."""
+    log = Log()
+    ahead = ReadAhead(log.store, REGION, CODEC, clock=CLOCK, options=WalOptions(readers=4))
+    for number in range(1, 21):
+        log.put(number)
+    assert ahead.look(100) == 20
+    assert positions(ahead) == list(range(1, 21))
+    assert sorted(log.store.read) == list(range(1, 24))  # 1, 2 and then 4 at once
+    log.store.read.clear()
+    assert ahead.look(100) == 0
+    assert log.store.read == [21]
+    assert ahead.position == 20
+    log.put(21)
+    log.flushed(21)
+    assert (ahead.look(100), ahead.position) == (0, 21)
 
 
 def test_what_was_read_before_an_error_of_storage_stays() -> None:

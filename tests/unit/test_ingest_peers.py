@@ -1,0 +1,48 @@
+"""What a daemon makes of the answers of its peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memwal.ingest.daemon.peers import Peer
+from memwal.ingest.rpc.credentials import Access
+from memwal.wal import Corrupt, RegionManifest, Released, bucket_region
+
+REGION = bucket_region(0)
+RELEASED = Released(RegionManifest(version=3, writer_epoch=2, region_id=REGION, edit_id="a" * 32), position=17)
+
+
+class Answering(Peer):
+    """Gives one answer, over no network."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer, self.asked = answer, list[dict[str, Any]]()
+        super().__init__("grpc://127.0.0.1:1", "grpc://127.0.0.1:2", "t", lambda *_: None, Access())
+        self.stop()
+
+    def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:
+        self.asked.append({"act": name, **request})
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (RELEASED.to_json(), RELEASED),
+        (None, None),  # it ended itself after a failure of storage, or had not waited for the owner before it
+        (True, None),  # a daemon of an earlier release says only that it has ended
+    ],
+)
+def test_an_owner_that_releases_a_region_tells_what_it_knows(ended: object, told: Released | None) -> None:
+    peer = Answering({"epoch": 2, "ended": ended})
+    assert peer.ask(REGION, read=16) == told
+    assert peer.asked[-1] == {"act": "release", "region": str(REGION), "read": 16}
+
+
+def test_a_manifest_that_was_damaged_on_its_way_is_refused() -> None:
+    manifest = RELEASED.to_json()["manifest"]
+    peer = Answering({"epoch": 2, "ended": RELEASED.to_json() | {"manifest": manifest[:-4] + "0000"}})
+    with pytest.raises(Corrupt):
+        peer.ask(REGION, read=0)

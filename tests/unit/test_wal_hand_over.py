@@ -1,0 +1,263 @@
+"""A claimer that the former owner told where its manifest and its log end: it asks less, and finds the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from memwal.wal import (
+    Claim,
+    Corrupt,
+    Fenced,
+    Known,
+    ManifestStore,
+    OutcomeUnknown,
+    PutOutcome,
+    Released,
+    Sealed,
+    SystemIds,
+    WalAppender,
+    WalOptions,
+    bucket_region,
+    claim,
+)
+from memwal.wal.layout import manifest_key, parse_entry_key, parse_manifest_key
+from tests.log_rows import CODEC, rows
+from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
+
+REGION = bucket_region(0)
+LEASE = WalOptions(read_lease=2.0)
+
+
+class Noting(MemoryStore):
+    """Notes the calls, with numbers in place of reversed binary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def note(self, call: str, key: str) -> None:
+        parsed = parse_entry_key(key) or parse_manifest_key(key)
+        self.calls.append(f"{call} {key.split('/')[2]}{f'/{parsed[1]}' if parsed else ''}")
+
+    def get(self, key: str) -> bytes | None:
+        self.note("get", key)
+        return super().get(key)
+
+    def exists(self, key: str) -> bool:
+        self.note("exists", key)
+        return super().exists(key)
+
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        self.note("list", prefix)
+        return super().list_some(prefix, most)
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        self.note("put_if_absent", key)
+        return super().put_if_absent(key, data)
+
+
+class Owner:
+    """A claim of the region, and its log."""
+
+    def __init__(self, store: MemoryStore, known: Known | None = None, options: WalOptions = LEASE) -> None:
+        self.store, self.clock = store, FakeClock()
+        self.claimed: Claim = claim(
+            store,
+            REGION,
+            spec_id=1,
+            codec=CODEC,
+            ids=SystemIds(),
+            clock=self.clock,
+            known=known,
+            options=options,
+            settle=False,
+        )
+        self.epoch, self.found = self.claimed.guard.epoch, _found(self.claimed)
+        self.manifest, self.manifests = self.claimed.manifest, ManifestStore(store, REGION, clock=self.clock)
+        self._log = WalAppender(
+            store, REGION, self.claimed.guard, CODEC, self.claimed.next_position, SystemIds(), self.clock
+        )
+
+    def put(self, *ids: int) -> None:
+        self._log.append(rows(*ids), generation=1, applied={"p": ids[-1]})
+
+    def flush(self) -> None:
+        upto = self._log.next_position - 1
+        self.manifest = self.manifests.edit(
+            self.claimed.guard, lambda now: replace(now, replay_after=upto), self.manifest
+        )
+
+    @property
+    def told(self) -> Known:
+        """What it would tell the next owner."""
+        return Known(released=Released(self.manifest, self._log.next_position - 1))
+
+    @property
+    def waits(self) -> float:
+        return max(0.0, self.claimed.others_read_until - self.clock.monotonic())
+
+
+def _found(claimed: Claim) -> list[int]:
+    return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
+
+
+def test_what_was_told_is_not_asked_for() -> None:
+    store = Noting()
+    former = Owner(store)
+    former.put(1, 2)
+    former.put(3)
+    store.calls.clear()
+    owner = Owner(store, former.told)
+    assert store.calls == [
+        "get wal/2",
+        "get wal/1",
+        "get wal/2",
+        "put_if_absent manifest/2",
+        "get manifest/1",
+        "put_if_absent wal/3",
+    ]
+    assert (owner.epoch, owner.found, owner.waits) == (2, [1, 2, 3], 0)
+    assert (owner.claimed.applied, owner.claimed.next_position) == ({"p": 3}, 4)
+    with pytest.raises(Fenced):
+        former.put(4)
+    owner.put(5)
+    assert Owner(store).found == [1, 2, 3, 5]
+
+
+def test_an_empty_log_and_a_flushed_one() -> None:
+    store = Noting()
+    second = Owner(store, Owner(store).told)
+    assert (second.epoch, second.found, second.claimed.next_position) == (2, [], 2)
+    second.put(1)
+    second.flush()
+    third = Owner(store, second.told)
+    assert (third.epoch, third.found, third.claimed.applied) == (3, [], {"p": 1})
+
+
+def _claimed(former: Owner) -> None:
+    between = Owner(former.store)
+    between.put(10)
+
+
+def _claimed_and_died(former: Owner) -> None:
+    """Before it put its sentinel."""
+    current = former.manifests.latest()
+    assert current is not None
+    assert former.manifests.create(
+        current, replace(current, version=current.version + 1, writer_epoch=current.writer_epoch + 1)
+    )
+
+
+def _edited(former: Owner) -> None:
+    former.manifests.edit_unowned(lambda now: replace(now, read_lease=now.read_lease + 1))
+
+
+def _pruned(former: Owner) -> None:
+    """The slot behind the version told is free again."""
+    for _ in range(3):
+        _edited(former)
+    for version in range(1, former.manifest.version + 2):
+        former.store.delete(manifest_key(REGION, version))
+
+
+@pytest.mark.parametrize("happens", [_claimed, _claimed_and_died, _edited, _pruned])
+def test_what_is_old_is_left_aside(happens: Callable[[Owner], None]) -> None:
+    store = MemoryStore()
+    former = Owner(store)
+    former.put(1)
+    former.put(2)
+    told = former.told
+    happens(former)
+    newest = former.manifests.latest()
+    assert newest is not None
+    owner = Owner(store, told)
+    assert owner.epoch == newest.writer_epoch + 1
+    assert owner.found == ([1, 2, 10] if happens is _claimed else [1, 2])
+    assert (owner.waits > 0) == (newest.writer_epoch > former.epoch), "who claimed in between may answer reads"
+    owner.put(20)
+    assert Owner(store).found == [*owner.found, 20]
+
+
+def test_a_seal_in_between_is_seen() -> None:
+    store = MemoryStore()
+    former = Owner(store)
+    former.put(1)
+    told = former.told
+    claim(store, REGION, spec_id=1, codec=CODEC, ids=SystemIds(), clock=FakeClock(), seal=True)
+    with pytest.raises(Sealed):
+        Owner(store, told)
+
+
+def test_a_publication_that_the_owner_knows_nothing_of_is_found() -> None:
+    """Its answer was lost, and the generation was committed; the manifest told would be too old for the table."""
+    store = MemoryStore()
+    former = Owner(store)
+    former.put(1)
+    told = replace(former.told, committed=1)
+    former.manifests.edit(former.claimed.guard, lambda now: replace(now, replay_after=1, current_generation=2))
+    assert Owner(store, told).found == []
+
+
+def test_entries_behind_the_position_told_are_found() -> None:
+    store = MemoryStore()
+    former = Owner(store)
+    former.put(1)
+    told = former.told
+    former.put(2)
+    former.put(3)
+    owner = Owner(store, told)
+    assert (owner.epoch, owner.found) == (2, [1, 2, 3])
+
+
+def test_a_log_that_ends_below_the_position_told_is_corrupt() -> None:
+    store = MemoryStore()
+    former = Owner(store)
+    former.put(1)
+    former.put(2)
+    for key in store.list(""):
+        if (entry := parse_entry_key(key)) is not None and entry.position == 2:
+            store.delete(key)
+    with pytest.raises(Corrupt, match="position 2 is missing"):
+        Owner(store, former.told)
+
+
+def test_an_answer_goes_through_a_message() -> None:
+    former = Owner(MemoryStore())
+    former.put(1)
+    released = former.told.released
+    assert released is not None
+    again = Released.of_json(released.to_json())
+    assert again == released
+    assert (again.manifest.edit_id, again.manifest.claim_id) == (former.manifest.edit_id, former.manifest.claim_id)
+    with pytest.raises(Corrupt):
+        Released.of_json(released.to_json() | {"manifest": released.to_json()["manifest"][:-2] + "00"})
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+@pytest.mark.parametrize("seed", range(20))
+def test_who_was_told_finds_what_others_find(seed: int, readers: int) -> None:
+    """What is told is used at once, late, twice, or never, while others claim, flush and edit the manifest."""
+    rng, store, options = random.Random(seed), MemoryStore(), WalOptions(readers=readers, read_lease=1.0)
+    owner, acked, told = Owner(store, options=options), list[int](), list[Known]()
+    for number in range(80):
+        step = rng.choice(["put", "put", "put", "tell", "claim", "flush", "edit"])
+        if step == "put":
+            owner.put(number)
+            acked.append(number)
+        elif step == "tell":
+            told.append(owner.told)
+        elif step == "edit":
+            _edited(owner)
+        elif step == "flush":
+            owner.flush()
+            acked.clear()
+        else:
+            before, owner = owner, Owner(store, rng.choice([*told, owner.told, None]), options)
+            assert (owner.epoch, owner.found) == (before.epoch + 1, acked)
+            with pytest.raises((Fenced, OutcomeUnknown)):
+                before.put(-1)
