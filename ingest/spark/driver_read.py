@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("memwal.spark")
 _SCAN = "DataSourceRDD"
 MOST_ROWS, MOST_BYTES = 100_000, 16 << 20
-"""Most rows of a micro-batch that the driver reads. It is faster than two cores for more as well, but must hold them."""
+"""Most rows of a micro-batch that the driver reads. It is faster for more as well, but must hold them in memory."""
 _NUMBERS = itertools.count(1)
 _LENGTH = 4
 """Bytes before each batch in the file, as Spark writes to Python: its length."""
@@ -110,8 +110,8 @@ def _chain(rdd: Any) -> Iterator[Any]:
 
 
 def _copied(jvm: Any, rdd: Any) -> Any:
-    """Return a copy of `rdd`, as each task of a job gets one: some kinds keep what cannot be sent to a task once they were
-    computed, and the micro-batch may need a job all the same."""
+    """Return a copy of `rdd`, as each task of a job gets one: some kinds, once they were computed, hold what cannot be
+    sent to a task, and the micro-batch may need a job all the same."""
     for _ in _chain(rdd):
         pass  # each RDD of the chain knows the next one now, which those of a copy cannot find
     kind = _module(jvm.scala.reflect, "ClassTag").Any()
@@ -144,8 +144,9 @@ def _task(jvm: Any) -> Iterator[Any]:
 
 
 def _count(jvm: Any, context: Any) -> None:
-    """Add what the copies of Spark's metrics have counted, as a job does behind a task: the query's progress tells it."""
-    known, counted = _module(jvm.org.apache.spark.util, "AccumulatorContext"), context.taskMetrics()._externalAccums()
+    """Add what the copies of Spark's metrics have counted, as a job does behind a task: the query's progress shows it."""
+    known = _module(jvm.org.apache.spark.util, "AccumulatorContext")
+    counted = context.taskMetrics()._externalAccums()  # noqa: SLF001 - a public method of Scala's
     for at in range(counted.size()):
         if not (each := counted.apply(at)).isZero():
             known.get(each.id()).get().merge(each)

@@ -134,7 +134,8 @@ def test_rows_of_every_kind_are_those_of_a_job(kafka: KafkaServer, seen: Callabl
 def test_rows_of_files_are_those_of_a_job(spark: Any, tmp_path: Path, format: str) -> None:
     """Their places too: rows of three files, each read in parts; bad ones where a file may have them."""
     landing = tmp_path / "in"
-    made = "id", "id * 0.5D as x", "cast(id as string) as name", "timestamp_seconds(id) as at", "array(id * 1F, 1.5F) as v"
+    made = ["id", "id * 0.5D as x", "cast(id as string) as name", "timestamp_seconds(id) as at"]
+    made.append("array(id * 1F, 1.5F) as v")
     flat = made[:4] if format == "csv" else made
     for number in range(3):
         rows = spark.range(number * 100, number * 100 + 100, 1, 2).selectExpr(*flat).coalesce(1)
