@@ -144,7 +144,7 @@ def _task(jvm: Any) -> Iterator[Any]:
 
 
 def _count(jvm: Any, context: Any) -> None:
-    """Add what the copies of Spark's metrics have counted, as a job does behind a task: the query's progress shows it."""
+    """Add what the copies of Spark's metrics have counted, as a job does: the progress of the query shows it."""
     known = _module(jvm.org.apache.spark.util, "AccumulatorContext")
     counted = context.taskMetrics()._externalAccums()  # noqa: SLF001 - a public method of Scala's
     for at in range(counted.size()):
