@@ -37,11 +37,11 @@ _LENGTH = 4
 """Bytes before each batch in the file, as Spark writes to Python: its length."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class DriverRead:
     """Reads the rows of a micro-batch's frame, or of the one scan below it.
 
-    Thread safety. One thread, that of the query.
+    Thread safety. One thread, that of the query. All frames are of one Spark.
     """
 
     scan: DataFrame | None = None
@@ -49,6 +49,7 @@ class DriverRead:
     which Python must have no part."""
     most_rows: int = MOST_ROWS
     most_bytes: int = MOST_BYTES
+    _inside: _Inside | None = None
 
     def read(self, frame: DataFrame) -> pa.RecordBatch | None:
         """Return all rows of a micro-batch, in the order of the source's parts; None where they are more than
@@ -64,30 +65,22 @@ class DriverRead:
             return None
 
     def _read(self, frame: DataFrame) -> pa.RecordBatch | None:
-        jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+        inside = self._inside = self._inside or _Inside.of(frame)
         plan: Any = frame._jdf  # noqa: SLF001
         parts = plan.queryExecution().logical().rdd()
         if self.scan is not None:
             plan, parts = self.scan._jdf, _scan(parts)  # noqa: SLF001
         if parts is None:
             return None
-        whole = parts.coalesce(1, False, jvm.scala.Option.empty(), None)
+        whole = parts.coalesce(1, False, inside.none, None)
         # Readable by this user alone; Java writes into it by its name.
-        with tempfile.NamedTemporaryFile(prefix="memwal-") as file, _task(jvm) as context:
-            rows = _copied(jvm, whole).iterator(whole.partitions()[0], context)
-            self._write(jvm, rows, plan.schema(), file.name)
+        with tempfile.NamedTemporaryFile(prefix="memwal-") as file, inside.task() as context:
+            computed = inside.copied(whole) if self.scan is None else whole
+            rows = computed.iterator(whole.partitions()[0], context)
+            limits = (self.most_rows, self.most_bytes)
+            batches = inside.converters.toBatchWithSchemaIterator(rows, plan.schema(), *limits, "UTC", True, False)
+            inside.write(batches.take(1), file.name)
             return None if rows.hasNext() else _batch(file.read())
-
-    def _write(self, jvm: Any, rows: Any, schema: Any, path: str) -> None:
-        """Write the first rows, as many as are wanted at most, to a file."""
-        converters = _module(jvm.org.apache.spark.sql.execution.arrow, "ArrowConverters")
-        limits = (self.most_rows, self.most_bytes)
-        batches = converters.toBatchWithSchemaIterator(rows, schema, *limits, "UTC", True, False)
-        out = jvm.java.io.DataOutputStream(jvm.java.io.FileOutputStream(path))
-        try:
-            jvm.org.apache.spark.api.python.PythonRDD.writeIteratorToStream(batches.take(1), out)
-        finally:
-            out.close()
 
 
 def _batch(data: bytes) -> pa.RecordBatch:
@@ -109,47 +102,85 @@ def _chain(rdd: Any) -> Iterator[Any]:
         yield rdd
 
 
-def _copied(jvm: Any, rdd: Any) -> Any:
-    """Return a copy of `rdd`, as each task of a job gets one: some kinds, once they were computed, hold what cannot be
-    sent to a task, and the micro-batch may need a job all the same."""
-    for _ in _chain(rdd):
-        pass  # each RDD of the chain knows the next one now, which those of a copy cannot find
-    kind = _module(jvm.scala.reflect, "ClassTag").Any()
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    serializer = jvm.org.apache.spark.SparkEnv.get().closureSerializer().newInstance()
-    return serializer.deserialize(serializer.serialize(rdd, kind), loader, kind)
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What is used of Spark's inside, looked up once: every dot in the name of a class is a call to the JVM."""
 
+    none: Any
+    properties: Any
+    thread: Any
+    file_stream: Any
+    data_stream: Any
+    any_class: Any
+    environment: Any
+    contexts: Any
+    context: Any
+    accumulators: Any
+    python_rdd: Any
+    converters: Any
 
-@contextmanager
-def _task(jvm: Any) -> Iterator[Any]:
-    """While the context lasts, this thread of the JVM has a task context; at its end, what was opened with it is
-    released."""
-    spark = jvm.org.apache.spark
-    number = -next(_NUMBERS)  # Spark's own are not negative
-    tasks, blocks = _module(spark, "TaskContext"), spark.SparkEnv.get().blockManager()
-    bare, properties = tasks.empty(), jvm.java.util.Properties()
-    described = (properties, None, bare.taskMetrics(), 1, bare.resources())
-    context = spark.TaskContextImpl(0, 0, 0, number, 0, 1, None, *described)
-    tasks.setTaskContext(context)
-    blocks.registerTask(number)
-    try:
-        yield context
-    finally:
+    @classmethod
+    def of(cls, frame: DataFrame) -> _Inside:
+        """Look it up. Raises: Py4JError and TypeError where this Spark does not have it."""
+        jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+        spark, java = jvm.org.apache.spark, jvm.java
+        return cls(
+            none=jvm.scala.Option.empty(),
+            properties=java.util.Properties,
+            thread=java.lang.Thread,
+            file_stream=java.io.FileOutputStream,
+            data_stream=java.io.DataOutputStream,
+            any_class=_module(jvm.scala.reflect, "ClassTag").Any(),
+            environment=spark.SparkEnv.get(),
+            contexts=_module(spark, "TaskContext"),
+            context=spark.TaskContextImpl,
+            accumulators=_module(spark.util, "AccumulatorContext"),
+            python_rdd=spark.api.python.PythonRDD,
+            converters=_module(spark.sql.execution.arrow, "ArrowConverters"),
+        )
+
+    def copied(self, rdd: Any) -> Any:
+        """Return a copy of `rdd`, as each task of a job gets one: RDDs of files, once they were computed, hold what
+        cannot be sent to a task, and the micro-batch may need a job all the same."""
+        for _ in _chain(rdd):
+            pass  # each RDD of the chain knows the next one now, which those of a copy cannot find
+        serializer = self.environment.closureSerializer().newInstance()
+        loader = self.thread.currentThread().getContextClassLoader()
+        return serializer.deserialize(serializer.serialize(rdd, self.any_class), loader, self.any_class)
+
+    def write(self, batches: Any, path: str) -> None:
+        """Write batches to a file, each behind its length."""
+        out = self.data_stream(self.file_stream(path))
         try:
-            context.markTaskCompleted(jvm.scala.Option.empty())
-            _count(jvm, context)
+            self.python_rdd.writeIteratorToStream(batches, out)
         finally:
-            blocks.releaseAllLocksForTask(number)
-            tasks.unset()
+            out.close()
 
+    @contextmanager
+    def task(self) -> Iterator[Any]:
+        """While the context lasts, this thread of the JVM has a task context; at its end, what was opened with it is
+        released."""
+        number, bare = -next(_NUMBERS), self.contexts.empty()  # Spark's own numbers are not negative
+        described = (self.properties(), None, bare.taskMetrics(), 1, bare.resources())
+        context, blocks = self.context(0, 0, 0, number, 0, 1, None, *described), self.environment.blockManager()
+        self.contexts.setTaskContext(context)
+        blocks.registerTask(number)
+        try:
+            yield context
+        finally:
+            try:
+                context.markTaskCompleted(self.none)
+                self._count(context)
+            finally:
+                blocks.releaseAllLocksForTask(number)
+                self.contexts.unset()
 
-def _count(jvm: Any, context: Any) -> None:
-    """Add what the copies of Spark's metrics have counted, as a job does: the progress of the query shows it."""
-    known = _module(jvm.org.apache.spark.util, "AccumulatorContext")
-    counted = context.taskMetrics()._externalAccums()  # noqa: SLF001 - a public method of Scala's
-    for at in range(counted.size()):
-        if not (each := counted.apply(at)).isZero():
-            known.get(each.id()).get().merge(each)
+    def _count(self, context: Any) -> None:
+        """Add what copies of Spark's metrics have counted, as a job does: the progress of the query shows it."""
+        counted = context.taskMetrics()._externalAccums()  # noqa: SLF001 - a public method of Scala's
+        for at in range(counted.size()):
+            if not (each := counted.apply(at)).isZero():
+                self.accumulators.get(each.id()).get().merge(each)
 
 
 def _module(package: Any, name: str) -> Any:

@@ -95,7 +95,7 @@ def test_what_sparks_source_is_told() -> None:
     settings = kafka_settings(TABLE, max_offsets_per_trigger=50, columns={"carrier": "headers.x"})
     assert _reader_options(settings.source, headers=True) == {
         "kafka.max.poll.records": "100000",
-        "kafka.fetch.max.wait.ms": "1",
+        "kafka.fetch.max.wait.ms": "0",
         "kafka.isolation.level": "read_committed",
         "kafka.bootstrap.servers": "127.0.0.1:9092",
         "subscribe": "t",

@@ -56,7 +56,7 @@ _POLL_RECORDS = ("kafka.max.poll.records", "100000")
 """After each poll Spark asks the broker twice for the end of the partition, and drops what was fetched beyond the
 records that the poll returned; Kafka's default limits these to 500. Fetches are also limited in bytes
 (max.partition.fetch.bytes)."""
-_FETCH_WAIT = ("kafka.fetch.max.wait.ms", "1")
+_FETCH_WAIT = ("kafka.fetch.max.wait.ms", "0")
 """Spark fetches only what is there. But after a poll the client fetches ahead, and the broker holds that fetch for as
 long as this where nothing new came; it answers Spark's question for the end of the partition only then. Kafka's default
 of 500 ms takes half a second for each partition of a quiet topic."""
