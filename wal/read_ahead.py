@@ -62,12 +62,16 @@ class ReadAhead:
         """The position up to which a claim need not read the log, as of the last look."""
         return self._next - 1
 
-    def look(self, most: int) -> int:
+    def look(self, most: int, patience: float = -1) -> int:
         """Read at most `most` of the entries that follow; forget those that were flushed. Returns how many were read.
+
+        `patience`: seconds to wait for another look that is going on, -1 for as long as it takes; then none are read.
 
         Raises Corrupt, StoreUnavailable, StoreRefused; what was read before stays, look again later.
         """
-        with self._looking:
+        if not self._looking.acquire(timeout=patience):
+            return 0
+        try:
             self._manifest = self._manifests.latest(self._manifest)
             if self._manifest is None:
                 return 0
@@ -76,6 +80,8 @@ class ReadAhead:
             while self._read(min(at_once, before + most - self._next)):
                 at_once = min(2 * at_once, self._readers)  # an idle region costs one request, others few in vain
             return self._next - before
+        finally:
+            self._looking.release()
 
     def _read(self, most: int) -> bool:
         """Read the next `most` entries; return whether there may be more, and room for them."""

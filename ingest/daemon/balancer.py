@@ -40,7 +40,7 @@ from uuid import UUID
 from memwal import wal
 from memwal.ingest.daemon.peers import LOOK_EVERY, Peer
 from memwal.ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, inherited, target
-from memwal.ingest.daemon.standby import MOST_BEFORE_ASKING, Standby
+from memwal.ingest.daemon.standby import MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING, Standby
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.writer import RegionWriter
@@ -336,9 +336,11 @@ class Balancer:
             before = self._table.before_claim(region)  # while its owner, if any, still serves it
             if owner is not None:
                 try:
-                    before = replace(before, released=owner.ask(region, self._standby.look(region, MOST_BEFORE_ASKING)))
+                    read = self._standby.look(region, MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING)
+                    before = replace(before, released=owner.ask(region, read))
                 except MemWalError as error:
                     _LOG.info("the daemon at %s keeps region %s for now: %s", owner.endpoint, region, error)
+                    self._standby.take(region)
                     owner.look()  # it may have ended
                     self._clock.sleep(_STEP)
                     return

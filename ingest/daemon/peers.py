@@ -22,7 +22,7 @@ from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc.credentials import Access, bearer
 from memwal.ingest.rpc.wire import from_flight, pack
 from memwal.ingest.threads import Worker
-from memwal.wal import Released
+from memwal.wal import Released, WalError
 
 _LOG = logging.getLogger("memwal.peers")
 LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.05, 1.0
@@ -88,10 +88,10 @@ class Peer:
         Raises: MemWalError if it does not release it.
         """
         try:
-            ended = self._act("release", ASK_TIMEOUT, region=str(region), read=read)["ended"]
+            answer = self._act("release", ASK_TIMEOUT, region=str(region), read=read)
         except _ERRORS as error:
             raise from_flight(error, self.endpoint) from None
-        return Released.of_json(ended) if isinstance(ended, dict) else None  # earlier releases say only whether
+        return _released(answer.get("ended"), region)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -148,3 +148,13 @@ class Peer:
         if client is not None:
             with suppress(*_ERRORS):
                 client.close()
+
+
+def _released(told: Any, region: UUID) -> Released | None:
+    """Return what a peer tells about the region that it has released; None where it cannot be read: earlier releases
+    say only whether they have ended, and the claim asks storage then."""
+    try:
+        found = Released.of_json(told)
+    except (WalError, ValueError, TypeError, KeyError):
+        return None
+    return found if found.manifest.region_id == region else None

@@ -23,6 +23,8 @@ MOST = 500
 MOST_BEFORE_ASKING = 64
 """The same just before the region is asked for. This must take less than `balancer.ASKED_WITHIN`, after which an ending
 daemon waits no more to be asked. On S3 it takes about ten round trips; a log with more to read is flushed."""
+PATIENCE_BEFORE_ASKING = 0.5
+"""Seconds that such a look waits for a look of the standby's own."""
 
 
 class Standby:
@@ -44,8 +46,11 @@ class Standby:
         self._looks.stop()
         self.read.clear()
 
-    def look(self, region: UUID, most: int = MOST) -> int:
-        """Read now at most `most` new entries of `region`; return the position up to which its log was read."""
+    def look(self, region: UUID, most: int = MOST, patience: float = -1) -> int:
+        """Read now at most `most` new entries of `region`; return the position up to which its log was read.
+
+        `patience`: as of `ReadAhead.look`.
+        """
         context = self._table.regions.context
         known = self.read.get(region)
         if known is None or known.codec is not context.codec:
@@ -54,8 +59,8 @@ class Standby:
             )
             self.read[region] = known
         try:
-            known.look(most)
-        except wal.WalError as error:
+            known.look(most, patience)
+        except Exception as error:  # noqa: BLE001 - a claim reads what is missing here
             _LOG.debug("region %s cannot be read ahead, will try again: %s", region, error)
         return known.position
 

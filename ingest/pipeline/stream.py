@@ -142,6 +142,7 @@ class PipelineStream:
             self._stop_query()
 
     def _stop_query(self) -> None:
+        self._sink.give_up()
         with suppress(Exception):
             if self._query is not None:
                 self._query.stop()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwal.flush import BaseTable
+from memwal.ingest.caller import Caller
 from memwal.ingest.client.retry import Attempts
 from memwal.ingest.daemon.child import RestartingDaemon
 from memwal.ingest.dlq.bad_rows import BadRate, BadRow
@@ -109,6 +110,7 @@ class MemWalSink:
         self._last: int | None = None  # rows of the last micro-batch; the next one probably has about as many
         self._small: int | None = None
         self._not_here = 0
+        self._caller = Caller()
         self._too_many = False
         self._with_paths = 0
         self._prepared: PreparedTask | None = None
@@ -132,6 +134,10 @@ class MemWalSink:
         """Start Spark's Python workers and let them open the table, so that the first micro-batch need not."""
         route, base = self._route(), self._table()
         spark.range(base.buckets).mapInArrow(route.warm_up, "id long").groupBy().count().collect()
+
+    def give_up(self) -> None:
+        """End a micro-batch that this process sends, soon: its query is being stopped. Spark replays it."""
+        self._caller.leave()
 
     def close(self) -> None:
         """Stop the child daemon, if there is one; acknowledged rows are kept."""
@@ -221,7 +227,15 @@ class MemWalSink:
         if rows is None:
             self._not_here = 0 if self._last is None else NOT_HERE_FOR  # the first one may be what has piled up
             return None
-        return [row for told in task.receipts(iter([rows])) for row in told.to_pylist()]
+        if not rows.num_rows:
+            return []
+        self._caller = Caller()
+        told = self._caller.run(lambda: [*task.receipts(iter([rows]))])
+        receipts = [row for each in told for row in each.to_pylist()]
+        if any(row["said"] == TOO_MANY for row in receipts):
+            self._not_here = NOT_HERE_FOR
+            return None
+        return receipts
 
     def _by_one_task(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """Return the receipts of a micro-batch written by one task; None if it needs a shuffle: nothing was sent."""

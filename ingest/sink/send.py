@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.api.tokens import Applied, StreamReceipt, Token
+from memwal.ingest.caller import carried
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.client.stream import RegionStream
 from memwal.ingest.dlq.letters import FAIL, DeadLetterWriter, Refusals, Rules
@@ -210,9 +211,9 @@ def opened_stream(
     """
     if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
         table.refresh()  # `RouteTask` knows columns that were added since this client last asked
-    carried = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
+    names = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
     return table.open_stream(
-        region, token, timeout=timeout, columns=carried, deletes=TOMBSTONE in columns, routing=routing, rows=rows
+        region, token, timeout=timeout, columns=names, deletes=TOMBSTONE in columns, routing=routing, rows=rows
     )
 
 
@@ -238,7 +239,7 @@ class OrderedPipeline(Generic[T]):
         """Begin a step of `size` bytes; yield the results of steps that had to end first. Raises: what a step does."""
         while self._under_way and (self._size + size > self._most or len(self._under_way) == _AT_ONCE):
             yield self._oldest()
-        self._under_way.append((self._pool.submit(step), size))
+        self._under_way.append((self._pool.submit(carried(step)), size))
         self._size += size
 
     def rest(self) -> Iterator[T]:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
-"""Returns all rows of a micro-batch, read by the driver without a Spark job, where they are few; None where they are
-not, or it cannot (`ingest.spark.driver_read`)."""
+"""Returns all rows of a micro-batch, read by the driver without a Spark job, where they are few: a batch without
+columns if there are none. None where they are many, or it cannot (`ingest.spark.driver_read`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,19 @@ def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) 
         return SourceRows(names_only(spark.readStream, source))
     reader = spark.readStream.format(source.format)
     frame = rows_of(reader, source, schema, stored=stored_types(spark, source, schema))
-    # Only the JVM has a part in the plan over files; other sources may run in Python.
-    return SourceRows(frame, DriverRead().read if source.format in FILE_FORMATS else None)
+    return SourceRows(frame, DriverRead().read if _by_driver(spark, source) else None)
+
+
+def _by_driver(spark: SparkSession, source: SourceSettings) -> bool:
+    """Return whether the driver may read micro-batches of `source`: of files, whose plans have no Python in them.
+
+    Not where Spark skips what it cannot read: a stopped query interrupts the driver's read, which must not pass for the
+    end of a file.
+    """
+    given = {name.lower(): value.get_secret_value() for name, value in source.options.items()}
+    skipping = {"ignoreCorruptFiles", "ignoreMissingFiles"}
+    set_to = [given.get(name.lower()) or spark.conf.get(f"spark.sql.files.{name}") for name in skipping]
+    return source.format in FILE_FORMATS and all(str(each).strip().lower() != "true" for each in set_to)
 
 
 def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> pa.Schema:

@@ -32,7 +32,8 @@ _LOG = logging.getLogger("memwal.spark")
 _SCAN = "DataSourceRDD"
 MOST_ROWS, MOST_BYTES = 100_000, 16 << 20
 """Most rows of a micro-batch that the driver reads. It is faster for more as well, but must hold them in memory."""
-_NUMBERS = itertools.count(1)
+_NUMBERS = itertools.count(1 << 40)
+"""Of tasks; taken negative, since Spark's own are not. Spark's block manager gives -1 and -1024 a meaning."""
 _LENGTH = 4
 """Bytes before each batch in the file, as Spark writes to Python: its length."""
 
@@ -52,8 +53,9 @@ class DriverRead:
     _inside: _Inside | None = None
 
     def read(self, frame: DataFrame) -> pa.RecordBatch | None:
-        """Return all rows of a micro-batch, in the order of the source's parts; None where they are more than
-        `most_rows` or `most_bytes`, where there is not one scan, and where reading failed: a job says why.
+        """Return all rows of a micro-batch, in the order of the source's parts; a batch without columns if it has none.
+        None where they are more than `most_rows` or `most_bytes`, where there is not one scan, and where reading
+        failed: a job says why.
         """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -73,14 +75,21 @@ class DriverRead:
         if parts is None:
             return None
         whole = parts.coalesce(1, False, inside.none, None)
+        if not len(whole.partitions()):
+            return _batch(b"")
         # Readable by this user alone; Java writes into it by its name.
         with tempfile.NamedTemporaryFile(prefix="memwal-") as file, inside.task() as context:
             computed = inside.copied(whole) if self.scan is None else whole
             rows = computed.iterator(whole.partitions()[0], context)
             limits = (self.most_rows, self.most_bytes)
-            batches = inside.converters.toBatchWithSchemaIterator(rows, plan.schema(), *limits, "UTC", True, False)
+            batches = inside.converters.toBatchWithSchemaIterator(
+                rows, plan.schema(), *limits, inside.zone, True, False
+            )
             inside.write(batches.take(1), file.name)
-            return None if rows.hasNext() else _batch(file.read())
+            if rows.hasNext():
+                return None
+            inside.count(context)
+            return _batch(file.read())
 
 
 def _batch(data: bytes) -> pa.RecordBatch:
@@ -106,6 +115,8 @@ def _chain(rdd: Any) -> Iterator[Any]:
 class _Inside:
     """What is used of Spark's inside, looked up once: every dot in the name of a class is a call to the JVM."""
 
+    zone: str
+    """The session's, in which a job's times come as well."""
     none: Any
     properties: Any
     thread: Any
@@ -125,6 +136,7 @@ class _Inside:
         jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
         spark, java = jvm.org.apache.spark, jvm.java
         return cls(
+            zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
             none=jvm.scala.Option.empty(),
             properties=java.util.Properties,
             thread=java.lang.Thread,
@@ -164,18 +176,19 @@ class _Inside:
         described = (self.properties(), None, bare.taskMetrics(), 1, bare.resources())
         context, blocks = self.context(0, 0, 0, number, 0, 1, None, *described), self.environment.blockManager()
         self.contexts.setTaskContext(context)
-        blocks.registerTask(number)
         try:
-            yield context
-        finally:
+            blocks.registerTask(number)
             try:
-                context.markTaskCompleted(self.none)
-                self._count(context)
+                yield context
             finally:
-                blocks.releaseAllLocksForTask(number)
-                self.contexts.unset()
+                try:
+                    context.markTaskCompleted(self.none)
+                finally:
+                    blocks.releaseAllLocksForTask(number)
+        finally:
+            self.contexts.unset()
 
-    def _count(self, context: Any) -> None:
+    def count(self, context: Any) -> None:
         """Add what copies of Spark's metrics have counted, as a job does: the progress of the query shows it."""
         counted = context.taskMetrics()._externalAccums()  # noqa: SLF001 - a public method of Scala's
         for at in range(counted.size()):

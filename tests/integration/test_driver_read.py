@@ -14,10 +14,13 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.sink import foreach_batch
 from memwal.ingest.sink.foreach_batch import MemWalSink
+from memwal.ingest.sink.small import MOST_BYTES
 from memwal.ingest.source.kafka import stream as kafka_stream
 from memwal.ingest.source.kafka.stream import read_kafka
 from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark import driver_read
 from memwal.ingest.spark.driver_read import DriverRead
 from memwal.ingest.spark.session import configuration, start_session
 from tests.conftest import toml
@@ -45,9 +48,11 @@ Seen = list[tuple[pa.RecordBatch | None, pa.Table, int]]
 """Of each micro-batch: what the driver read, what a job read, how many rows Spark counted for the former."""
 
 
+@pytest.mark.parametrize("most_bytes", [MOST_BYTES, 1_000])
 def test_a_run_reads_its_small_micro_batches_itself(
-    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, cli: Callable[..., Any]
+    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, cli: Callable[..., Any], most_bytes: int
 ) -> None:
+    """`most_bytes`: of mapped rows, which may have more bytes than their records; then a job writes them."""
     topic, uri, config = tmp_path.name, str(tmp_path / "t.lance"), tmp_path / "config.toml"
     kafka.create_topic(topic, partitions=4)
     kafka.produce(topic, [Record(b'{"id": %d, "n": %d}' % (at % 700, at), b"%d" % (at % 700)) for at in range(2_000)])
@@ -63,12 +68,30 @@ def test_a_run_reads_its_small_micro_batches_itself(
         here.append(rows is not None)
         return rows
 
-    with patch.object(MemWalSink, "_here", noted):
+    with patch.object(MemWalSink, "_here", noted), patch.object(foreach_batch, "MOST_BYTES", most_bytes):
         ran = cli("run", config, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
-    assert set(here) == {True}
+    assert set(here) == {most_bytes > 1_000}
     newest = {at % 700: at for at in range(2_000)}
     assert {row["id"]: row["n"] for row in lance.dataset(uri).to_table().to_pylist()} == newest
+
+
+def test_files_without_rows_are_passed_over(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    """Spark makes no part of a file without bytes, and one without rows of a file with a line break alone."""
+    landing, uri, config = tmp_path / "in", str(tmp_path / "t.lance"), tmp_path / "config.toml"
+    landing.mkdir()
+    for number, text in enumerate(['{"id": 1}\n', "", "\n", '{"id": 2}\n']):
+        (landing / f"{number}.json").write_text(text)
+    source = {"format": "json", "path": str(landing), "files_per_trigger": 1}
+    table = {"uri": uri, "key": ["id"], "columns": {"id": "int64"}}
+    config.write_text(toml({"table": table, "source": source, "dlq": {"mode": "table"}}))
+    ran = cli("run", config, "--once")
+    assert (ran.code, ran.error_lines) == (0, [])
+    assert sorted(lance.dataset(uri).to_table()["id"].to_pylist()) == [1, 2]
+
+
+def test_numbers_of_tasks_are_none_that_spark_gives_a_meaning() -> None:
+    assert next(driver_read._NUMBERS) > 1024
 
 
 # ---- in this process -----------------------------------------------------------------------------------------------
@@ -195,6 +218,28 @@ def test_debezium_and_a_rolled_back_transaction(kafka: KafkaServer, seen: Callab
     assert by_place(here) == by_place(by_job)
     assert here["_memwal_delete"].to_pylist() == [False, True, False]
     assert counted == 2 * here.num_rows, "the progress of the query counts what the driver has read, as a job's rows"
+
+
+def test_records_of_aborted_transactions_alone_are_no_rows(kafka: KafkaServer, seen: Callable[..., Seen]) -> None:
+    kafka.create_topic("driver-aborted", partitions=1)
+    kafka.produce_at_once("driver-aborted", [b'{"id": 1}'] * 5, kept=False)
+    ((here, by_job, _),) = seen("driver-aborted", kafka_settings({"id": "int64"}))
+    assert here is not None
+    assert (here.num_rows, by_job.num_rows) == (0, 0)
+
+
+def test_times_come_in_the_zone_of_the_session(spark: Any, kafka: KafkaServer, seen: Callable[..., Seen]) -> None:
+    kafka.create_topic("driver-zone", partitions=1)
+    kafka.produce("driver-zone", [Record(b'{"id": 1}', timestamp=1_700_000_000_000)])
+    settings = kafka_settings({"id": "int64", "at": "timestamp[us]"}, columns={"at": "timestamp"})
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        ((here, by_job, _),) = seen("driver-zone", settings)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert here is not None
+    assert here["at"].to_pylist() == by_job["at"].to_pylist()
 
 
 @pytest.mark.parametrize("limit", [{"most_rows": 99}, {"most_bytes": 2_000}])

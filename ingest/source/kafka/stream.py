@@ -168,7 +168,7 @@ def read_kafka(
 
     def small(frame: DataFrame) -> pa.RecordBatch | None:
         found = driver.read(frame)
-        return None if found is None else rows_without_sql(found, mapping, raw=raw)
+        return rows_without_sql(found, mapping, raw=raw) if found is not None and found.num_rows else found
 
     return SourceRows(rows_of(_few(spark, records), mapping, raw=raw), None if mapping.has_sql else small)
 
