@@ -15,7 +15,7 @@ def test_events_are_found_and_metrics_count_them(kafka: KafkaServer, tmp_path: P
     assert found.waits
     assert min(found.waits) > 0
     assert found.rate > 0
-    assert {"Kafka", "Spark's JVM", "Spark's Python workers", "memwal run", "daemons"} < set(found.cores)
+    assert {"Kafka", "Spark's JVM", "memwal run", "daemons"} < set(found.cores)
     assert found.steps["addBatch"]
     assert quantile(found.counted, 0.5) > 0
     assert [line.split("  ")[0] for line in lines(found)][:3] == ["event to latest", "by /metrics", "rate"]

@@ -149,9 +149,9 @@ def test_java_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_freshness_and_take_over_run_their_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KafkaServer, "started", lambda at: nullcontext())
-    monkeypatch.setattr(freshness, "measure", lambda kafka, at, options: SimpleNamespace(waits=[options.trigger]))
+    monkeypatch.setattr(freshness, "measure", lambda kafka, at, options: SimpleNamespace(waits=[options.seconds]))
     fresh = Freshness().measure(tmp_path, smoke=True)
-    assert fresh.figures[0].value == 200.0  # the default of source.trigger
+    assert fresh.figures[0].value == 1e3 * freshness.SMOKE_SECONDS
     monkeypatch.setattr(
         take_over, "measure", lambda at, place, trials, freeze, rest: ({"kill": [0.3] * trials}, ["late"])
     )
