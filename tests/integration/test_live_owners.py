@@ -152,7 +152,7 @@ def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
 
 
 def test_a_step_of_the_command_line_fences_no_program(
-    script: Callable[..., Any], cli: Callable[..., Any], uri: str
+    script: Callable[..., Any], cli: Callable[..., Any], uri: str, wait_until: Callable[..., Any]
 ) -> None:
     process = script("putter.py", uri, 1000)
     process.line_with("ready")
@@ -161,7 +161,8 @@ def test_a_step_of_the_command_line_fences_no_program(
     config = Path(uri).parent / "flush.toml"
     config.write_text(f'[table]\nuri = "{uri}"\n')
     before = epochs(uri)
-    ran = cli("flush", config)
+    # The program flushes every 20 entries: right behind that there is nothing to flush, and no region is asked for.
+    ran = wait_until(lambda: next((ran for ran in [cli("flush", config)] if "nothing to flush" not in ran.out), None))
     assert ran.code == 1, (ran, process.process.poll(), process.lines[-3:], process.errors[-3:])
     assert f"opened by process {process.process.pid}" in ran.error_lines[0]
     assert epochs(uri) == before
