@@ -26,7 +26,7 @@ class Released:
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Self:
-        """The opposite of `to_json`. Raises: Corrupt."""
+        """The opposite of `to_json`. Raises: Corrupt; ValueError, TypeError, KeyError for what is no such message."""
         return cls(RegionManifest.decode(bytes.fromhex(told["manifest"])), int(told["position"]))
 
 

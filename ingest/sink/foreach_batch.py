@@ -68,8 +68,8 @@ WITHOUT_PATHS_FROM = 10_000
 """Fewest rows for which leaving out the paths of files is worth another column in Spark's plan."""
 WITH_PATHS_FOR = 100
 """Number of micro-batches that are read with paths after one that needed them."""
-NOT_HERE_FOR = 20
-"""Number of micro-batches that are read by jobs after one that `MemWalSink.small` did not read: its rows are long."""
+BY_JOBS_FOR = 20
+"""Number of micro-batches that are read by jobs after one that the driver could not read or hold."""
 
 
 class MemWalSink:
@@ -109,7 +109,7 @@ class MemWalSink:
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
         self._last: int | None = None  # rows of the last micro-batch; the next one probably has about as many
         self._small: int | None = None
-        self._not_here = 0
+        self._by_jobs = 0
         self._caller = Caller()
         self._too_many = False
         self._with_paths = 0
@@ -213,19 +213,19 @@ class MemWalSink:
     def _without_shuffle(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """Return the receipts of a micro-batch that is written at one place; None if it needs a shuffle: nothing was
         sent."""
-        rows = self._here(frame, send)
+        rows = self._by_driver(frame, send)
         return self._by_one_task(frame, send) if rows is None else rows
 
-    def _here(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
+    def _by_driver(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """Return the receipts of a micro-batch whose rows this process reads, checks and sends; None if it does not:
         nothing was sent."""
-        self._not_here = max(0, self._not_here - 1)
-        if self.small is None or self._not_here or (self._last or 0) > MOST_ROWS:
+        self._by_jobs = max(0, self._by_jobs - 1)
+        if self.small is None or self._by_jobs or (self._last or 0) > MOST_ROWS:
             return None
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
         rows = self.small(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
         if rows is None:
-            self._not_here = 0 if self._last is None else NOT_HERE_FOR  # the first one may be what has piled up
+            self._by_jobs = 0 if self._last is None else BY_JOBS_FOR  # the first one may be what has piled up
             return None
         if not rows.num_rows:
             return []
@@ -233,7 +233,7 @@ class MemWalSink:
         told = self._caller.run(lambda: [*task.receipts(iter([rows]))])
         receipts = [row for each in told for row in each.to_pylist()]
         if any(row["said"] == TOO_MANY for row in receipts):
-            self._not_here = NOT_HERE_FOR
+            self._by_jobs = BY_JOBS_FOR
             return None
         return receipts
 

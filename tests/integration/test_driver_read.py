@@ -61,14 +61,14 @@ def test_a_run_reads_its_small_micro_batches_itself(
     sections = {"table": table, "regions": {"count": 3}, "source": {**source, "spark": kafka_connector}}
     config.write_text(toml(sections))
     here: list[bool] = []
-    by_driver = MemWalSink._here
+    by_driver = MemWalSink._by_driver
 
     def noted(sink: MemWalSink, frame: Any, send: Any) -> Any:
         rows = by_driver(sink, frame, send)
         here.append(rows is not None)
         return rows
 
-    with patch.object(MemWalSink, "_here", noted), patch.object(foreach_batch, "MOST_BYTES", most_bytes):
+    with patch.object(MemWalSink, "_by_driver", noted), patch.object(foreach_batch, "MOST_BYTES", most_bytes):
         ran = cli("run", config, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert set(here) == {most_bytes > 1_000}
