@@ -1,10 +1,12 @@
 """What daemons ask of object storage, idle and busy: requests per second, by what they are for.
 
-`python -m bench.requests [--seconds N] [--rates N …] [--s3-latency MS]` prints a table for each rate.
+`python -m bench.requests [--seconds N] [--rates N …] [--s3-latency MS] [--entry-interval S] [--callers N]` prints a
+table for each rate, and how long the puts took.
 
 Two daemons with default settings share four regions of a table on an S3 server, behind a proxy that counts. A client
 puts so many rows a second into each region, each row durable and a call of its own; rate 0 is a table at rest. Puts
-that overlap share an entry, so requests do not rise with the rate for ever.
+that overlap share an entry, so requests do not rise with the rate for ever. With `wal.entry_interval` a caller that
+waits for each ack puts once an interval at most, so give it `--callers`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 import memwal
 from bench.daemons import Daemons
@@ -57,22 +61,28 @@ def table(requests: Sequence[Request], seconds: float) -> list[str]:
     return lines
 
 
-def watched(daemons: Daemons, place: Place, rate: int, seconds: float) -> list[Request]:
-    """The requests of so many seconds under `rate` puts a second and region."""
+def watched(
+    daemons: Daemons, place: Place, rate: float, callers: int, seconds: float
+) -> tuple[list[Request], list[float]]:
+    """The requests of so many seconds under `rate` puts a second and region, and how long its puts took."""
     assert place.proxy is not None
-    stop, writers = threading.Event(), []
+    stop, writers = threading.Event(), list[Writer]()
     with memwal.connect(daemons.endpoints) as client:
         if rate:
             keys = keys_by_region(place).items()
-            writers = [Writer(region, each, client, stop, rate) for region, each in keys]
+            for number in range(callers):
+                for region, each in keys:
+                    writers.append(Writer(f"{region}/{number}", each[number::callers], client, stop, rate / callers))
+                    time.sleep(1 / rate / REGIONS)  # or they would put at the same moments, and share entries
         time.sleep(WARM_UP)
         place.proxy.forget()
+        since = time.perf_counter()
         time.sleep(seconds)
         found = place.proxy.requests
         stop.set()
         for writer in writers:
             writer.thread.join()
-    return found
+    return found, [acked - sent for writer in writers for sent, acked in writer.acks if sent >= since]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,13 +91,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long to count (%(default)s)")
     parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="puts per second and region")
     parser.add_argument("--s3-latency", type=float, default=20.0, help="ms that a request takes longer (%(default)s)")
+    parser.add_argument("--callers", type=int, default=1, help="of each region, one put at a time (%(default)s)")
+    parser.add_argument("--entry-interval", default="0s", help="`wal.entry_interval` of the daemons (%(default)s)")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory, on_s3(Path(directory), given.s3_latency / 1e3) as place:
-        sections = {"table": {**place.section, "key": ["id"], "columns": {"id": "int64", "value": "string"}}}
+        sections = {
+            "table": {**place.section, "key": ["id"], "columns": {"id": "int64", "value": "string"}},
+            "wal": {"entry_interval": given.entry_interval},
+        }
         with Daemons(Path(directory), toml(sections), REGIONS, place.environ) as daemons:
             for rate in given.rates:
                 print(f"two daemons, {REGIONS} regions, {rate} puts a second into each", flush=True)
-                print("\n".join(table(watched(daemons, place, rate, given.seconds), given.seconds)), flush=True)
+                requests, waits = watched(daemons, place, rate, given.callers, given.seconds)
+                print("\n".join(table(requests, given.seconds)), flush=True)
+                if waits:
+                    print("  puts took {:.3f} s, p99 {:.3f} s".format(*np.percentile(waits, [50, 99])), flush=True)
     return 0
 
 

@@ -53,7 +53,9 @@ ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", 
 class Writer:
     """Puts rows of one region at a steady rate, wherever it is; remembers when each was sent and acked."""
 
-    def __init__(self, region: str, keys: Sequence[int], table: Table, stop: threading.Event, rate: int = RATE) -> None:
+    def __init__(
+        self, region: str, keys: Sequence[int], table: Table, stop: threading.Event, rate: float = RATE
+    ) -> None:
         """`rate`: puts per second."""
         self._every = 1 / rate
         self.region, self._keys, self._table, self._stop = region, keys, table, stop

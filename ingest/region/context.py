@@ -68,6 +68,8 @@ class Limits:
     the same of entries."""
     generation_entries: int | None = None
     entries_max: int = 1_000
+    entry_interval: float = 0.0
+    """Seconds between two entries for which durable puts wait; 0: they never wait for one another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,12 +41,9 @@ from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.generations import RegionGenerations
 from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
-from memwal.ingest.region.log import RegionLog
+from memwal.ingest.region.log import NOTHING_WRITTEN, Beside, RegionLog
 from memwal.ingest.region.state import RegionLevels
 from memwal.ingest.region.write_queue import Write
-
-NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
-"""Failures of an append that leave the log unchanged: the region lives on, the callers may try again."""
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
 """Failures to encode rows as an entry, before its slot is touched: the callers get them, the region lives on."""
@@ -85,8 +82,8 @@ class RegionCore:
     Durability. `serve` acknowledges durable writes only once they are on storage.
     """
 
-    def __init__(self, context: RegionContext, region: UUID, claim: wal.Claim) -> None:
-        """Take over `claim`, replay its entries; nothing else may use that claim."""
+    def __init__(self, context: RegionContext, region: UUID, claim: wal.Claim, beside: Beside | None = None) -> None:
+        """Take over `claim`, replay its entries; nothing else may use that claim. `beside`: as of `RegionLog`."""
         self.region, self.guard = region, claim.guard
         self._context = context
         self._manifests = wal.ManifestStore(
@@ -95,7 +92,7 @@ class RegionCore:
         self.lease = wal.ReadLease(claim.guard, self._manifests, claim.manifest, context.clock)
         self._others_read_until = claim.others_read_until
         self._sentinel = claim.next_position - 1
-        self._log = RegionLog(context, region, claim, self.lease)
+        self._log = RegionLog(context, region, claim, self.lease, beside)
         self.levels = RegionLevels(region, claim.manifest, context)
         self._generations = RegionGenerations(context, region, claim, self.levels, self._log, self._manifests)
         self._repeats = Repeats(claim.applied)
@@ -104,9 +101,18 @@ class RegionCore:
 
     @classmethod
     def open(
-        cls, context: RegionContext, region: UUID, known: wal.Known | None = None, *, settle: bool = True
+        cls,
+        context: RegionContext,
+        region: UUID,
+        known: wal.Known | None = None,
+        *,
+        settle: bool = True,
+        beside: Beside | None = None,
     ) -> RegionCore:
-        """Claim the region and replay its log. `settle`: False leaves that to the caller. Raises: as `wal.claim`."""
+        """Claim the region and replay its log. `settle`: False leaves that to the caller. `beside`: as of `RegionLog`.
+
+        Raises: as `wal.claim`.
+        """
         claim = wal.claim(
             context.store,
             region,
@@ -119,7 +125,7 @@ class RegionCore:
             options=context.wal_options,
             settle=settle,
         )
-        return cls(context, region, claim)
+        return cls(context, region, claim, beside)
 
     # ---- any thread ----------------------------------------------------------------------------------------------
 
@@ -226,7 +232,9 @@ class RegionCore:
             raise
 
     def keep_limits(self) -> None:
-        """Append rows that have lingered long enough, freeze the memtable when it is full or old.
+        """Begin to append rows that have lingered long enough, freeze the memtable when it is full or old.
+
+        Call it again when an append that it began has ended.
 
         Raises: StoreUnavailable or StoreRefused, then call again later; the error that ended the region.
         """

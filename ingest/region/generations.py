@@ -87,13 +87,15 @@ class RegionGenerations:
         self._index()
 
     def keep_limits(self) -> None:
-        """Append rows that have lingered long enough, freeze the memtable when it is full or old.
+        """Begin to append rows that have lingered long enough, freeze the memtable when it is full or old.
 
-        Raises: what an append or a manifest edit does.
+        Raises: what an append or a manifest edit does, for an append that has ended beside, too.
         """
         now, limits, log = self._context.clock.monotonic(), self._context.limits, self._log
+        if log.finished:
+            log.finish()
         if log.lingers_since is not None and now - log.lingers_since >= limits.linger_max:
-            log.append_lingering(self._levels.active.generation)
+            log.append_beside(self._levels.active.generation)
         many = log.position - self._frozen_to >= limits.entries_max
         if self._full() or many or (self._levels.active.rows and now - self._active_since >= limits.age_max):
             self.freeze()
@@ -115,9 +117,11 @@ class RegionGenerations:
 
         Raises: what an append does.
         """
-        limits, entries = self._context.limits, self._log.position - self._frozen_to
+        limits = self._context.limits
         if checked is None or limits.generation_rows is None or limits.generation_entries is None:
             return
+        self._log.finish()  # its entries count
+        entries = self._log.position - self._frozen_to
         parts = 1 + checked.size // limits.entry_size_max
         rows = self._levels.active.rows + checked.num_rows
         if rows > limits.generation_rows or entries + parts > limits.generation_entries:

@@ -1,8 +1,26 @@
-"""Write one region's WAL: rows that linger, entries in parts, the applied map with each entry."""
+"""Write one region's WAL: rows that linger, entries in parts, the applied map with each entry.
+
+Rows of non-durable writes linger in memory until `wal.linger_max` is over, and are then appended beside the region's
+thread, which goes on to serve writes. Encoding and syncing an entry takes as long as a hundred small puts. In steps:
+
+1. `append_beside` hands over what lingers, and the map of what is visible at that moment. What becomes visible behind
+   it lingers for the append after it.
+2. Another thread writes the entry; it touches nothing else of this object.
+3. `finish` waits for it and takes over what it did. Whatever needs the log itself does so first: a durable write, a
+   freeze, a durable read, a change of columns, the next append, the end. So one thread at a time uses the appender, and
+   entries have the order in which their rows became visible.
+
+*Crash at any step: the rows were not acknowledged as durable; those of the entry that is there come back.*
+If nothing was written, the rows linger again, in front of the others. If the outcome is not known, or a newer owner was
+found, `finish` raises, and the region ends as it does for its own appends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from uuid import UUID
 
 import pyarrow as pa
@@ -11,11 +29,54 @@ from memwal import wal
 from memwal.ingest.region.context import RegionContext
 from memwal.memtable import Checked
 from memwal.wal.applied import AppliedMap
+from memwal.wal.lease import Instant
+
+NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
+"""Failures of an append that leave the log unchanged: the region lives on, the callers may try again."""
+
+Beside = Callable[[Callable[[], None]], Callable[[], None]]
+"""Starts work beside the calling thread; what it returns waits until the work has ended. The work raises nothing.
+Raises: RuntimeError if no thread can be started."""
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table | None:
     """Return `tables` as one table without a copy, None if there are none."""
     return pa.concat_tables(tables) if len(tables) > 1 else next(iter(tables), None)
+
+
+@dataclass(slots=True)
+class _Lingering:
+    """Visible rows that are not in the log: their bytes, and the monotonic seconds at which the first was applied."""
+
+    rows: list[pa.Table] = field(default_factory=list)
+    size: int = 0
+    since: float | None = None
+
+    def add(self, checked: Checked, now: float) -> None:
+        if self.since is None:
+            self.since = now
+        self.rows.append(checked.rows)
+        self.size += checked.size
+
+    def before(self, later: _Lingering) -> _Lingering:
+        return _Lingering([*self.rows, *later.rows], self.size + later.size, self.since)
+
+
+@dataclass(slots=True)
+class _Append:
+    """An append beside the region's thread. `applied`: the map once it is done; `begun`: the proof that it is then.
+
+    `ended` is set last; `wait` returns after that.
+    """
+
+    lingering: _Lingering
+    applied: AppliedMap
+    begun: Instant
+    before: int
+    seconds: float = 0.0
+    error: BaseException | None = None
+    ended: bool = False
+    wait: Callable[[], None] = lambda: None
 
 
 class RegionLog:
@@ -27,8 +88,16 @@ class RegionLog:
     durable before: replay drops its rows when the closing entry is missing, and must not remember their tokens.
     """
 
-    def __init__(self, context: RegionContext, region: UUID, claim: wal.Claim, lease: wal.ReadLease) -> None:
-        """`lease`: confirmed by every entry. An append of more than `entry_size_max` bytes is split."""
+    def __init__(
+        self,
+        context: RegionContext,
+        region: UUID,
+        claim: wal.Claim,
+        lease: wal.ReadLease,
+        beside: Beside | None = None,
+    ) -> None:
+        """`lease`: confirmed by every entry. An append of more than `entry_size_max` bytes is split. `beside`: None if
+        lingering rows are appended by the region's thread too."""
         self._appender = wal.WalAppender(
             context.store,
             region,
@@ -42,14 +111,13 @@ class RegionLog:
         )
         self._ids, self._entry_size_max, self._lease = context.ids, context.limits.entry_size_max, lease
         self._clock, self._meter = context.clock, context.meters.of(region)
-        self._waiting: list[pa.Table] = []
-        self._waiting_size = 0
+        self._lingering = _Lingering()
+        self._beside = beside
+        self._under_way: _Append | None = None
         self._durable_applied = claim.applied
         """The applied map of the newest entry."""
         self.applied: AppliedMap = claim.applied
         """The applied map of all visible rows."""
-        self.lingers_since: float | None = None
-        """Monotonic seconds at which the first row that lingers was applied, None when none lingers."""
 
     @property
     def position(self) -> int:
@@ -58,27 +126,66 @@ class RegionLog:
 
     @property
     def lingers(self) -> bool:
-        """Whether visible rows wait for the next entry."""
-        return self.lingers_since is not None
+        """Whether visible rows are not known to be in the log."""
+        return self._lingering.since is not None or self._under_way is not None
+
+    @property
+    def lingers_since(self) -> float | None:
+        """Monotonic seconds at which the first row that waits for an append was applied, None when none waits."""
+        return self._lingering.since
+
+    # ---- lingering rows ------------------------------------------------------------------------------------------
 
     def linger(self, checked: Checked | None, applied: AppliedMap) -> None:
         """Keep rows that become visible now for the next entry. `applied`: the map after them."""
         self.applied = applied
-        if checked is None or not checked.num_rows:
-            return
-        if self.lingers_since is None:
-            self.lingers_since = self._clock.monotonic()
-        self._waiting.append(checked.rows)
-        self._waiting_size += checked.size
-
-    def recode(self, codec: wal.EntryCodec) -> None:
-        """Write entries by another codec from now on. Requires: no row lingers."""
-        self._appender.recode(codec)
+        if checked is not None and checked.num_rows:
+            self._lingering.add(checked, self._clock.monotonic())
 
     def append_lingering(self, generation: int) -> None:
         """Make lingering rows durable. Raises: as `append`."""
         if self.lingers:
             self.append(None, self.applied, generation=generation)
+
+    def append_beside(self, generation: int) -> None:
+        """Begin to make lingering rows durable, once the append before is done; `finish` takes over what came of it.
+
+        Raises: as `finish`, for the append before.
+        """
+        self.finish()
+        if self._beside is None:
+            self.append_lingering(generation)
+            return
+        append = _Append(self._lingering, self.applied, self._lease.begin(), self.position)
+        self._lingering, self._under_way = _Lingering(), append
+        try:
+            append.wait = self._beside(partial(self._write_beside, append, self._durable_applied, generation))
+        except RuntimeError:  # no thread to be had
+            self._lingering, self._under_way = append.lingering, None
+            self.append_lingering(generation)
+
+    @property
+    def finished(self) -> bool:
+        """Whether an append beside this thread has ended, so that `finish` would not wait."""
+        return self._under_way is not None and self._under_way.ended
+
+    def finish(self) -> None:
+        """Wait for the append beside this thread, and take over what it did; do nothing if there is none.
+
+        Raises: as `append`; if nothing was written, its rows linger again.
+        """
+        append = self._under_way
+        if append is None:
+            return
+        append.wait()
+        self._under_way = None
+        if append.error is not None:
+            self._lingering = append.lingering.before(self._lingering)
+            raise append.error
+        self._appended(append.before, append.begun, append.applied)
+        self._meter.appended(append.seconds, append.lingering.size, self.position - append.before)
+
+    # ---- every append --------------------------------------------------------------------------------------------
 
     def append(self, checked: Checked | None, applied: AppliedMap, *, generation: int, alone: bool = False) -> int:
         """Make what lingers and then the rows of `checked` durable; `applied` is the map once they are.
@@ -87,41 +194,66 @@ class RegionLog:
         nothing by what is stored, nobody had claimed the region by then. `alone`: write the map in an entry of its own
         even without rows. Raises: as `WalAppender.append`; what lingers is kept then.
         """
+        with suppress(*NOTHING_WRITTEN):  # those rows linger again: they are tried with these
+            self.finish()
         begun, before = self._lease.begin(), self.position
         position = self._append(checked, applied, generation, alone=alone)
-        if self.position > before:
-            self._durable_applied = applied
-            self._lease.confirm(begun)
+        self._appended(before, begun, applied)
         self.applied = applied
         return position
 
+    def recode(self, codec: wal.EntryCodec) -> None:
+        """Write entries by another codec from now on. Requires: no row lingers."""
+        self._appender.recode(codec)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
     def _append(self, checked: Checked | None, applied: AppliedMap, generation: int, *, alone: bool) -> int:
-        together = joined([*self._waiting, *([] if checked is None else [checked.rows])])
+        lingering = self._lingering
+        together = joined([*lingering.rows, *([] if checked is None else [checked.rows])])
         if together is None or not together.num_rows:
             if alone:
                 return self._appender.append(None, generation=generation, applied=applied)
             if checked is not None:
                 self._appender.expect_unfenced()
             return self.position
-        size = self._waiting_size + (0 if checked is None else checked.size)
+        size = lingering.size + (0 if checked is None else checked.size)
         began, before = self._clock.monotonic(), self.position
-        if size <= self._entry_size_max or together.num_rows == 1:
-            position = self._appender.append(together, generation=generation, applied=applied)
-        else:
-            step = max(1, together.num_rows * self._entry_size_max // size)
-            position = self._append_in_parts(together, step, applied, generation)
+        position = self._write(together, size, (self._durable_applied, applied), generation)
         self._meter.appended(self._clock.monotonic() - began, size, position - before)
-        self._waiting, self._waiting_size, self.lingers_since = [], 0, None
+        self._lingering = _Lingering()
         return position
 
-    def _append_in_parts(self, rows: pa.Table, step: int, applied: AppliedMap, generation: int) -> int:
+    def _write_beside(self, append: _Append, durable: AppliedMap, generation: int) -> None:
+        """The work of the other thread. `durable`: the applied map of the entry before."""
+        began, rows = self._clock.monotonic(), joined(append.lingering.rows)
+        try:
+            if rows is not None:
+                self._write(rows, append.lingering.size, (durable, append.applied), generation)
+        except BaseException as error:  # noqa: BLE001 - `finish` raises it; a panic of Lance is only a BaseException
+            append.error = error
+        finally:
+            append.seconds, append.ended = self._clock.monotonic() - began, True
+
+    def _write(self, rows: pa.Table, size: int, maps: tuple[AppliedMap, AppliedMap], generation: int) -> int:
+        """Append `rows` of `size` bytes; `maps`: the applied map that is durable before, and the one after."""
+        durable, applied = maps
+        if size <= self._entry_size_max or rows.num_rows == 1:
+            return self._appender.append(rows, generation=generation, applied=applied)
+        step = max(1, rows.num_rows * self._entry_size_max // size)
         attempt, position = self._ids.entry_id(), 0
         for start in range(0, rows.num_rows, step):
             closes = start + step >= rows.num_rows
             position = self._appender.append(
                 rows.slice(start, step),
                 generation=generation,
-                applied=applied if closes else self._durable_applied,
+                applied=applied if closes else durable,
                 part=wal.BatchPart(producer="", sequence=0, attempt=attempt, closes=closes),
             )
         return position
+
+    def _appended(self, before: int, begun: Instant, applied: AppliedMap) -> None:
+        """Note that the log has grown beyond position `before`, which proves that the region is ours."""
+        if self.position > before:
+            self._durable_applied = applied
+            self._lease.confirm(begun)

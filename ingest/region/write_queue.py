@@ -202,7 +202,7 @@ class WriteQueue:
         self._taker_waits = False
         self._writes: deque[Item] = deque()
         self._broken: BaseException | None = None
-        self._closed = False
+        self._closed = self._nudged = False
         self._taken_last = 0
         self._served: list[Item] = []
 
@@ -214,10 +214,16 @@ class WriteQueue:
             self._writes.append(item)
         self._wake_taker()
 
+    def nudge(self) -> None:
+        """Have `take` return without waiting, this time or the next."""
+        with self._lock:
+            self._nudged = True
+        self._wake_taker()
+
     def take(self, timeout: float | None) -> list[Item] | None:
         """Return all queued items, waiting up to `timeout` seconds for the first; None once closed and empty.
 
-        Items of the call before count as served.
+        Items of the call before count as served. After a `nudge` it does not wait.
         """
         self._served = []
         self._wait(timeout)
@@ -225,7 +231,7 @@ class WriteQueue:
         with self._lock:
             taken = list(self._writes)
             self._writes.clear()
-            self._taken_last, self._served = len(taken), taken
+            self._taken_last, self._served, self._nudged = len(taken), taken, False
             return None if self._closed and not taken else taken
 
     def oldest(self) -> float | None:
@@ -234,10 +240,10 @@ class WriteQueue:
         with self._lock:
             return min((item.since for item in (*self._served, *self._writes) if isinstance(item, Write)), default=None)
 
-    def _wait(self, timeout: float | None) -> None:
-        """Return when an item is queued or the queue is closed, at the latest after `timeout` seconds."""
+    def _wait(self, timeout: float | None, beyond: int = 0) -> None:
+        """Return when more than `beyond` items are queued, on a close or a nudge, at the latest after `timeout` s."""
         with self._lock:
-            if self._writes or self._closed:
+            if len(self._writes) > beyond or self._closed or self._nudged:
                 return
             self._taker_waits = True
         if self._wake.acquire(timeout=-1 if timeout is None else timeout):

@@ -8,7 +8,9 @@ The put path of a region, in order:
 3. Between groups, never inside one, the memtable is frozen when it is full or old; the flusher's thread publishes
    frozen memtables in generation order while writes go on.
 
-Non-durable writes are applied and acked first and go out with the next entry, at the latest after `wal.linger_max`.
+Non-durable writes are applied and acked first and go out with the next entry. After `wal.linger_max` a thread beside
+the region's appends them (`log`), while this one goes on to serve writes.
+With `wal.entry_interval` durable ones wait for one another in step 2 (`paced_queue`).
 The indexer's thread moves applied rows into the indexes, unless `memtable.index_mode` is "sync" and the table has
 indexes of vectors or text; only `close` waits for it, for the step under way.
 """
@@ -28,7 +30,9 @@ from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.context import RegionContext
-from memwal.ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
+from memwal.ingest.region.core import RETRY_FLUSH, RegionCore
+from memwal.ingest.region.log import NOTHING_WRITTEN
+from memwal.ingest.region.paced_queue import PacedQueue
 from memwal.ingest.region.write_queue import Ack, DurableView, Freeze, Item, Reshape, Write, WriteQueue
 from memwal.ingest.threads import Worker
 from memwal.wal.retries import Backoff
@@ -66,11 +70,12 @@ class RegionWriter:
         self.region, self.bucket, self.name = region, bucket, str(region)
         self._context, self._meter = context, context.meters.of(region)
         began = context.clock.monotonic()
-        self._core = RegionCore.open(context, region, known, settle=False)
+        self._appending: Worker | None = None
+        self._core = RegionCore.open(context, region, known, settle=False, beside=self._beside)
         self.guard = self._core.guard
         self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels
-        self._queue = WriteQueue(context.clock)
+        self._queue = _queue(context)
         self._looking, self._proving = threading.Lock(), threading.Lock()
         self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
         self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
@@ -208,6 +213,8 @@ class RegionWriter:
         alive = self._core.failure is None
         self._queue.close(reason or Unavailable(f"region {self.region} is closed; open the table again"))
         self._server.wait()
+        if self._appending is not None:
+            self._appending.wait()  # a region that failed does not
         self._levels.close()
         self._flusher.wait()
         if self._indexer is not None:
@@ -323,6 +330,18 @@ class RegionWriter:
             self._context.log.warning("region %s: cannot append, will try again: %s", self.region, error)
             self._context.clock.sleep(self._context.limits.retry_delay)
 
+    def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Append lingering rows in a thread of its own; see `RegionLog`."""
+
+        def append() -> None:
+            try:
+                work()
+            finally:
+                self._queue.nudge()
+
+        self._appending = Worker(f"log-{self.bucket}", append)
+        return self._appending.wait
+
     # ---- the flusher's thread ------------------------------------------------------------------------------------
 
     def _flush_in_order(self) -> None:
@@ -391,6 +410,13 @@ class RegionWriter:
             work()
         except BaseException as error:  # noqa: BLE001 - handed on to every waiter
             self._queue.break_off(self._core.end(error))
+
+
+def _queue(context: RegionContext) -> WriteQueue:
+    limits = context.limits
+    if not limits.entry_interval:
+        return WriteQueue(context.clock)
+    return PacedQueue(context.clock, limits.entry_interval, limits.entry_size_max)
 
 
 def _counted(write: Write) -> tuple[Ack, int]:

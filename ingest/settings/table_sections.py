@@ -92,6 +92,14 @@ class WalSettings(Section):
     linger_max: Duration = Field(
         0.05, description="longest time until the rows of a non-durable put are written to the WAL"
     )
+    entry_interval: Duration = Field(
+        0.0,
+        le=60,
+        description=(
+            "least time between two WAL entries of a region; durable puts that come in between wait, and share the "
+            "next entry: fewer requests to object storage, later acks. 0 = a put is written at once"
+        ),
+    )
     put_timeout: Duration = Field(
         10.0,
         gt=0,

@@ -276,6 +276,7 @@ def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:
     return Limits(
         entry_size_max=settings.wal.entry_size_max,
         linger_max=settings.wal.linger_max,
+        entry_interval=settings.wal.entry_interval,
         size_max=settings.memtable.size_max,
         rows_max=settings.memtable.rows_max,
         entries_max=settings.memtable.entries_max,

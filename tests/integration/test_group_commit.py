@@ -333,6 +333,58 @@ def test_an_interrupt_gives_the_caller_its_memory_back(tmp_path: Path, gate: Gat
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [1, 7, 8]
 
 
+def test_non_durable_puts_do_not_wait_while_others_are_appended(tmp_path: Path, gate: Gate) -> None:
+    with _open(tmp_path) as table:
+        gate.close()
+        table.put(_row(1), durable=False)
+        assert gate.entered.wait(60)
+        for n in range(2, 30):
+            table.put(_row(n), durable=False)
+        assert table.count() == 29
+        gate.open()
+    with _open(tmp_path) as again:
+        assert again.count() == 29
+
+
+def test_an_owner_that_was_replaced_learns_it_by_an_append_beside(tmp_path: Path, gate: Gate) -> None:
+    """Nobody calls it meanwhile."""
+    with _open(tmp_path) as older:
+        gate.close()
+        older.put(_row(1), durable=False)
+        assert gate.entered.wait(60)
+        with _open(tmp_path) as newer:
+            gate.open()
+            wait_until(lambda: older.status()["regions"][0]["state"] == "fenced")
+            assert newer.count() == 0
+
+
+def test_an_interval_between_entries_makes_fewer_of_them_and_loses_none(tmp_path: Path, gate: Gate) -> None:
+    """`wal.entry_interval`: a caller that comes back at once finds the interval begun, with all the others. A durable
+    read, a flush and the end of the table wait for no interval."""
+    callers, turns = 8, 5
+    with _open(tmp_path, wal={"entry_interval": "200ms"}) as table:
+        threads = [
+            threading.Thread(target=lambda first=first: [table.put(_row(first * turns + n)) for n in range(turns)])
+            for first in range(callers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert gate.entries <= 1 + 2 * (turns + 1), "40 puts; the first caller may be alone in its turns"
+        assert table.count(level="durable") == callers * turns
+    with _open(tmp_path, wal={"entry_interval": "1min"}) as table:
+        table.put(_row(100))
+        late = threading.Thread(target=table.put, args=[_row(101)])
+        late.start()
+        wait_until(lambda: gate.submitted >= callers * turns + 2)
+        assert table.count(level="durable") == callers * turns + 2
+        late.join(60)
+        table.flush()
+        table.put(_row(102), durable=False)
+        assert table.count() == callers * turns + 3
+
+
 def test_a_close_that_was_interrupted_can_be_made_again(tmp_path: Path, gate: Gate) -> None:
     others = list(threading.enumerate())  # of tests before this one
     table = _open(tmp_path, wal={"linger_max": "1h"})

@@ -25,6 +25,7 @@ from memwal.flush.commits.merge_passes import Written
 from memwal.flush.garbage.ssts import Verdict
 from memwal.flush.sst.files import discard
 from memwal.ingest.region.core import RegionCore
+from memwal.ingest.region.log import RegionLog, _Lingering
 from memwal.ingest.region.state import RegionLevels
 from memwal.wal import (
     EntryHeader,
@@ -69,6 +70,36 @@ def skips_the_slot_after_a_conflict() -> Iterator[None]:
 
     original = WalAppender._put
     with patch.object(WalAppender, "_put", put):
+        yield
+
+
+@contextmanager
+def forgets_rows_that_were_not_appended_beside() -> Iterator[None]:
+    """Storage refuses an entry of lingering rows: do not keep them for the next one."""
+
+    def finish(self: RegionLog) -> None:
+        try:
+            original(self)
+        except (StoreUnavailable, StoreRefused):
+            self._lingering = _Lingering()
+            raise
+
+    original = RegionLog.finish
+    with patch.object(RegionLog, "finish", finish):
+        yield
+
+
+@contextmanager
+def does_not_wait_for_the_append_beside() -> Iterator[None]:
+    """A durable write, a freeze or a durable read goes on though lingering rows are still on their way."""
+
+    def finish(self: RegionLog) -> None:
+        if self._under_way is not None and not self._under_way.ended:
+            self._under_way = None
+        original(self)
+
+    original = RegionLog.finish
+    with patch.object(RegionLog, "finish", finish):
         yield
 
 
@@ -261,6 +292,8 @@ PLANTED: dict[str, Callable[[], Planted]] = {
     for each in (
         skips_the_slot_after_a_conflict,
         acks_before_the_put_is_known,
+        forgets_rows_that_were_not_appended_beside,
+        does_not_wait_for_the_append_beside,
         claims_without_a_sentinel,
         takes_its_own_entry_for_a_strangers,
         takes_a_strangers_entry_for_its_own,
@@ -298,6 +331,8 @@ WITHOUT_A_KEY: dict[str, Callable[[], Planted]] = {
 
 
 FOUND_BY = {
+    "forgets_rows_that_were_not_appended_beside": 120,
+    "does_not_wait_for_the_append_beside": 90,
     "takes_its_own_entry_for_a_strangers": 2,
     "replay_skips_holes": 901,
     "collects_fences": 3,

@@ -1,14 +1,14 @@
 """A writer process: it claims the regions, serves its own clients and the driver's batches, freezes and flushes.
 
-Per region two actors act for one `RegionCore`, as two threads do in a real process. When the core ends, fenced or
-poisoned, the process claims the region again after a while, so that several processes fight over it. After a kill the
-process comes back as a new one with nothing in memory.
+Per region two actors act for one `RegionCore`, as two threads do in a real process, and with some seeds a third for
+each append of lingering rows. When the core ends, fenced or poisoned, the process claims the region again after a
+while, so that several processes fight over it. After a kill the process comes back as a new one with nothing in memory.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,8 @@ from memwal.ingest.errors import FencedError, Unavailable, UnknownOutcome
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
 from memwal.ingest.read.reader import Reader
-from memwal.ingest.region.core import NOTHING_WRITTEN, RETRY_FLUSH, RegionCore
+from memwal.ingest.region.core import RETRY_FLUSH, RegionCore
+from memwal.ingest.region.log import NOTHING_WRITTEN
 from memwal.ingest.region.write_queue import Write
 from tests.simulation.oracle import Attempt, Floors, Order
 from tests.simulation.scheduler import Host, SimulatedClock
@@ -82,7 +83,8 @@ class Process:
             self.world.scheduler.pause(random.random() * self.world.shape.rest)
         region.core, region.ends = None, {}
         try:
-            core = RegionCore.open(self._context, self.world.region_ids[region.number])
+            beside = self._beside if self.world.appends_beside else None
+            core = RegionCore.open(self._context, self.world.region_ids[region.number], beside=beside)
         except EXPECTED as error:
             self.world.say(f"claim failed: {_line(error)}")
             self.world.scheduler.pause(random.choice((0.1, 1.0, 10.0)))
@@ -90,6 +92,17 @@ class Process:
         region.core, region.generation = core, core.levels.active.generation
         self.world.oracle.claimed(region.number, core.guard.epoch)
         self.world.say(f"claimed epoch {core.guard.epoch}")
+
+    def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
+        """An append of lingering rows, by an actor of its own."""
+        scheduler = self.world.scheduler
+        actor = scheduler.spawn(f"{self.name}/log", work, self.host)
+
+        def wait() -> None:
+            while not actor.run.dead:
+                scheduler.pause(0.01)
+
+        return wait
 
     def _serve_once(self, region: Region, core: RegionCore) -> None:
         """One turn of what a region's thread does."""

@@ -126,6 +126,7 @@ class World:
         self.scheduler = Scheduler(f"schedule {seed}", trace)
         self.shape, self.weather = self.drawn()
         self._short_maps = seed % 2 == 0  # snapshots of the applied map, which has few names here
+        self.appends_beside = seed % 3 == 0
         kind = (self.shape.regions, self.shape.wal_format, self.indexes, self.append, self.rules)
         self.uri = _new_table(directory, kind)
         self.disk = Disk(wal.LocalStore(self.uri), self.scheduler)

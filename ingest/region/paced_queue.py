@@ -1,0 +1,63 @@
+"""A write queue that limits how often a region writes entries, for storage that charges for each request.
+
+With `wal.entry_interval` durable writes wait in the queue until the interval since the last ones were taken is over,
+and become one entry together. The first after a pause is taken at once. What is waited for by nobody is not delayed:
+writes are taken early when they are as large as an entry may be, when a non-durable write or a request (a freeze, a
+durable read) comes behind them, or when the queue is closed.
+"""
+
+from __future__ import annotations
+
+from memwal.ingest.api.rows import size_bound
+from memwal.ingest.region.write_queue import Item, Write, WriteQueue
+from memwal.wal import Clock
+
+
+class PacedQueue(WriteQueue):
+    """Hands out durable writes once in `interval` seconds. Thread safety and invariants. As `WriteQueue`."""
+
+    def __init__(self, clock: Clock, interval: float, size_max: int) -> None:
+        """`size_max`: bytes of rows that are handed out before the interval is over."""
+        super().__init__(clock)
+        self._interval, self._size_max = interval, size_max
+        self._not_before = clock.monotonic()
+        self._bytes = 0
+        self._hurry = False
+        """Whether something is queued that does not wait."""
+
+    def submit(self, item: Item) -> None:
+        """Queue an item. Raises: the error that broke the region."""
+        paced = isinstance(item, Write) and item.durable
+        more = size_bound(item.rows) if isinstance(item, Write) else 0
+        with self._lock:
+            self._bytes += more
+            self._hurry = self._hurry or not paced or self._bytes >= self._size_max
+        super().submit(item)
+
+    def take(self, timeout: float | None) -> list[Item] | None:
+        """As `WriteQueue.take`; nothing if `timeout` ends or a nudge comes while writes wait for the interval."""
+        until = None if timeout is None else self._clock.monotonic() + timeout
+        self._served = []
+        self._wait(timeout)
+        if not self._due(until):
+            return []
+        with self._lock:
+            self._bytes, self._hurry = 0, False
+            if self._writes:
+                self._not_before = self._clock.monotonic() + self._interval
+        return super().take(0.0)
+
+    def _due(self, until: float | None) -> bool:
+        """Wait until what is queued may be taken; return False if `until` (monotonic s) or a nudge comes first."""
+        while True:
+            now = self._clock.monotonic()
+            with self._lock:
+                queued = len(self._writes)
+                if not queued or self._hurry or self._closed or now >= self._not_before:
+                    return True
+                if self._nudged:
+                    self._nudged = False
+                    return False
+            if until is not None and now >= until:
+                return False
+            self._wait(self._not_before - now if until is None else min(self._not_before, until) - now, beyond=queued)

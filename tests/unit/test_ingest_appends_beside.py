@@ -1,0 +1,169 @@
+"""Lingering rows are appended beside the region's thread: it goes on meanwhile, and waits where it needs the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memwal import wal
+from memwal.ingest.region.core import RegionCore
+from memwal.ingest.region.write_queue import Write
+from tests.region_contexts import LIMITS, region_context
+from tests.support.clock import FakeClock
+from tests.unit.test_ingest_region_core import BASE, REGION, Scripted, refuse, seen, write
+
+
+class Later:
+    """Stands for the other thread: does its work when the test says so, or when it is waited for."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+        self.waits = 0
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.work.append(work)
+
+        def wait() -> None:
+            self.waits += 1
+            self.do()
+
+        return wait
+
+    def do(self) -> None:
+        """Do what is left to do."""
+        while self.work:
+            self.work.pop()()
+
+
+class Region:
+    """A core whose lingering rows are appended beside it, with its store and clock."""
+
+    def __init__(self, root: Path, **limits: Any) -> None:
+        self.store, self.clock, self.later = Scripted(root), FakeClock(), Later()
+        self.context = region_context(self.store, BASE, clock=self.clock, limits=replace(LIMITS, **limits))
+        self.core = RegionCore.open(self.context, REGION, beside=self.later)
+
+    def lingering(self, *ids: int, v: str = "") -> None:
+        """Put rows that are not durable, and let their time be up; the append of them has only begun."""
+        self.core.serve([write(*ids, v=v, durable=False)])
+        self.clock.advance(LIMITS.linger_max)
+        self.core.keep_limits()
+
+    def durable(self, *ids: int, v: str = "") -> Write:
+        """Put durable rows."""
+        self.core.serve([put := write(*ids, v=v)])
+        return put
+
+    def again(self) -> dict[int, str]:
+        """What a newer claim of the region finds."""
+        return seen(RegionCore.open(self.context, REGION))
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Region:
+    return Region(tmp_path / "t.lance")
+
+
+def test_writes_are_served_while_rows_are_appended(region: Region) -> None:
+    region.lingering(1, v="a")
+    region.core.serve([write(2, v="b", durable=False)])
+    assert (region.store.entries, seen(region.core)) == (0, {1: "a", 2: "b"})
+    region.later.do()
+    assert region.store.entries == 1
+    region.core.keep_limits()
+    assert region.later.waits == 1
+    assert region.core.lingers, "row 2 came later"
+    assert region.again() == {1: "a"}
+
+
+def test_a_durable_write_goes_behind_the_append_under_way(region: Region) -> None:
+    region.lingering(1, v="a")
+    put = region.durable(1, v="b")
+    assert (put.done.result().position, region.store.entries) == (2, 2)
+    assert region.again() == seen(region.core) == {1: "b"}
+
+
+def test_what_came_meanwhile_goes_with_the_next_durable_write(region: Region) -> None:
+    region.lingering(1)
+    region.core.serve([write(2, durable=False)])
+    put = region.durable(3)
+    assert (put.done.result().position, region.store.entries) == (2, 2)
+    assert set(region.again()) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("call", ["durable_view", "freeze", "close"])
+def test_what_promises_durable_rows_waits_for_the_append(region: Region, call: str) -> None:
+    region.lingering(1)
+    region.core.serve([write(2, durable=False)])
+    getattr(region.core, call)()
+    assert not region.core.lingers
+    assert set(region.again()) == {1, 2}
+
+
+def test_a_frozen_memtable_covers_the_append_under_way(region: Region) -> None:
+    region.lingering(1)
+    region.core.freeze()
+    assert region.core.publish_next()
+    assert region.core.levels.manifest.replay_after == region.core.status()["wal_position"] == 1
+
+
+def test_a_second_append_waits_for_the_first(region: Region) -> None:
+    region.lingering(1)
+    region.lingering(2)
+    assert (region.store.entries, region.later.waits) == (1, 1)
+    region.core.close()
+    assert set(region.again()) == {1, 2}
+
+
+def test_rows_that_storage_refused_linger_again_in_front_of_the_others(region: Region) -> None:
+    region.store.next = [refuse]
+    region.lingering(1, v="a")
+    region.core.serve([write(1, v="b", durable=False)])
+    region.later.do()
+    with pytest.raises(wal.StoreRefused):
+        region.core.keep_limits()
+    assert region.core.failure is None
+    assert region.core.next_duty() == 0, "their time is up as it was"
+    region.core.keep_limits()
+    region.later.do()
+    region.core.keep_limits()
+    assert not region.core.lingers
+    assert region.again() == seen(region.core) == {1: "b"}
+
+
+def test_a_durable_write_takes_along_what_storage_refused(region: Region) -> None:
+    region.store.next = [refuse]
+    region.lingering(1)
+    assert region.durable(2).done.result().position == 1
+    assert set(region.again()) == {1, 2}
+
+
+def test_a_newer_owner_ends_the_region_at_its_next_duty(region: Region) -> None:
+    region.lingering(1)
+    assert region.again() == {}
+    region.later.do()
+    with pytest.raises(wal.Fenced):
+        region.core.keep_limits()
+    assert isinstance(region.core.failure, wal.Fenced)
+
+
+def test_rows_are_appended_in_parts_as_elsewhere(tmp_path: Path) -> None:
+    region = Region(tmp_path / "t.lance", entry_size_max=100)
+    region.lingering(*range(9))
+    region.core.close()
+    assert region.store.entries > 1
+    assert set(region.again()) == set(range(9))
+
+
+def test_without_a_thread_the_regions_own_appends(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: object) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(region.core._log, "_beside", none)
+    region.lingering(1)
+    assert not region.core.lingers
+    assert region.again() == {1: ""}
