@@ -146,12 +146,12 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace, place: Pl
         endpoints = spread(options.daemons, REGIONS) if options.daemons else []
         config = _config(kafka, at, place, endpoints, options.trigger)
         ports = [{**place.environ, "MEMWAL__DAEMON__PORT": each.rpartition(":")[2]} for each in endpoints]
-        daemons = [stack.enter_context(_process(["serve", str(config)], at, port)) for port in ports]
+        daemons = [stack.enter_context(process(["serve", str(config)], at, port)) for port in ports]
         producer = Producer(kafka.brokers, options.rate, marks)
         stack.callback(producer.stop)
-        run = stack.enter_context(_process(["run", str(config)], at, place.environ))
-        url = until(lambda: _url(run, at / "run.log"))
-        owners = [psutil.Process(each.pid) for each in daemons] or [until(lambda: _child(run))]
+        run = stack.enter_context(process(["run", str(config)], at, place.environ))
+        url = until(lambda: url_of(run, at / "run.log"))
+        owners = [psutil.Process(each.pid) for each in daemons] or [until(lambda: child_of(run))]
         at_daemons = ",".join(endpoints) or until(lambda: _endpoint(owners[0]))
         table = stack.enter_context(memwal.connect(at_daemons))
         probe = Probe(table, marks)
@@ -167,14 +167,14 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace, place: Pl
 
 def _watched(url: str, marks: Marks, processes: Mapping[str, Any], place: Place, seconds: float) -> Found:
     """Look on for so many seconds, and a micro-batch at least; then wait until the probe has found what was sent."""
-    before, told, counted = _processor_times(processes), _status(url), _queryable(url)
+    before, told, counted = processor_times(processes), status_of(url), _queryable(url)
     began, rows, asked = time.perf_counter(), told["rows"], place.counted()
     steps: dict[int, Mapping[str, float]] = {}
     while time.perf_counter() - began < seconds or told["rows"] == rows or not any(map(_is_whole, steps.values())):
         time.sleep(0.5)
-        told = _status(url)
+        told = status_of(url)
         steps[told["batch_id"]] = told["steps"]
-    ended, after, asked = time.perf_counter(), _processor_times(processes), place.counted() - asked
+    ended, after, asked = time.perf_counter(), processor_times(processes), place.counted() - asked
     counted = {bound: number - counted.get(bound, 0.0) for bound, number in _queryable(url).items()}
     until(lambda: not [sent for sent in list(marks.sent.values()) if sent < ended])
     lasted = ended - began
@@ -194,7 +194,7 @@ def _is_whole(steps: Mapping[str, float]) -> bool:
     return "addBatch" in steps
 
 
-def _processor_times(processes: Mapping[str, Any]) -> dict[str, float]:
+def processor_times(processes: Mapping[str, Any]) -> dict[str, float]:
     """Seconds that each kind of process has used so far."""
     found = {"producer and probe": _used(psutil.Process()), "Kafka": _used(psutil.Process(processes["Kafka"]))}
     run, daemons = psutil.Process(processes["run"]), processes["daemons"]
@@ -240,7 +240,7 @@ def _config(kafka: KafkaServer, at: Path, place: Place, endpoints: Sequence[str]
 
 
 @contextmanager
-def _process(
+def process(
     command: Sequence[str], at: Path, environ: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A `memwal` command with its output in a file of its name."""
@@ -259,7 +259,7 @@ def _process(
         process.wait()
 
 
-def _url(run: subprocess.Popen[bytes], log: Path) -> str | None:
+def url_of(run: subprocess.Popen[bytes], log: Path) -> str | None:
     """Where `memwal run` says that its pages are. Raises: RuntimeError, with its words, where it ended."""
     if run.poll() is not None:
         raise RuntimeError(f"memwal run ended with exit code {run.returncode}: {log.read_text()}")
@@ -267,7 +267,7 @@ def _url(run: subprocess.Popen[bytes], log: Path) -> str | None:
     return line.rpartition(" ")[2] or None
 
 
-def _status(url: str) -> dict[str, Any]:
+def status_of(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"{url}/status", timeout=_PATIENCE) as answer:
         found: dict[str, Any] = json.loads(answer.read())
     return found
@@ -295,7 +295,7 @@ def quantile(counted: Mapping[float, float], share: float) -> float:
     return least
 
 
-def _child(run: subprocess.Popen[bytes]) -> psutil.Process | None:
+def child_of(run: subprocess.Popen[bytes]) -> psutil.Process | None:
     """The daemon that `memwal run` has started."""
     return next((each for each in psutil.Process(run.pid).children() if "memwal.ingest.daemon" in each.cmdline()), None)
 
