@@ -9,6 +9,7 @@ durable read) comes behind them, or when the queue is closed.
 from __future__ import annotations
 
 from memwal.ingest.api.rows import size_bound
+from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.write_queue import Item, Write, WriteQueue
 from memwal.wal import Clock
 
@@ -61,3 +62,11 @@ class PacedQueue(WriteQueue):
             if until is not None and now >= until:
                 return False
             self._wait(self._not_before - now if until is None else min(self._not_before, until) - now, beyond=queued)
+
+
+def queue_of(context: RegionContext) -> WriteQueue:
+    """Return the queue of a region."""
+    limits = context.limits
+    if not limits.entry_interval:
+        return WriteQueue(context.clock)
+    return PacedQueue(context.clock, limits.entry_interval, limits.entry_size_max)

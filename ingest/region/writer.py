@@ -32,8 +32,9 @@ from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.core import RETRY_FLUSH, RegionCore
 from memwal.ingest.region.log import NOTHING_WRITTEN
-from memwal.ingest.region.paced_queue import PacedQueue
-from memwal.ingest.region.write_queue import Ack, DurableView, Freeze, Item, Reshape, Write, WriteQueue
+from memwal.ingest.region.paced_queue import queue_of
+from memwal.ingest.region.proofs import Proofs
+from memwal.ingest.region.write_queue import Ack, DurableView, Freeze, Item, Reshape, Write
 from memwal.ingest.threads import Worker
 from memwal.wal.retries import Backoff
 
@@ -75,8 +76,8 @@ class RegionWriter:
         self.guard = self._core.guard
         self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels
-        self._queue = _queue(context)
-        self._looking, self._proving = threading.Lock(), threading.Lock()
+        self._queue = queue_of(context)
+        self._looking, self._proofs = threading.Lock(), Proofs(self._core, f"lease-{bucket}", self._queue.break_off)
         self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
         self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
         self._indexer = None if context.index_at_once else Worker(f"indexer-{bucket}", self._index)
@@ -104,21 +105,8 @@ class RegionWriter:
         return self._core.view()
 
     def unproven(self, *, anew: bool = False) -> Callable[[], None] | None:
-        """For a read that begins now: return None if this region is known to be ours, else a call that asks storage.
-
-        `anew`: ask storage even if the lease covers the read. The call raises: Fenced, which ends this writer; Corrupt,
-        StoreUnavailable, StoreRefused.
-        """
-        lease, alone = self._core.lease, self._core.alone
-        if not anew and alone and lease.fresh:
-            return None
-        ticket = lease.ticket()
-        if anew or not alone or not lease.covers(ticket):
-            return partial(self._prove, lease.proven if anew else lease.covers, ticket)
-        if not self._proving.locked():
-            # In a thread of its own, so that no read of a region that is read all the time waits for storage.
-            threading.Thread(target=self._renew, name=f"lease-{self.bucket}", daemon=True).start()
-        return None
+        """For a read that begins now: None if this region is known to be ours, else a call that asks; see `Proofs`."""
+        return self._proofs.unproven(anew=anew)
 
     def durable_view(self) -> RegionView:
         """Return the levels at a moment when every row in them is on storage; the region's own thread captures them.
@@ -221,34 +209,13 @@ class RegionWriter:
             self._indexer.wait()
         fields = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
         self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=fields)
-        with self._proving:
+        with self._proofs.held():
             released = self._core.end_reads()
             if not told:
                 self._core.release()
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
         return released
-
-    def _prove(self, enough: Callable[[int], bool], ticket: int) -> None:
-        with self._proving:
-            if self._core.alone and enough(ticket):
-                return  # another read's proof, which this one waited for, covers it
-            try:
-                self._core.prove()
-            except wal.Fenced as error:
-                self._queue.break_off(self._core.failure or error)
-                raise
-
-    def _renew(self) -> None:
-        with self._proving:
-            if self._core.lease.fresh:
-                return
-            try:
-                self._core.prove()
-            except wal.Fenced as error:
-                self._queue.break_off(self._core.failure or error)
-            except wal.WalError:
-                return  # the next read that needs the proof raises this error
 
     def _wait_for_room(self, patience: float) -> None:
         """Wait until there is room. A commit of another process makes room too: one of the waiters looks for it.
@@ -410,13 +377,6 @@ class RegionWriter:
             work()
         except BaseException as error:  # noqa: BLE001 - handed on to every waiter
             self._queue.break_off(self._core.end(error))
-
-
-def _queue(context: RegionContext) -> WriteQueue:
-    limits = context.limits
-    if not limits.entry_interval:
-        return WriteQueue(context.clock)
-    return PacedQueue(context.clock, limits.entry_interval, limits.entry_size_max)
 
 
 def _counted(write: Write) -> tuple[Ack, int]:
