@@ -23,9 +23,15 @@ from memwal.ingest.settings.endpoints import url_host
 
 OPEN = frozenset({"/health/livez"})
 """Paths that need no token: they only show that the process runs."""
+BRIEF = frozenset({"/health/readyz"})
+"""Paths that answer a caller without a token by their status alone: probes of Kubernetes cannot send a secret, and the
+reasons name regions and storage. Such a caller does not make this process ask storage more often than `BRIEF_AGE`."""
+BRIEF_AGE = 1.0
+"""Seconds for which callers without a token get the last answer again."""
 PATIENCE = 5.0
 """Seconds that a page may take to render; a health check needs some answer in time."""
 _END = 5.0
+_BRIEF = web.RequestKey("brief", bool)
 
 
 class HttpServer:
@@ -79,7 +85,10 @@ class HttpServer:
     async def _guarded(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path not in OPEN and not self._guard.admits(request.headers.get("Authorization")):
+        given = request.headers.get("Authorization")
+        admitted = self._guard.admits(given)
+        request[_BRIEF] = not admitted and given is None and request.path in BRIEF
+        if not (admitted or request[_BRIEF] or request.path in OPEN):
             return _response(Page.of({"error": REFUSED}, 401), {"WWW-Authenticate": "Bearer"})
         try:
             return await handler(request)
@@ -93,15 +102,23 @@ class _Shared:
     def __init__(self, path: str, render: Render) -> None:
         self._path, self._render = path, render
         self._rendering: asyncio.Future[Page] | None = None
+        self._began = 0.0
 
-    async def answer(self, _: web.Request) -> web.Response:
-        if self._rendering is None or self._rendering.done():
-            self._rendering = asyncio.wrap_future(_in_a_thread(self._render))
+    async def answer(self, request: web.Request) -> web.Response:
+        brief = request[_BRIEF]
+        page = await self._page(BRIEF_AGE if brief else 0.0)
+        return _response(Page.of({"ready": page.status == 200}, page.status) if brief else page)
+
+    async def _page(self, age_max: float) -> Page:
+        """Return the page that is being rendered, or the last one if its rendering began less than `age_max` s ago."""
+        now = asyncio.get_running_loop().time()
+        if self._rendering is None or (self._rendering.done() and now - self._began >= age_max):
+            self._rendering, self._began = asyncio.wrap_future(_in_a_thread(self._render)), now
         try:
-            return _response(await asyncio.wait_for(asyncio.shield(self._rendering), PATIENCE))
+            return await asyncio.wait_for(asyncio.shield(self._rendering), PATIENCE)
         except TimeoutError:
             text = f"{self._path} was not rendered within {PATIENCE:g} s; most likely storage does not answer"
-            return _response(Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503))
+            return Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503)
 
 
 def _in_a_thread(render: Render) -> Future[Page]:

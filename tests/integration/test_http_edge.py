@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,9 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import memwal
 from memwal.ingest.daemon.pages import DaemonPages
+from memwal.ingest.ops.health import Reason
 from memwal.ingest.ops.http_server import HttpServer
 from memwal.ingest.ops.metrics import Scrape
-from memwal.ingest.ops.pages import Page
+from memwal.ingest.ops.pages import Page, pages_of
 from memwal.ingest.rpc.connection import Connection
 from memwal.ingest.rpc.guard import Guard
 from tests import fault_proxy as faults
@@ -242,6 +244,28 @@ def test_a_page_that_hangs_is_given_up_and_keeps_no_other_waiting(
     status, text = fetch(f"{url}/broken")
     assert (status, json.loads(text)["error"]["kind"]) == (500, "INTERNAL")
     going.set()
+
+
+def test_who_has_no_token_is_told_only_whether_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does not make storage be asked for each request; who has the token gets what is true now."""
+    monkeypatch.setattr("memwal.ingest.ops.http_server.BRIEF_AGE", 3600.0)
+    asked: list[int] = []
+
+    def found() -> list[Reason]:
+        asked.append(1)
+        return [{"reason": "storage", "text": "bucket-of-ours is away"}] if len(asked) < 3 else []
+
+    pages = pages_of(Scrape(), found, dict)
+    with closing(HttpServer("127.0.0.1", 0, pages, Guard(b"secret"), setting="daemon.http_port")) as server:
+        page = f"{server.url}/health/readyz"
+        for _ in range(3):
+            assert fetch(page) == (503, '{"ready": false}\n')
+        assert len(asked) == 1
+        assert "bucket-of-ours" in fetch(page, Authorization="Bearer secret")[1]
+        assert fetch(page, Authorization="Bearer secret") == (200, '{"ready": true, "reasons": []}\n')
+        assert fetch(page) == (200, '{"ready": true}\n')
+        assert len(asked) == 3
+        assert [fetch(page, Authorization="Bearer other")[0], fetch(f"{server.url}/status")[0]] == [401, 401]
 
 
 def test_slow_readers_harm_nobody(edge: Callable[..., str]) -> None:
