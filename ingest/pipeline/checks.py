@@ -21,7 +21,7 @@ from memwal.ingest.source.files import check_source
 from memwal.ingest.source.kafka.rows import record_mapping
 from memwal.ingest.source.kafka.stream import check_reachable
 from memwal.ingest.spark.names import check_spark_names
-from memwal.ingest.spark.session import check_java, check_master
+from memwal.ingest.spark.session import check_java, check_master, check_spark
 from memwal.ingest.table.create import find_or_create
 from memwal.wal import SystemClock
 
@@ -55,6 +55,7 @@ def find_problems(
 
     pipeline = starts or has_source(settings)
     if pipeline:
+        step(check_spark)
         step(check_java, environ)
         step(check_spark_names, settings.source)
         step(check_master, settings.source.spark)

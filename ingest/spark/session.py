@@ -19,16 +19,15 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-
-from py4j.protocol import Py4JError
 
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.settings.load import Settings, SourceSettings
 from memwal.ingest.settings.process_sections import KAFKA
 
-_SCALA = "2.13"  # the only one that Spark 4 is built with
+CONNECTOR = "spark-sql-kafka-0-10_2.13"  # of the only Scala that Spark 4 is built with
 CONFIGURATION = {"spark.sql.subexpressionElimination.enabled": "false"}
 
 if TYPE_CHECKING:
@@ -49,6 +48,12 @@ _FILE_PARTS = "64"
 that moment. The id of a dead letter depends on the part of its row, so if executors come and go a replay would cut the
 files differently and write each dead letter again."""
 _VERSION = re.compile(r'"?(?:1\.)?(\d+)')
+
+
+def check_spark() -> None:
+    """Raise ModuleNotFoundError, whose text for users names the extra to install, if PySpark is not installed."""
+    if find_spec("pyspark") is None:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
 
 def check_java(environ: Mapping[str, str]) -> int:
@@ -146,6 +151,7 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
 
     Raises: Unavailable with the JVM's last line if Spark does not start.
     """
+    from py4j.protocol import Py4JError
     from pyspark.sql import SparkSession
 
     if active := SparkSession.getActiveSession():
@@ -159,6 +165,7 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
 
 def start_context(conf: Mapping[str, str]) -> SparkContext:
     """Start a new Spark with `conf`, without SQL, which takes a while to load. Raises: as `start_session`."""
+    from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
 
@@ -262,8 +269,19 @@ def _problem_of(address: str, master: str) -> str:
 
 
 def connector(source: SourceSettings) -> dict[str, str]:
-    """Return the Spark configuration that loads the Kafka connector, unless `source.spark` names jars or packages."""
+    """Return the Spark configuration that fetches the Kafka connector.
+
+    Empty if `source.spark` names jars or packages, or if the connector is among Spark's own jars, as in our container
+    image.
+    """
     given = {"spark.jars", "spark.jars.packages"} & set(source.spark)
-    if source.format != KAFKA or given:
+    if source.format != KAFKA or given or any(_spark_jars().glob(f"{CONNECTOR}-*.jar")):
         return {}
-    return {"spark.jars.packages": f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{version('pyspark')}"}
+    return {"spark.jars.packages": f"org.apache.spark:{CONNECTOR}:{version('pyspark')}"}
+
+
+def _spark_jars() -> Path:
+    """Return the directory of the jars that Spark always loads."""
+    spec = find_spec("pyspark")
+    home = os.environ.get("SPARK_HOME") or Path(spec.origin if spec and spec.origin else "").parent
+    return Path(home) / "jars"

@@ -132,7 +132,32 @@ def test_commands_that_need_no_extra_work_without_one(library: Installed) -> Non
     for command in ("init", "status", "query", "verify", "commit"):
         ran = library.run("memwal", command, "plain.toml")
         assert (ran.returncode, ran.stderr) == (0, ""), command
-    assert library.run("memwal", "--version").returncode == 0
+    for words in (["--version"], ["--help"], ["run", "--help"], ["config", "show", "plain.toml"]):
+        assert library.run("memwal", *words).returncode == 0, words
+
+
+def test_a_check_without_the_extra_is_about_the_table_and_what_the_source_needs(library: Installed) -> None:
+    table = '[table]\nuri = "checked.lance"\nkey = ["id"]\ncolumns = { id = "int64" }\n'
+    (library.home / "checked.toml").write_text(table)
+    ran = library.run("memwal", "config", "check", "checked.toml")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "checked.toml: ok\n", "")
+    (library.home / "files").mkdir()
+    (library.home / "checked.toml").write_text(f'{table}[source]\npath = "files"\n')
+    ran = library.run("memwal", "config", "check", "checked.toml")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "PySpark is not installed, and this needs it: pip install 'memwal[spark]'" in ran.stderr.splitlines()[0]
+
+
+def test_a_daemon_serves_without_an_extra(library: Installed) -> None:
+    (library.home / "served.toml").write_text('[table]\nuri = "s.lance"\nkey = ["id"]\ncolumns = { id = "int64" }\n')
+    command = [library.bin / "memwal", "serve", "served.toml"]
+    with subprocess.Popen(command, cwd=library.home, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        endpoint = daemon.stdout.readline().rsplit(" ", 1)[1].strip()
+        program = f"import memwal\nt = memwal.connect({endpoint!r})\nt.put([{{'id': 1}}])\nprint(t.count())"
+        ran = library.run("python", "-c", program)
+        daemon.terminate()
+        assert (ran.stdout, daemon.wait(60)) == ("1\n", 0), ran.stderr
 
 
 def newest_python() -> str:

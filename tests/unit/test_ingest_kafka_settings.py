@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,12 +112,17 @@ def test_what_sparks_source_is_told() -> None:
     assert not {"kafka.max.poll.records", "kafka.isolation.level"} & set(_reader_options(own.source, headers=False))
 
 
-def test_the_connector_is_that_of_the_spark_that_runs() -> None:
+def test_the_connector_is_that_of_the_spark_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyspark
 
     wanted = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
     assert connector(kafka_settings(TABLE).source) == {"spark.jars.packages": wanted}
     assert connector(kafka_settings(TABLE, spark={"spark.jars": "a.jar"}).source) == {}
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert connector(kafka_settings(TABLE).source) == {"spark.jars.packages": wanted}
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-sql-kafka-0-10_2.13-{pyspark.__version__}.jar").touch()
+    assert connector(kafka_settings(TABLE).source) == {}, "the image has it, and fetches nothing at its start"
 
 
 def test_topics_that_are_not_there() -> None:

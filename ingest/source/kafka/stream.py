@@ -41,7 +41,7 @@ from memwal.ingest.source.source_rows import SourceRows
 from memwal.ingest.spark.driver_read import DriverRead
 from memwal.ingest.spark.errors import of_java
 from memwal.ingest.spark.schema import spark_type
-from memwal.ingest.spark.session import _SCALA
+from memwal.ingest.spark.session import CONNECTOR
 from memwal.ingest.suggest import suggestion
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _described(spark: SparkSession, source: SourceSettings) -> dict[str, Topic]:
     except (Py4JError, TypeError) as error:
         raise Invalid(
             "Spark has no Kafka connector; remove spark.jars and spark.jars.packages from [source] spark, or add "
-            f"spark-sql-kafka-0-10_{_SCALA}:{version('pyspark')} and its dependencies there"
+            f"{CONNECTOR}:{version('pyspark')} and its dependencies there"
         ) from error
 
 
