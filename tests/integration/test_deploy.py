@@ -1,0 +1,381 @@
+"""configs/deploy: every file fits its format by that format's own checker, and names commands, settings, ports and
+paths that exist; what it starts does start, gets ready and drains."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+import memwal
+from memwal.ingest.cli.app import app
+from memwal.ingest.daemon.workers import PAUSE_MOST
+from memwal.ingest.settings.load import Settings, load, load_every
+from tests.conftest import toml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DEPLOY = ROOT / "configs" / "deploy"
+KUBERNETES = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.stem != "kustomization")
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+CONFIGURATIONS = sorted(DEPLOY.rglob("*.toml"))
+PROGRAM = "/opt/memwal/bin/memwal"
+
+
+def objects(path: Path) -> list[dict[str, Any]]:
+    """The documents of a YAML file."""
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def compose() -> dict[str, Any]:
+    """The services by name, anchors and merges resolved."""
+    return dict(objects(DEPLOY / "compose.yaml")[0]["services"])
+
+
+def workloads() -> dict[str, dict[str, Any]]:
+    """The pods of Kubernetes by the name of what makes them."""
+    found = [each for path in KUBERNETES for each in objects(path) if "template" in each.get("spec", {})]
+    return {each["metadata"]["name"]: each for each in found}
+
+
+def container(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """The only one of its pods."""
+    (only,) = workload["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def unit(path: Path) -> dict[str, str]:
+    """The section [Service]."""
+    parsed = configparser.RawConfigParser(strict=True)
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]
+    parsed.read_string(path.read_text(encoding="utf-8"))
+    return dict(parsed["Service"])
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The instructions of the Containerfile with their arguments, continued lines joined."""
+    text = re.sub(r"\\\n\s*", "", (DEPLOY / "Containerfile").read_text(encoding="utf-8"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+# ---- formats -------------------------------------------------------------------------------------------------------
+
+
+def ran(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A program of this environment or of the machine."""
+    program = Path(sys.executable).parent / str(words[0])
+    command = [str(program) if program.exists() else str(words[0]), *map(str, words[1:])]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_manifests_fit_the_schemas_of_kubernetes() -> None:
+    listed = objects(DEPLOY / "kubernetes" / "kustomization.yaml")[0]
+    assert sorted(listed["resources"]) == sorted(path.name for path in KUBERNETES)
+    for path in KUBERNETES:
+        for each in objects(path):
+            for version in ("1.27", kubernetes_validate.latest_version()):
+                kubernetes_validate.validate(each, version, strict=True)
+    misspelt = objects(DEPLOY / "kubernetes" / "daemons.yaml")[1]
+    misspelt["spec"]["replica"] = misspelt["spec"].pop("replicas")
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(misspelt, "1.27", strict=True)
+
+
+def test_the_compose_file_fits_the_compose_specification(tmp_path: Path) -> None:
+    check = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
+    done = ran(*check, DEPLOY / "compose.yaml")
+    assert done.returncode == 0, done.stdout
+    misspelt = tmp_path / "compose.yaml"
+    misspelt.write_text((DEPLOY / "compose.yaml").read_text().replace("stop_grace_period", "grace_period"))
+    done = ran(*check, misspelt)
+    assert done.returncode == 1
+    assert "grace_period" in done.stdout
+
+
+def test_the_containerfile_passes_its_linter(tmp_path: Path) -> None:
+    # DL3008: Debian keeps no old versions of a package, so that a pinned one could not be installed for long.
+    # DL3013: pip installs from the wheels of the lock only, in their versions.
+    ignored = [word for rule in ("DL3008", "DL3013") for word in ("--ignore", rule)]
+    done = ran("hadolint", *ignored, DEPLOY / "Containerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+    loose = tmp_path / "Containerfile"
+    loose.write_text(re.sub(r"FROM python:\S+", "FROM python", (DEPLOY / "Containerfile").read_text()))
+    assert "DL3006" in ran("hadolint", *ignored, loose).stdout
+
+
+if sys.platform == "linux":
+
+    @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+    def test_systemd_takes_the_units_and_finds_them_confined(path: Path, tmp_path: Path) -> None:
+        """With a program that is there in place of the installed one, which `verify` looks for."""
+        named = tmp_path / path.name.replace("@", "@orders")
+        named.write_text(path.read_text().replace(PROGRAM, "/bin/true"))
+        done = ran("systemd-analyze", "verify", "--man=no", named)
+        assert (done.returncode, done.stderr) == (0, "")
+        done = ran("systemd-analyze", "security", "--offline=yes", "--threshold=25", named)
+        assert done.returncode == 0, done.stdout.splitlines()[-1]
+        named.write_text(named.read_text().replace("TimeoutStopSec", "TimeoutStop"))
+        assert "TimeoutStop" in ran("systemd-analyze", "verify", "--man=no", named).stderr
+
+
+# ---- what the files name -------------------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every call of memwal in the files, with where it stands."""
+    for name, service in compose().items():
+        if service.get("image", "").startswith("memwal-") and "entrypoint" not in service:
+            yield f"compose.yaml: {name}", service["command"]
+    for name, workload in workloads().items():
+        yield f"kubernetes: {name}", container(workload)["args"]
+    for path in UNITS:
+        program, *words = unit(path)["ExecStart"].split()
+        assert program == PROGRAM
+        yield path.name, words
+    yield from (("Containerfile", json.loads(rest)) for word, rest in instructions() if word == "CMD")
+    for block in re.findall(r"^```sh\n(.*?)^```", (DEPLOY / "README.md").read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            called = re.search(r"(?:^|-- |daemon |/)memwal ((?:config|dlq|index|regions|[a-z]+) .*)$", line)
+            if called:
+                yield "README.md", shlex.split(called[1])
+
+
+def test_every_command_is_one_of_ours() -> None:
+    found = list(commands())
+    assert len(found) >= 13
+    assert {words[0] for _, words in found} >= {"serve", "run", "query", "status"}
+    for where, words in found:
+        command, rest = typer.main.get_command(app), list(words)
+        try:
+            while hasattr(command, "commands"):
+                command = command.commands[rest.pop(0)]
+            command.make_context(words[0], rest)
+        except (KeyError, RuntimeError, typer.TyperException) as error:
+            pytest.fail(f"{where}: memwal {shlex.join(words)}: {error!r}")
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.relative_to(DEPLOY).as_posix())
+def test_every_configuration_is_whole(path: Path) -> None:
+    (settings,) = load_every(path, {}).values()
+    assert settings.daemon.http_port > 0
+    assert settings.sink.http_port > 0
+
+
+def test_the_configuration_of_the_units_passes_the_check(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "landing").mkdir()
+    places = {"MEMWAL__TABLE__URI": str(tmp_path / "t.lance"), "MEMWAL__SOURCE__PATH": str(tmp_path / "landing")}
+    checked = cli("config", "check", DEPLOY / "systemd" / "orders.toml", env={"MEMWAL_TOKEN": "secret", **places})
+    assert checked.code == 0, checked.err
+
+
+def test_every_variable_is_a_setting() -> None:
+    found = {
+        name
+        for path in DEPLOY.rglob("*")
+        if path.is_file()
+        for name in re.findall(r"MEMWAL__[A-Z_]+", path.read_text(encoding="utf-8"))
+    }
+    assert found == {"MEMWAL__DAEMON__ADVERTISE"}
+    settings = Settings()
+    for name in found:
+        _, section, key = name.lower().split("__")
+        assert hasattr(getattr(settings, section), key), name
+
+
+def test_ports_agree() -> None:
+    of_compose, of_pods = (load(DEPLOY / part / "memwal.toml", {}) for part in ("compose", "kubernetes"))
+    health = re.search(r"https://[0-9.]+:(\d+)/", (DEPLOY / "health.py").read_text())
+    exposed = next(rest for word, rest in instructions() if word == "EXPOSE")
+    for settings in (of_compose, of_pods):
+        assert f"{settings.daemon.port} {settings.daemon.http_port}" == exposed
+        assert settings.daemon.http_port == settings.sink.http_port == int(health[1] if health else 0)
+    assert compose()["daemon"]["ports"] == [f"127.0.0.1:{of_compose.daemon.port}:{of_compose.daemon.port}"]
+    (job,) = objects(DEPLOY / "prometheus" / "prometheus.yml")[0]["scrape_configs"]
+    assert job["static_configs"][0]["targets"] == [f"{name}:{of_compose.sink.http_port}" for name in ("daemon", "run")]
+    service = objects(DEPLOY / "kubernetes" / "daemons.yaml")[0]["spec"]
+    ports = {each["name"]: each["port"] for each in service["ports"]}
+    assert ports == {"flight": of_pods.daemon.port, "http": of_pods.daemon.http_port}
+    for workload in workloads().values():
+        held = {each["name"]: each["containerPort"] for each in container(workload)["ports"]}
+        assert held.items() <= ports.items()
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            asked = container(workload)[probe]["httpGet"]
+            assert (asked["port"], asked["scheme"]) == ("http", "HTTPS")
+
+
+def test_the_daemons_of_the_stateful_set_are_the_endpoints() -> None:
+    service, workload, budget = objects(DEPLOY / "kubernetes" / "daemons.yaml")
+    settings, labels = (
+        load(DEPLOY / "kubernetes" / "memwal.toml", {}),
+        workload["spec"]["template"]["metadata"]["labels"],
+    )
+    assert service["spec"]["selector"] == workload["spec"]["selector"]["matchLabels"] == labels
+    assert budget["spec"]["selector"]["matchLabels"] == labels
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert workload["spec"]["serviceName"] == service["metadata"]["name"]
+    (advertised,) = (each["value"] for each in container(workload)["env"] if "value" in each)
+    pods = [f"{workload['metadata']['name']}-{number}" for number in range(workload["spec"]["replicas"])]
+    assert [advertised.replace("$(POD_NAME)", pod) for pod in pods] == settings.daemon.endpoints
+    namespace = objects(DEPLOY / "kubernetes" / "kustomization.yaml")[0]["namespace"]
+    assert f".{service['metadata']['name']}.{namespace}.svc:" in advertised
+    name = next(line for line in (DEPLOY / "README.md").read_text().splitlines() if "subjectAltName=DNS:*" in line)
+    assert f"DNS:*.{service['metadata']['name']}.{namespace}.svc" in name
+    assert settings.regions.count >= 4 * len(pods)
+
+
+def test_secrets_are_where_the_configurations_look() -> None:
+    paths = re.compile(r"/run/secrets/[\w./-]+")
+    made = set(re.findall(r"^new (\w+)", (DEPLOY / "compose" / "setup.sh").read_text(), re.MULTILINE))
+    made |= {"tls.crt", "tls.key"}
+    for name in ("compose/memwal.toml", "prometheus/prometheus.yml", "compose.yaml"):
+        for path in paths.findall((DEPLOY / name).read_text()):
+            assert path == "/run/secrets/memwal" or path.removeprefix("/run/secrets/memwal/") in made, (name, path)
+    readme = (DEPLOY / "README.md").read_text()
+    for path in paths.findall((DEPLOY / "kubernetes" / "memwal.toml").read_text()):
+        if "/" in path.removeprefix("/run/secrets/"):
+            assert f"--from-file={path.rsplit('/', 1)[1]}" in readme, path
+    for workload in workloads().values():
+        volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
+        mounts = {each["mountPath"]: volumes[each["name"]] for each in container(workload)["volumeMounts"]}
+        assert mounts["/run/secrets/memwal"]["secret"]["secretName"] == "memwal"
+        assert mounts["/run/secrets/memwal-tls"]["secret"]["secretName"] == "memwal-tls"
+        assert mounts["/etc/memwal"]["configMap"]["name"] == "memwal"
+    (mapped,) = objects(DEPLOY / "kubernetes" / "kustomization.yaml")[0]["configMapGenerator"]
+    assert mapped == {"name": "memwal", "files": ["memwal.toml"]}
+    held = [
+        name for path in DEPLOY.rglob("*") if path.is_file() for name in re.findall("BEGIN .*KEY", path.read_text())
+    ]
+    assert held == []
+
+
+def test_nothing_is_killed_before_it_has_drained() -> None:
+    """PAUSE_MOST: what the supervisor of `daemon.workers` grants a daemon beyond its drain."""
+    longest = max(load(path, {}).daemon.drain_timeout for path in CONFIGURATIONS) + PAUSE_MOST
+    granted = [int(compose()[name]["stop_grace_period"].removesuffix("s")) for name in ("daemon", "run")]
+    granted += [each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for each in workloads().values()]
+    granted += [int(unit(path)["TimeoutStopSec"]) for path in UNITS]
+    assert len(granted) == 6
+    assert min(granted) > longest
+    assert {unit(path)["KillMode"] for path in UNITS} == {"mixed"}, "Spark and child daemons are ended by memwal"
+    assert ("STOPSIGNAL", "SIGTERM") in instructions()
+
+
+def test_containers_may_do_little() -> None:
+    for workload in workloads().values():
+        pod, one = workload["spec"]["template"]["spec"], container(workload)
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert one["securityContext"]["readOnlyRootFilesystem"]
+        assert not one["securityContext"]["allowPrivilegeEscalation"]
+        assert ("USER", str(pod["securityContext"]["runAsUser"])) == [
+            each for each in instructions() if each[0] == "USER"
+        ][-1]
+    for name in ("daemon", "run"):
+        assert compose()[name]["read_only"]
+        assert compose()[name]["cap_drop"] == ["ALL"]
+    assert all(port.startswith("127.0.0.1:") for service in compose().values() for port in service.get("ports", ()))
+    images = [each["image"] for each in compose().values()]
+    assert all(re.search(r":v?[\w.-]*\d+[.-]\d+[\w.-]*$", image) for image in images), images
+
+
+def test_the_image_gets_all_of_the_package_and_nothing_else() -> None:
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [rest.split() for word, rest in instructions() if word == "COPY"]
+    sources = {
+        name
+        for words in copied
+        for name in [w for w in words if not w.startswith("--")][:-1]
+        if "--from=" not in words[0]
+    }
+    assert sources == sent
+    assert all((ROOT / name).exists() for name in sent)
+    packages = re.findall(r'^    "memwal\.(\w+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert set(packages) <= sources
+    base = next(rest for word, rest in instructions() if word == "FROM")
+    python = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-\w+ AS base", base)
+    assert python
+    assert any(f"/python{python[1]}/site-packages/pyspark/jars/" in words[-1] for words in copied)
+
+
+# ---- what the files start ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """What the service `setup` makes."""
+    made = tmp_path / "secrets"
+    made.mkdir()
+    for _ in range(2):  # the second time it changes nothing
+        done = ran(DEPLOY / "compose" / "setup.sh", made)
+        assert (done.returncode, done.stderr) == (0, "")
+    return made
+
+
+def words_of(path: Path, config: Path) -> list[str]:
+    """What a unit starts, with the program of this environment and a configuration of the test's."""
+    words = unit(path)["ExecStart"].split()[1:]
+    return [
+        sys.executable,
+        "-m",
+        "memwal.ingest.cli.app",
+        *(w.replace("/etc/memwal/%i.toml", str(config)) for w in words),
+    ]
+
+
+def test_a_daemon_with_the_secrets_of_the_stack_gets_ready_and_drains(
+    secrets: Path, tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any]
+) -> None:
+    """The configuration, the health check, the probes and the signal of the files; only the places are the test's."""
+    text = (DEPLOY / "compose" / "memwal.toml").read_text().replace("/run/secrets/memwal", str(secrets))
+    text = re.sub(r"\[table\.storage_options\].*?\n\n", "", text, flags=re.DOTALL)
+    config = tmp_path / "memwal.toml"
+    config.write_text(text.replace("s3://memwal/orders.lance", str(tmp_path / "orders.lance")))
+    here = {"HOST": "localhost", "PORT": "0", "HTTP_PORT": "0", "ENDPOINTS": "[]", "ADVERTISE": ""}
+    daemon = start(words_of(UNITS[1], config), env={f"MEMWAL__DAEMON__{name}": value for name, value in here.items()})
+    url = daemon.line_with("metrics, health and status at").rsplit(" ", 1)[1]
+    endpoint = daemon.line_with("serving").rsplit(" ", 1)[1]
+    token = (secrets / "token").read_text().strip()
+    with memwal.connect(endpoint, token=token, tls_ca=str(secrets / "tls.crt")) as table:
+        table.put([{"id": 1, "customer": "Ada", "total": 12.5, "note": "a gift"}])
+        assert table.match("note", "gift", columns=["id"])["id"].to_pylist() == [1]
+
+    def health(path: str) -> subprocess.CompletedProcess[str]:
+        script = [sys.executable, str(DEPLOY / "health.py")]
+        return subprocess.run(script, env={"MEMWAL_HEALTH_URL": url + path}, capture_output=True, text=True, timeout=60)
+
+    asked = {
+        container(each)[f"{kind}Probe"]["httpGet"]["path"]
+        for each in workloads().values()
+        for kind in ("startup", "liveness", "readiness")
+    }
+    for path in asked:
+        assert health(path).returncode == 0, health(path).stdout
+    assert "401" in health("/status").stdout
+    context = ssl.create_default_context(cafile=str(secrets / "tls.crt"))
+    with urllib.request.urlopen(f"{url}/health/livez", context=context, timeout=60) as answer:
+        assert answer.status == 200
+    daemon.process.terminate()
+    assert daemon.wait() == 0
+    assert daemon.lines[-1].startswith("stopped; every acknowledged row is kept")
+    assert health("/health/livez").returncode == 1
+    assert not any(token in line for line in (*daemon.lines, *daemon.errors))
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_wrong_configuration_is_not_tried_again(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text(toml({"table": {"urj": "t.lance"}}))
+    done = subprocess.run(words_of(path, tmp_path / "wrong.toml"), capture_output=True, text=True, timeout=300)
+    assert str(done.returncode) in unit(path)["RestartPreventExitStatus"].split()
+    assert unit(path)["Restart"] == "on-failure"
