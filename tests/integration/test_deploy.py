@@ -261,6 +261,27 @@ def test_secrets_are_where_the_configurations_look() -> None:
     assert held == []
 
 
+def test_services_find_each_other_and_what_they_mount() -> None:
+    services, volumes = compose(), objects(DEPLOY / "compose.yaml")[0]["volumes"]
+    mounts = {name: [each.split(":") for each in service.get("volumes", ())] for name, service in services.items()}
+    for source, _, *_ in (mount for every in mounts.values() for mount in every):
+        assert source in volumes or (source.startswith("./") and (DEPLOY / source).exists()), source
+    waited = {other for service in services.values() for other in service.get("depends_on", ())}
+    assert waited <= set(services)
+    settings = load(DEPLOY / "compose" / "memwal.toml", {})
+    urls = [
+        *settings.daemon.endpoints,
+        settings.table.storage_options["endpoint"].get_secret_value(),
+        f"kafka://{settings.source.brokers}",
+    ]
+    (datasource,) = objects(DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yaml")[0]["datasources"]
+    assert {url.split("://")[1].split(":")[0] for url in (*urls, datasource["url"])} <= set(services)
+    assert f"--topic={settings.source.topics[0]}" in services["topic"]["entrypoint"]
+    assert f"stack/{settings.table.uri.split('/')[2]}" in services["bucket"]["entrypoint"][-1]
+    (provider,) = objects(DEPLOY / "grafana" / "provisioning" / "dashboards" / "memwal.yaml")[0]["providers"]
+    assert ["./grafana", provider["options"]["path"], "ro"] in mounts["grafana"]
+
+
 def test_nothing_is_killed_before_it_has_drained() -> None:
     """PAUSE_MOST: what the supervisor of `daemon.workers` grants a daemon beyond its drain."""
     longest = max(load(path, {}).daemon.drain_timeout for path in CONFIGURATIONS) + PAUSE_MOST
