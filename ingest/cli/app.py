@@ -321,6 +321,15 @@ def inspect(
     return 0
 
 
+@app.command()
+def doctor(config: Config, as_json: AsJson = False) -> int:
+    """Check this machine and the configuration, from libraries and Java to storage and memory; tell how to mend it."""
+    from memwal.ingest.cli.doctor import show
+    from memwal.ingest.settings.load import load_every
+
+    return show(load_every(config, os.environ), os.environ, console(), as_json=as_json)
+
+
 def main() -> None:
     """Entry point of the `memwal` command."""
     silence_grpc()

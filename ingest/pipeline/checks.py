@@ -26,6 +26,7 @@ from memwal.ingest.table.create import find_or_create
 from memwal.wal import SystemClock
 
 T = TypeVar("T")
+Checked = Callable[[str, Any, MemWalError | None], None]
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
@@ -37,39 +38,50 @@ def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
 
 
 def find_problems(
-    settings: Settings, environ: Mapping[str, str], *, starts: bool
+    settings: Settings, environ: Mapping[str, str], *, starts: bool, checked: Checked | None = None
 ) -> tuple[BaseTable | None, list[MemWalError]]:
     """Return the table (None if it does not exist or cannot be read) and all problems. Reads only.
 
     `starts`: the pipeline is about to run; else it may be running already, and its ports may be in use. A failed check
-    skips only the checks that depend on it.
+    skips only the checks that depend on it. `checked`: called after each check with its name, what it returned, and
+    its problem.
     """
     problems: list[MemWalError] = []
 
-    def step(work: Callable[..., T], *args: Any) -> T | None:
+    def step(name: str, work: Callable[..., T], *args: Any) -> T | None:
+        found, problem = None, None
         try:
-            return work(*args)
+            found = work(*args)
         except Exception as error:  # noqa: BLE001 - reported with the others
-            problems.append(classify(error))
-            return None
+            problem = classify(error)
+            problems.append(problem)
+        if checked is not None:
+            checked(name, found, problem)
+        return found
 
     pipeline = starts or has_source(settings)
     if pipeline:
-        step(check_spark)
-        step(check_java, environ)
-        step(check_spark_names, settings.source)
-        step(check_master, settings.source.spark)
-        step(check_checkpoint, settings)
-    step(_edges, settings, environ, starts)
-    step(_secrets, settings, environ)
+        step("PySpark", check_spark)
+        step("Java", check_java, environ)
+        step("Spark's options", check_spark_names, settings.source)
+        step("Spark's master", check_master, settings.source.spark)
+        step("checkpoint", check_checkpoint, settings)
+    step("addresses", _edges, settings, environ, starts)
+    step("secrets", _secrets, settings, environ)
     known = len(problems)
-    base = step(_table, settings, environ)
-    schema = step(_schema, settings, base) if len(problems) == known else None
+    base = step("table", _table, settings, environ)
+    schema = step("columns", _schema, settings, base) if len(problems) == known else None
     if pipeline and schema is not None:
-        step(refuse_old_checkpoint, settings, base)
-        step(_source, settings, schema, tuple(settings.table.key) if base is None else base.key)
+        step("old checkpoint", refuse_old_checkpoint, settings, base)
+        step("source", _source, settings, schema, tuple(settings.table.key) if base is None else base.key)
         if settings.dlq.mode == "table":
-            step(DeadLetters.find, settings.dead_letters, settings.storage_options(environ), SystemClock())
+            step(
+                "dead letters",
+                DeadLetters.find,
+                settings.dead_letters,
+                settings.storage_options(environ),
+                SystemClock(),
+            )
     return base, problems
 
 

@@ -1,0 +1,248 @@
+"""`memwal doctor`: is this machine fit to run a configuration? Every check by name, and how to mend what is wrong.
+
+It makes the checks of `config check`, and those that need the machine: libraries, storage, clock, disk, memory, open
+files, daemons. Nothing is left behind: what it writes to storage to see whether conditional writes work, it deletes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.cli.failure import lines_of
+from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.print import count, write_json
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.errors import Invalid, MemWalError, classify
+from memwal.ingest.pipeline.checks import find_problems, has_source
+from memwal.ingest.settings.load import Settings
+from memwal.wal.layout import PROBE_PREFIX
+
+State = Literal["ok", "notice", "wrong"]
+_STYLES: Mapping[State, str] = {"ok": "green", "notice": "yellow", "wrong": "bold red"}
+SKEW_MOST = 60.0
+"""Seconds. Ages of files are told by storage's clock (`gc`), and S3 refuses requests that are 15 minutes off."""
+FILES_LEAST = 1024
+"""Descriptors: a daemon with two regions uses some 90, and one more for each file that a read opens at the time."""
+DISK_LEAST = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. `text`: for "wrong" and "notice" how to mend it too."""
+
+    check: str
+    state: State
+    text: str
+
+
+class Wrong(Exception):
+    """A check failed; the text says how to mend it."""
+
+
+class Notice(Exception):
+    """Something works now, but may not last; the text says what to change."""
+
+
+def show(pipelines: Mapping[str, Settings], environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
+    """Print what every check finds, as it is found; return 2 if something is wrong, else 0."""
+    found: dict[str, list[Finding]] = {}
+    for name, settings in pipelines.items():
+        if not as_json:
+            console.out(name, highlight=False)
+        found[name] = []
+        examine(settings, environ, partial(_take, found[name], None if as_json else console))
+    if as_json:
+        write_json({name: [asdict(each) for each in findings] for name, findings in found.items()})
+    states = [each.state for findings in found.values() for each in findings]
+    wrong, notices = states.count("wrong"), states.count("notice")
+    if not as_json:
+        console.out(_verdict(wrong, notices), highlight=False)
+    return 2 if wrong else 0
+
+
+def examine(settings: Settings, environ: Mapping[str, str], tell: Callable[[Finding], None]) -> None:
+    """Make every check, and `tell` what each found. Raises nothing that a check raises."""
+
+    def check(name: str, work: Callable[..., str], *args: Any) -> None:
+        try:
+            tell(Finding(name, "ok", work(*args)))
+        except Notice as notice:
+            tell(Finding(name, "notice", str(notice)))
+        except Wrong as wrong:
+            tell(Finding(name, "wrong", str(wrong)))
+        except Exception as error:  # noqa: BLE001 - told like any other problem
+            tell(Finding(name, "wrong", "; ".join(lines_of(classify(error)))))
+
+    def checked(name: str, found: Any, problem: MemWalError | None) -> None:
+        lines = () if problem is None else lines_of(problem)
+        for line in lines:
+            tell(Finding(name, "wrong", line))
+        if not lines:
+            tell(Finding(name, "ok", _said(name, found)))
+
+    check("libraries", _libraries)
+    base, _ = find_problems(settings, environ, starts=False, checked=checked)
+    with suppress(Invalid):  # told with the table
+        check("storage", _storage, settings, settings.storage_options(environ))
+    if base is not None:
+        check("daemons", _daemons, settings, environ)
+    check("disk", _disk, settings)
+    check("memory", _memory, settings, 1 if base is None else base.buckets)
+    check("open files", _open_files)
+
+
+def _take(into: list[Finding], console: Console | None, finding: Finding) -> None:
+    into.append(finding)
+    if console is not None:
+        state = f"[{_STYLES[finding.state]}]{finding.state:<6}[/]"
+        console.print(f"  {state}  {escape(finding.check):<16} {escape(finding.text)}", highlight=False, soft_wrap=True)
+
+
+def _verdict(wrong: int, notices: int) -> str:
+    told = [count(wrong, "problem")] * bool(wrong) + [count(notices, "notice")] * bool(notices)
+    return f"{' and '.join(told)}; each line says how to mend it" if told else "everything is as it should be"
+
+
+def _said(name: str, found: Any) -> str:
+    """What a check of the configuration says when nothing is wrong."""
+    if isinstance(found, BaseTable):
+        return f"{found.uri}, version {found.version}, {count(found.buckets, 'region')}"
+    if name == "table":
+        return "does not exist yet; `memwal init`, `run` or `serve` creates it"
+    if name == "PySpark":
+        return f"version {version('pyspark')}"
+    return f"version {found}" if name == "Java" else "as it should be"
+
+
+# ---- the machine ---------------------------------------------------------------------------------------------------
+
+
+def _libraries() -> str:
+    """Compare what is installed with what this memwal asks for."""
+    from packaging.requirements import Requirement
+
+    wanted = [Requirement(line) for line in requires("memwal") or ()]
+    off = []
+    for each in wanted:
+        if each.marker is not None and not each.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(each.name)
+        except PackageNotFoundError:
+            found = "none"
+        if found == "none" or not each.specifier.contains(found, prereleases=True):
+            off.append(f"{each.name} {found} (needs {each.specifier})")
+    if off:
+        raise Wrong(f"{', '.join(off)}: install memwal again into an environment of its own")
+    return ", ".join(f"{name} {version(name)}" for name in ("memwal", "pylance", "pyarrow"))
+
+
+def _storage(settings: Settings, options: Mapping[str, str]) -> str:
+    """Create, read, list and delete an object, let four threads race for one key, and compare the clocks."""
+    with _scratch(settings, options) as store:
+        key = f"{PROBE_PREFIX}{wal.SystemIds().token()}"
+        began = time.monotonic()
+        wal.probe(store, wal.SystemIds(), options=settings.wal.options())
+        seconds = time.monotonic() - began
+        try:
+            store.put(key, b"memwal doctor")
+            now = time.time()
+            info = next((each for each in store.describe(PROBE_PREFIX) if each.key == key), None)
+        finally:
+            store.delete(key)
+        if info is None:
+            raise Wrong(f"{store.url(key)} was written and is not listed; memwal needs listings that show every object")
+        skew = now - info.modified
+        if abs(skew) > SKEW_MOST:
+            ahead = "ahead of" if skew > 0 else "behind"
+            raise Wrong(f"this machine's clock is {abs(skew):.0f} s {ahead} storage's; set it by NTP")
+        return f"conditional writes work ({seconds * 1e3:.0f} ms for a race), clocks agree"
+
+
+@contextmanager
+def _scratch(settings: Settings, options: Mapping[str, str]) -> Iterator[wal.ObjectStore]:
+    """Yield a store to try things in: the table's on S3, else a directory on its disk that is removed in the end."""
+    store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
+    if store.remote:
+        yield store
+        return
+    with tempfile.TemporaryDirectory(prefix=".memwal-doctor-", dir=_existing(Path(store.url("")))) as directory:
+        yield wal.open_store(directory)
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory at or above `path` that exists, outside of a table."""
+    return next(each for each in path.absolute().parents if each.is_dir())
+
+
+def _daemons(settings: Settings, environ: Mapping[str, str]) -> str:
+    table = open_for_reading(settings, environ)
+    if not isinstance(table, RemoteTable):
+        text = "no daemon answers for every region: `memwal serve` starts one, `memwal run` has its own"
+        if settings.daemon.endpoints:
+            raise Notice(f"{text}; configured are {', '.join(settings.daemon.endpoints)}")
+        return text
+    with table:
+        owners = {region["owner"] for region in table.status()["regions"]}
+    return f"{count(len(owners), 'daemon')} found: {', '.join(sorted(owners))}"
+
+
+def _disk(settings: Settings) -> str:
+    """Look at the disks of the table, the checkpoint and temporary files."""
+    places = [tempfile.gettempdir(), *([settings.checkpoint] if has_source(settings) else [])]
+    if "://" not in settings.table.uri:
+        places.append(settings.table.uri)
+    free = {}
+    for place in map(str, places):
+        path = Path(place)
+        free[place] = shutil.disk_usage(path if path.is_dir() else _existing(path)).free
+    least = min(free, key=lambda place: free[place])
+    if free[least] < DISK_LEAST:
+        raise Notice(f"{decimal(free[least])} are free at {least}: free some; a full disk stops every put")
+    return f"{decimal(free[least])} free at {least}"
+
+
+def _memory(settings: Settings, regions: int) -> str:
+    """Compare the limits of the settings with this machine's memory, or that of its container."""
+    wanted = {
+        "table.cache_max": settings.table.cache_max,
+        "flush.cache_max": settings.flush.cache_max,
+        "memtable.size_max of each region": settings.memtable.size_max * regions,
+        "commit.memory_max": settings.commit.memory_max,
+    }
+    most, here = sum(wanted.values()), _memory_here()
+    if most > here:
+        parts = ", ".join(f"{name} {decimal(size)}" for name, size in wanted.items())
+        raise Notice(f"the limits add up to {decimal(most)}, this machine has {decimal(here)}: lower one of {parts}")
+    return f"{decimal(here)}; the limits of caches and memtables add up to {decimal(most)}"
+
+
+def _memory_here() -> int:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    told = limit.read_text().strip() if limit.is_file() else "max"
+    return min(machine, int(told)) if told.isdigit() else machine
+
+
+def _open_files() -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES_LEAST:
+        raise Notice(f"a process may open {soft} files; allow {FILES_LEAST} (`ulimit -n {FILES_LEAST}`, LimitNOFILE=)")
+    return f"a process may open {'any number of' if soft == resource.RLIM_INFINITY else f'{soft:,}'} files"
