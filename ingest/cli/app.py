@@ -24,7 +24,7 @@ app = typer.Typer(
     name="memwal",
     help="Streaming ingestion into Lance tables: durable, queryable at once, exactly once.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 app.add_typer(config_app, name="config")

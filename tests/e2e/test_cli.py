@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import memwal
+from tests.conftest import environment
 
 
 @pytest.fixture
@@ -373,3 +375,19 @@ def test_config_check_reports_every_problem_at_once(cli: Callable[..., Any], sma
         (line,) = [line for line in ran.error_lines if named[0] in line]
         assert all(name in line for name in named)
     assert len(ran.error_lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [(["re"], ["regions"]), (["query", "orders.toml", "--lev"], ["--level"]), (["config", "s"], ["show"])],
+)
+def test_the_shell_completes_commands_and_options(words: list[str], found: list[str]) -> None:
+    """As the script of `--show-completion bash` asks, for the program by the name that users type."""
+    asked = {
+        "_MEMWAL_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(["memwal", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    program = Path(sys.executable).with_name("memwal")
+    ran = subprocess.run([program], env=environment(asked), capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == found
