@@ -57,7 +57,7 @@ def list_letters(
         total = sum(each.letters for each in groups)
         said = {"table": settings.dead_letters, "letters": total, "groups": [vars(each) for each in groups]}
         write_json(said | {"newest": newest.to_pylist()}, ascii_only=False)
-    elif form == "csv":
+    elif form != "table":
         print_rows(newest.column_names, [newest], form, console)
     else:
         _print_tables(console, settings.dead_letters, groups, newest)

@@ -20,7 +20,7 @@ Config = Annotated[
         show_default=False,
     ),
 ]
-Format = Annotated[Literal["table", "json", "csv"], typer.Option(help="output format")]
+Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help="output format")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
 Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memwal.flush.verification.finding import spans
-from memwal.ingest.api.python_times import python_rows, python_values
+from memwal.ingest.cli.values import shown_rows, shown_values
 from memwal.memtable import TOMBSTONE
 
 FIRST_ROWS = 5
@@ -63,7 +63,7 @@ def columns(title: str, names: Iterable[str], rows: Iterable[Iterable[Any]], emp
 def first_rows(rows: pa.Table, total: int) -> RenderableType:
     """Return the first of `total` rows as a table."""
     first = rows.slice(0, FIRST_ROWS)
-    values = zip(*map(python_values, first.columns), strict=True)
+    values = zip(*(shown_values(column, "table") for column in first.columns), strict=True)
     title = f"first {first.num_rows} of {total:,} rows"
     return columns(title, first.column_names, values, "no rows")
 
@@ -74,7 +74,7 @@ def as_rich(rows: pa.Table, width: int = 48) -> Table:
     for field in rows.schema:
         integer = pa.types.is_integer(field.type)
         table.add_column(Text(field.name), justify="right" if integer else "left", overflow="fold")
-    for row in python_rows(rows):
+    for row in shown_rows(rows, "table"):
         table.add_row(*(cell(value, width, grouped=False) for value in row.values()))
     return table
 
@@ -94,7 +94,7 @@ def cell(value: Any, width: int = CELL_WIDTH, *, grouped: bool = True) -> Text:
     if isinstance(value, list):
         shown = ", ".join(f"{each:.3g}" if isinstance(each, float) else str(each) for each in value[:LISTED])
         return Text(f"[{shown}{', …' if len(value) > LISTED else ''}] ({len(value)})")
-    text = f"{value:.4f}" if isinstance(value, float) else _grouped(value) if grouped else str(value)
+    text = f"{value:.10g}" if isinstance(value, float) else _grouped(value) if grouped else str(value)
     return Text(text if len(text) <= width else f"{text[: width - 1]}…")
 
 
@@ -137,10 +137,10 @@ def write_json(value: Any, *, indent: int | None = 2, ascii_only: bool = True) -
 
 
 def print_rows(names: Sequence[str], parts: Iterable[pa.Table], form: str, console: Console) -> int:
-    """Print rows with the columns `names` as they come, and return their number. `form`: "table", "json" (one list) or
-    "csv"; of several parts, each is a table of its own.
+    """Print rows with the columns `names` as they come, and return their number. `form`: "table", "json" (one list),
+    "ndjson" (a line for each row) or "csv"; of several parts, each is a table of its own.
     """
-    printed = {"json": _json_part, "csv": _csv_part}.get(form)
+    printed = {"json": _json_part, "ndjson": _ndjson_part, "csv": _csv_part}.get(form)
     if form == "csv":
         csv.writer(sys.stdout).writerow(names)
     total = 0
@@ -160,12 +160,19 @@ def print_rows(names: Sequence[str], parts: Iterable[pa.Table], form: str, conso
 
 
 def _json_part(rows: pa.Table, *, first: bool) -> None:
-    for row in python_rows(rows):
+    for row in shown_rows(rows, "json"):
         text = indent(json.dumps(row, default=str, indent=2), "  ")
         sys.stdout.write(f"[\n{text}" if first else f",\n{text}")
         first = False
 
 
+def _ndjson_part(rows: pa.Table, *, first: bool) -> None:
+    del first
+    for row in shown_rows(rows, "ndjson"):
+        sys.stdout.write(json.dumps(row, default=str) + "\n")
+
+
 def _csv_part(rows: pa.Table, *, first: bool) -> None:
     del first
-    csv.writer(sys.stdout).writerows(zip(*map(python_values, rows.columns), strict=True))
+    columns = (shown_values(column, "csv") for column in rows.columns)
+    csv.writer(sys.stdout).writerows(zip(*columns, strict=True))

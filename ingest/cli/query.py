@@ -63,7 +63,9 @@ def answer(
         if form == "table":
             console.out(f"\n{explanation}", highlight=False)
         else:
-            sys.stderr.write(f"{explanation.to_json(2) if form == 'json' else explanation}\n")
+            sys.stderr.write(
+                f"{explanation if form == 'csv' else explanation.to_json(2 if form == 'json' else None)}\n"
+            )
     return 0
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from rich.console import Console
 
 from memwal.ingest.api.changes import REGION, ROW, Changes
-from memwal.ingest.api.python_times import python_rows
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import as_rich, write_json
+from memwal.ingest.cli.values import shown_rows
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 
@@ -51,14 +51,14 @@ def _print(changes: Changes, form: str, console: Console) -> None:
     writer = csv.writer(sys.stdout)
     for batch in changes:
         rows = pa.Table.from_batches([batch])
-        if form == "json":
-            for row in python_rows(rows):
+        if form in ("json", "ndjson"):
+            for row in shown_rows(rows, form):
                 write_json(row, indent=None)
         elif form == "csv":
             if rows.column_names != head:  # columns that somebody changed get a new head
                 head = rows.column_names
                 writer.writerow(head)
-            writer.writerows(row.values() for row in python_rows(rows))
+            writer.writerows(row.values() for row in shown_rows(rows, form))
         else:
             nested = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
             console.print(as_rich(rows.drop_columns([REGION, ROW, *nested])))

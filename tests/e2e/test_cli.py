@@ -42,6 +42,9 @@ def query(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> Calla
         ran = cli("query", filled[0], *arguments, "--format", "json")
         assert (ran.code, ran.err) == (0, "")
         rows: list[dict[str, Any]] = json.loads(ran.out)
+        for row in rows:
+            if "vector" in row:  # the shortest text of each number; read back it is the same float32
+                row["vector"] = np.array(row["vector"], np.float32).tolist()
         return rows
 
     return ask

@@ -1,0 +1,79 @@
+"""Rows as commands print them: every value can be read back from what is printed, and JSON is JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from memwal.ingest.cli.print import cell, print_rows
+from memwal.ingest.cli.values import shown_values
+
+FORMS = ("table", "json", "ndjson", "csv")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("values", "kind", "shown"),
+    [
+        ([76.1, None, 0.1], pa.float32(), [76.1, None, 0.1]),
+        ([np.float16(0.1)], pa.float16(), [0.1]),
+        ([76.1, 1e-9, 1e300], pa.float64(), [76.1, 1e-9, 1e300]),
+        ([[76.1, None], None, []], pa.list_(pa.float32()), [[76.1, None], None, []]),
+        ([[76.1, 0.1]], pa.list_(pa.float32(), 2), [[76.1, 0.1]]),
+        ([{"x": 76.1, "n": 1}, None], pa.struct([("x", pa.float32()), ("n", pa.int64())]), [{"x": 76.1, "n": 1}, None]),
+        ([{"n": 1}], pa.struct([("n", pa.int64())]), [{"n": 1}]),
+        (["a", None], pa.dictionary(pa.int8(), pa.string()), ["a", None]),
+    ],
+)
+def test_values_have_no_digits_that_nobody_wrote(form: str, values: list[Any], kind: pa.DataType, shown: Any) -> None:
+    assert shown_values(pa.array(values, kind), form) == shown
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(2)])
+def test_binary_is_hexadecimal_for_programs(kind: pa.DataType) -> None:
+    column = pa.array([b"\x00\xff", None], kind)
+    assert shown_values(column, "table") == [b"\x00\xff", None]
+    for form in ("json", "ndjson", "csv"):
+        assert shown_values(column, form) == ["00ff", None]
+    assert shown_values(pa.array([[b"\x00"]], pa.list_(kind if kind != pa.binary(2) else pa.binary())), "csv") == [
+        ["00"]
+    ]
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_a_narrow_number_reads_back_as_itself(value: float) -> None:
+    ((shown),) = shown_values(pa.array([value], pa.float32()), "json")
+    assert np.float32(shown) == np.float32(value)
+    assert len(repr(shown)) <= len(repr(float(np.float32(value))))
+
+
+@pytest.mark.parametrize("form", ["json", "ndjson"])
+def test_json_has_no_number_that_is_none(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    column = [math.nan, math.inf, -math.inf, 1.5]
+    rows = pa.table({"wide": column, "narrow": pa.array(column, pa.float32()), "list": [[each] for each in column]})
+    print_rows(rows.column_names, [rows.slice(0, 2), rows.slice(2)], form, Console())
+    text = capsys.readouterr().out
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    lines = [text] if form == "json" else text.splitlines()
+    read = [json.loads(line, parse_constant=refuse) for line in lines]
+    found = read[0] if form == "json" else read
+    assert [row["wide"] for row in found] == ["NaN", "Infinity", "-Infinity", 1.5]
+    assert [row["list"] for row in found] == [["NaN"], ["Infinity"], ["-Infinity"], [1.5]]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(1e-9, "1e-09"), (76.1, "76.1"), (0.1 + 0.2, "0.3"), (1234567.89, "1234567.89")]
+)
+def test_a_cell_shows_a_number_as_people_write_it(value: float, shown: str) -> None:
+    assert cell(value).plain == shown
