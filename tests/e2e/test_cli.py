@@ -41,13 +41,16 @@ def query(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> Calla
     def ask(*arguments: str) -> list[dict[str, Any]]:
         ran = cli("query", filled[0], *arguments, "--format", "json")
         assert (ran.code, ran.err) == (0, "")
-        rows: list[dict[str, Any]] = json.loads(ran.out)
-        for row in rows:
-            if "vector" in row:  # the shortest text of each number; read back it is the same float32
-                row["vector"] = np.array(row["vector"], np.float32).tolist()
-        return rows
+        return printed(ran.out)
 
     return ask
+
+
+def printed(text: str) -> list[dict[str, Any]]:
+    """Rows of a JSON list; vectors are printed by the shortest text of each number, which is the same float32."""
+    rows: list[dict[str, Any]] = json.loads(text)
+    vectors = {"vector": lambda row: np.array(row["vector"], np.float32).tolist()}
+    return [row | {name: of(row) for name, of in vectors.items() if name in row} for row in rows]
 
 
 def by_id(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -214,7 +217,7 @@ def test_query_asks_the_daemon_that_owns_the_table(
     for alive in (True, False):
         ran = cli("query", config, "--limit", "99", "--format", "json")
         assert (ran.code, ran.err) == (0, "")
-        assert by_id(json.loads(ran.out)) == rows | {70: made.row(70, 7)}, alive
+        assert by_id(printed(ran.out)) == rows | {70: made.row(70, 7)}, alive
         running.kill() if alive else None
     status = json.loads(cli("status", config, "--json").out)
     assert not any(region["owner"] for region in status["regions"])
