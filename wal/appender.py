@@ -86,6 +86,11 @@ class WalAppender:
         """Whether the appender stopped itself; only a new claim can continue."""
         return self._poison is not None
 
+    def holds(self, applied: AppliedMap) -> bool:
+        """Whether the next entry holds `applied` as it is. Else `append` writes a snapshot of it first and makes it
+        relative to that, so nobody else may read the map meanwhile."""
+        return applied.fits(self._snapshot)
+
     def append(
         self,
         rows: pa.Table | None,
@@ -110,7 +115,7 @@ class WalAppender:
             self._check_alive()
             alone = rows is None
             applied = AppliedMap.of(applied)
-            if not applied.fits(self._snapshot):
+            if not self.holds(applied):
                 self._write_snapshot(applied)
             name = applied.snapshot.name
             unique = self._ids.entry_id()

@@ -52,7 +52,8 @@ class Snapshot:
 class AppliedMap(MutableMapping[str, int]):
     """Highest sequence applied per producer, and exceptions. A copy costs as much as the changes, not the map.
 
-    Thread safety. One thread changes it; reads from any thread. `rebased` changes nothing that a reader sees.
+    Thread safety. One thread changes it; reads from any thread. `rebase` changes nothing that a reader sees but names
+    that were retired.
     """
 
     __slots__ = ("_state",)

@@ -10,7 +10,6 @@ import os
 import resource
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -158,12 +157,13 @@ def _storage(settings: Settings, options: Mapping[str, str]) -> str:
     """Create, read, list and delete an object, let four threads race for one key, and compare the clocks."""
     with _scratch(settings, options) as store:
         key = f"{PROBE_PREFIX}{wal.SystemIds().token()}"
-        began = time.monotonic()
+        clock = wal.SystemClock()
+        began = clock.monotonic()
         wal.probe(store, wal.SystemIds(), options=settings.wal.options())
-        seconds = time.monotonic() - began
+        seconds = clock.monotonic() - began
         try:
             store.put(key, b"memwal doctor")
-            now = time.time()
+            now = clock.now()
             info = next((each for each in store.describe(PROBE_PREFIX) if each.key == key), None)
         finally:
             store.delete(key)

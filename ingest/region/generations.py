@@ -120,8 +120,7 @@ class RegionGenerations:
         limits = self._context.limits
         if checked is None or limits.generation_rows is None or limits.generation_entries is None:
             return
-        self._log.finish()  # its entries count
-        entries = self._log.position - self._frozen_to
+        entries = self._log.position_then - self._frozen_to
         parts = 1 + checked.size // limits.entry_size_max
         rows = self._levels.active.rows + checked.num_rows
         if rows > limits.generation_rows or entries + parts > limits.generation_entries:

@@ -4,7 +4,7 @@ Rows of non-durable writes linger in memory until `wal.linger_max` is over, and 
 thread, which goes on to serve writes. Encoding and syncing an entry takes as long as a hundred small puts. In steps:
 
 1. `append_beside` hands over what lingers, and the map of what is visible at that moment. What becomes visible behind
-   it lingers for the append after it.
+   it lingers for the append after it, until this one has ended, or until that is as much as an entry holds.
 2. Another thread writes the entry; it touches nothing else of this object.
 3. `finish` waits for it and takes over what it did. Whatever needs the log itself does so first: a durable write, a
    freeze, a durable read, a change of columns, the next append, the end. So one thread at a time uses the appender, and
@@ -12,13 +12,13 @@ thread, which goes on to serve writes. Encoding and syncing an entry takes as lo
 
 *Crash at any step: the rows were not acknowledged as durable; those of the entry that is there come back.*
 If nothing was written, the rows linger again, in front of the others. If the outcome is not known, or a newer owner was
-found, `finish` raises, and the region ends as it does for its own appends.
+found, `finish` raises, and the region ends as it does for its own appends. An entry whose map needs a snapshot first is
+appended by the region's thread: that changes the map, which this thread reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
@@ -66,13 +66,14 @@ class _Lingering:
 class _Append:
     """An append beside the region's thread. `applied`: the map once it is done; `begun`: the proof that it is then.
 
-    `ended` is set last; `wait` returns after that.
+    `before`: the position before it; `parts`: the entries that it writes. `ended` is set last; `wait` returns after it.
     """
 
     lingering: _Lingering
     applied: AppliedMap
     begun: Instant
     before: int
+    parts: int
     seconds: float = 0.0
     error: BaseException | None = None
     ended: bool = False
@@ -109,6 +110,7 @@ class RegionLog:
             context.wal_options,
             claim.applied.snapshot.name,
         )
+        self._region = region
         self._ids, self._entry_size_max, self._lease = context.ids, context.limits.entry_size_max, lease
         self._clock, self._meter = context.clock, context.meters.of(region)
         self._lingering = _Lingering()
@@ -130,9 +132,20 @@ class RegionLog:
         return self._lingering.since is not None or self._under_way is not None
 
     @property
+    def position_then(self) -> int:
+        """The position once the append under way is done; as `position` if there is none."""
+        append = self._under_way
+        return self.position if append is None else max(self.position, append.before + append.parts)
+
+    @property
     def lingers_since(self) -> float | None:
-        """Monotonic seconds at which the first row that waits for an append was applied, None when none waits."""
-        return self._lingering.since
+        """Monotonic seconds at which the first row was applied that is to be appended `wal.linger_max` later.
+
+        None when none lingers, and while rows linger behind an append under way that they need not wait for yet.
+        """
+        append, lingering = self._under_way, self._lingering
+        behind = append is not None and not append.ended and lingering.size < self._entry_size_max
+        return None if behind else lingering.since
 
     # ---- lingering rows ------------------------------------------------------------------------------------------
 
@@ -153,10 +166,12 @@ class RegionLog:
         Raises: as `finish`, for the append before.
         """
         self.finish()
-        if self._beside is None:
+        rows = sum(table.num_rows for table in self._lingering.rows)
+        if self._beside is None or not rows or not self._appender.holds(self.applied):
             self.append_lingering(generation)
             return
-        append = _Append(self._lingering, self.applied, self._lease.begin(), self.position)
+        parts = -(-rows // self._step(rows, self._lingering.size))
+        append = _Append(self._lingering, self.applied, self._lease.begin(), self.position, parts)
         self._lingering, self._under_way = _Lingering(), append
         try:
             append.wait = self._beside(partial(self._write_beside, append, self._durable_applied, generation))
@@ -178,12 +193,13 @@ class RegionLog:
         if append is None:
             return
         append.wait()
-        self._under_way = None
+        done, self._under_way = append.lingering, None
+        append.lingering = _Lingering()  # its thread's work refers to it and it to its thread: rows must not stay there
         if append.error is not None:
-            self._lingering = append.lingering.before(self._lingering)
+            self._lingering = done.before(self._lingering)
             raise append.error
         self._appended(append.before, append.begun, append.applied)
-        self._meter.appended(append.seconds, append.lingering.size, self.position - append.before)
+        self._meter.appended(append.seconds, done.size, self.position - append.before)
 
     # ---- every append --------------------------------------------------------------------------------------------
 
@@ -194,8 +210,7 @@ class RegionLog:
         nothing by what is stored, nobody had claimed the region by then. `alone`: write the map in an entry of its own
         even without rows. Raises: as `WalAppender.append`; what lingers is kept then.
         """
-        with suppress(*NOTHING_WRITTEN):  # those rows linger again: they are tried with these
-            self.finish()
+        self._finish_before()
         begun, before = self._lease.begin(), self.position
         position = self._append(checked, applied, generation, alone=alone)
         self._appended(before, begun, applied)
@@ -205,6 +220,18 @@ class RegionLog:
     def recode(self, codec: wal.EntryCodec) -> None:
         """Write entries by another codec from now on. Requires: no row lingers."""
         self._appender.recode(codec)
+
+    def _finish_before(self) -> None:
+        """`finish` for an append of other rows. Raises: Poisoned where the outcome is not known; it is that of the rows
+        before, not of these."""
+        try:
+            self.finish()
+        except NOTHING_WRITTEN:
+            pass  # those rows linger again: they are tried with these
+        except wal.OutcomeUnknown as error:
+            raise wal.Poisoned(
+                f"region {self._region}: the writer stopped itself: {error}; open the table again"
+            ) from error
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -226,10 +253,10 @@ class RegionLog:
 
     def _write_beside(self, append: _Append, durable: AppliedMap, generation: int) -> None:
         """The work of the other thread. `durable`: the applied map of the entry before."""
-        began, rows = self._clock.monotonic(), joined(append.lingering.rows)
+        began = self._clock.monotonic()
         try:
-            if rows is not None:
-                self._write(rows, append.lingering.size, (durable, append.applied), generation)
+            rows = pa.concat_tables(append.lingering.rows)
+            self._write(rows, append.lingering.size, (durable, append.applied), generation)
         except BaseException as error:  # noqa: BLE001 - `finish` raises it; a panic of Lance is only a BaseException
             append.error = error
         finally:
@@ -240,7 +267,7 @@ class RegionLog:
         durable, applied = maps
         if size <= self._entry_size_max or rows.num_rows == 1:
             return self._appender.append(rows, generation=generation, applied=applied)
-        step = max(1, rows.num_rows * self._entry_size_max // size)
+        step = self._step(rows.num_rows, size)
         attempt, position = self._ids.entry_id(), 0
         for start in range(0, rows.num_rows, step):
             closes = start + step >= rows.num_rows
@@ -251,6 +278,10 @@ class RegionLog:
                 part=wal.BatchPart(producer="", sequence=0, attempt=attempt, closes=closes),
             )
         return position
+
+    def _step(self, rows: int, size: int) -> int:
+        """How many of `rows` rows of `size` bytes an entry takes."""
+        return rows if size <= self._entry_size_max else max(1, rows * self._entry_size_max // size)
 
     def _appended(self, before: int, begun: Instant, applied: AppliedMap) -> None:
         """Note that the log has grown beyond position `before`, which proves that the region is ours."""

@@ -1,9 +1,10 @@
 """A write queue that limits how often a region writes entries, for storage that charges for each request.
 
 With `wal.entry_interval` durable writes wait in the queue until the interval since the last ones were taken is over,
-and become one entry together. The first after a pause is taken at once. What is waited for by nobody is not delayed:
-writes are taken early when they are as large as an entry may be, when a non-durable write or a request (a freeze, a
-durable read) comes behind them, or when the queue is closed.
+and become one entry together. The first after a pause is taken at once. They are taken early when they are as large as
+an entry may be, when something that does not wait comes behind them (a non-durable write, a piece of a delete by
+filter, a freeze, a durable read), or when the queue is closed. A write whose caller waits for less than the interval is
+withdrawn by its caller.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class PacedQueue(WriteQueue):
 
     def submit(self, item: Item) -> None:
         """Queue an item. Raises: the error that broke the region."""
-        paced = isinstance(item, Write) and item.durable
         more = size_bound(item.rows) if isinstance(item, Write) else 0
-        with self._lock:
+        with self._lock:  # one section, or a take between them would forget the hurry
+            self._append(item)
             self._bytes += more
-            self._hurry = self._hurry or not paced or self._bytes >= self._size_max
-        super().submit(item)
+            self._hurry = self._hurry or not _waits(item) or self._bytes >= self._size_max
+        self._wake_taker()
 
     def take(self, timeout: float | None) -> list[Item] | None:
         """As `WriteQueue.take`; nothing if `timeout` ends or a nudge comes while writes wait for the interval."""
@@ -44,7 +45,7 @@ class PacedQueue(WriteQueue):
             return []
         with self._lock:
             self._bytes, self._hurry = 0, False
-            if self._writes:
+            if any(_waits(item) and not item.withdrawn for item in self._writes if isinstance(item, Write)):
                 self._not_before = self._clock.monotonic() + self._interval
         return super().take(0.0)
 
@@ -62,6 +63,11 @@ class PacedQueue(WriteQueue):
             if until is not None and now >= until:
                 return False
             self._wait(self._not_before - now if until is None else min(self._not_before, until) - now, beyond=queued)
+
+
+def _waits(item: Item) -> bool:
+    """Whether an item waits for the interval; the pieces of a delete by filter, one after the other, do not."""
+    return isinstance(item, Write) and item.durable and item.where is None
 
 
 def queue_of(context: RegionContext) -> WriteQueue:

@@ -149,6 +149,11 @@ class Write:
         """Return the same write, not submitted and not answered yet."""
         return replace(self, done=Pending(), copied=False, _fate=threading.Lock())
 
+    @property
+    def withdrawn(self) -> bool:
+        """Whether its caller has withdrawn it. Requires: it is in a queue."""
+        return self._fate.locked()
+
     def take(self) -> bool:
         """Return True on the first call only: of the region, to write the rows, or of the caller, to withdraw them."""
         return self._fate.acquire(blocking=False)
@@ -209,9 +214,7 @@ class WriteQueue:
     def submit(self, item: Item) -> None:
         """Queue an item. Raises: the error that broke the region."""
         with self._lock:
-            if self._broken is not None:
-                raise self._broken
-            self._writes.append(item)
+            self._append(item)
         self._wake_taker()
 
     def nudge(self) -> None:
@@ -239,6 +242,11 @@ class WriteQueue:
         without such a write. From any thread."""
         with self._lock:
             return min((item.since for item in (*self._served, *self._writes) if isinstance(item, Write)), default=None)
+
+    def _append(self, item: Item) -> None:
+        if self._broken is not None:
+            raise self._broken
+        self._writes.append(item)
 
     def _wait(self, timeout: float | None, beyond: int = 0) -> None:
         """Return when more than `beyond` items are queued, on a close or a nudge, at the latest after `timeout` s."""

@@ -96,8 +96,9 @@ class WalSettings(Section):
         0.0,
         le=60,
         description=(
-            "least time between two WAL entries of a region; durable puts that come in between wait, and share the "
-            "next entry: fewer requests to object storage, later acks. 0 = a put is written at once"
+            "least time between two WAL entries of durable puts into a region; those that come in between wait, and "
+            "share the next entry: fewer requests to object storage, later acks; give a put no shorter timeout. 0 = a "
+            "put is written at once"
         ),
     )
     put_timeout: Duration = Field(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,8 +86,8 @@ def test_a_storage_without_conditional_writes_is_refused(
 def test_a_clock_that_is_off_is_told(
     small_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, off: float, told: str
 ) -> None:
-    now = time.time
-    monkeypatch.setattr(doctor.time, "time", lambda: now() + off)
+    now = wal.SystemClock.now
+    monkeypatch.setattr(wal.SystemClock, "now", lambda self: now(self) + off)
     found = findings(small_config())["storage"]
     assert found.state == "wrong"
     assert told in found.text

@@ -66,6 +66,7 @@ COMMANDS = {
     "log": {"config", "limit", "diff", "keys", "json"},
     "verify": {"config", "deep", "json"},
     "inspect": {"path", "config"},
+    "doctor": {"config", "json"},
     "dlq list": {"config", "stage", "limit", "format"},
     "dlq show": {"config", "id", "hex", "json"},
     "dlq replay": {"config", "id", "stage", "limit"},

@@ -20,6 +20,7 @@ from memwal import wal
 from memwal.ingest.api.tokens import Receipt
 from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.region.paced_queue import PacedQueue
 from memwal.ingest.region.write_queue import WriteQueue
 from tests.conftest import wait_until
 
@@ -64,7 +65,7 @@ class Gate:
         """Writes that are queued in a region, or were."""
         self._lock = threading.Lock()
         self.answer: Callable[[], wal.PutOutcome] | None = None
-        self._real, self._submit = wal.LocalStore.put_if_absent, WriteQueue.submit
+        self._real = wal.LocalStore.put_if_absent
         self._store: wal.LocalStore | None = None
 
     def put_if_absent(self, store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
@@ -78,10 +79,15 @@ class Gate:
                 return self.answer()
         return self._real(store, key, data)
 
-    def submit(self, queue: WriteQueue, item: Any) -> None:
-        self._submit(queue, item)
-        with self._lock:
-            self.submitted += 1
+    def counting(self, submit: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """`submit` of a queue, whose items are counted once they are queued."""
+
+        def counted(queue: Any, item: Any) -> None:
+            submit(queue, item)
+            with self._lock:
+                self.submitted += 1
+
+        return counted
 
     def close(self) -> None:
         self.closed.set()
@@ -98,11 +104,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     def put_if_absent(store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
         return made.put_if_absent(store, key, data)
 
-    def submit(queue: WriteQueue, item: Any) -> None:
-        made.submit(queue, item)
-
     monkeypatch.setattr(wal.LocalStore, "put_if_absent", put_if_absent)
-    monkeypatch.setattr(WriteQueue, "submit", submit)
+    for queue in (WriteQueue, PacedQueue):
+        monkeypatch.setattr(queue, "submit", made.counting(queue.submit))
     yield made
     made.open()
 

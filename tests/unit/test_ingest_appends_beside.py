@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from memwal import wal
+from memwal.ingest.api.tokens import Token
+from memwal.ingest.region import log
 from memwal.ingest.region.core import RegionCore
 from memwal.ingest.region.write_queue import Write
 from tests.region_contexts import LIMITS, region_context
@@ -111,12 +114,29 @@ def test_a_frozen_memtable_covers_the_append_under_way(region: Region) -> None:
     assert region.core.levels.manifest.replay_after == region.core.status()["wal_position"] == 1
 
 
-def test_a_second_append_waits_for_the_first(region: Region) -> None:
+def test_rows_behind_an_append_linger_until_it_has_ended(region: Region) -> None:
+    """However long it takes: the region serves on, and has no duty meanwhile but the age of the memtable."""
     region.lingering(1)
     region.lingering(2)
-    assert (region.store.entries, region.later.waits) == (1, 1)
+    assert (region.store.entries, region.later.waits) == (0, 0)
+    assert region.core.next_duty() == pytest.approx(LIMITS.age_max - 2 * LIMITS.linger_max)
+    region.later.do()
+    assert region.core.next_duty() == 0
+    region.core.keep_limits()
+    assert (region.store.entries, region.later.waits, len(region.later.work)) == (1, 1, 1)
     region.core.close()
     assert set(region.again()) == {1, 2}
+
+
+def test_as_much_as_an_entry_holds_waits_for_the_append_under_way(tmp_path: Path) -> None:
+    region = Region(tmp_path / "t.lance", entry_size_max=40)
+    region.lingering(1)
+    region.lingering(2)
+    assert region.later.waits == 0
+    region.lingering(3, 4, 5)
+    assert region.later.waits == 1
+    region.core.close()
+    assert set(region.again()) == {1, 2, 3, 4, 5}
 
 
 def test_rows_that_storage_refused_linger_again_in_front_of_the_others(region: Region) -> None:
@@ -149,6 +169,76 @@ def test_a_newer_owner_ends_the_region_at_its_next_duty(region: Region) -> None:
     with pytest.raises(wal.Fenced):
         region.core.keep_limits()
     assert isinstance(region.core.failure, wal.Fenced)
+
+
+def test_an_unknown_outcome_of_other_rows_is_not_that_of_a_write_behind_them(region: Region) -> None:
+    def unknown() -> wal.PutOutcome:
+        raise wal.OutcomeUnknown("no answer")
+
+    region.store.next = [unknown]
+    region.lingering(1)
+    put = write(2)
+    with pytest.raises(wal.Poisoned, match="open the table again"):
+        region.core.serve([put])
+    assert isinstance(put.done.exception(), wal.Poisoned)
+
+
+def test_an_error_of_any_kind_in_the_other_thread_is_raised(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(_: object) -> Any:
+        raise MemoryError("no room for the rows")
+
+    region.lingering(1)
+    monkeypatch.setattr(log.pa, "concat_tables", no_memory)
+    region.later.do()
+    monkeypatch.undo()
+    with pytest.raises(MemoryError):
+        region.core.durable_view()
+    assert isinstance(region.core.failure, MemoryError)
+
+
+def test_a_map_that_needs_a_snapshot_is_written_by_the_regions_thread(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot changes the map, and may retire names: another thread must not do that while repeats are looked up."""
+    monkeypatch.setattr("memwal.wal.applied._INLINE_MAX", 40)
+    monkeypatch.setattr("memwal.wal.applied._OF_A_NAME", 1)
+    for number in range(6):
+        region.core.serve([write(number, durable=False, token=Token(f"a producer with a long name {number}", 1))])
+        region.clock.advance(2 * LIMITS.linger_max)
+        snapshot = region.core._log.applied.snapshot
+        region.core.keep_limits()
+        assert bool(region.later.work) != (region.core._log.applied.snapshot is not snapshot)
+        region.later.do()
+    region.core.close()
+    again = RegionCore.open(region.context, REGION)
+    assert all(again.applied(f"a producer with a long name {number}").newest == 1 for number in range(6))
+
+
+def test_appended_rows_are_let_go_of(tmp_path: Path) -> None:
+    region, before = Region(tmp_path / "t.lance", rows_max=1 << 20), pa.total_allocated_bytes()
+    region.core.serve([write(*range(100_000), v="x" * 50, durable=False)])
+    region.clock.advance(LIMITS.linger_max)
+    region.core.keep_limits()
+    append = region.core._log._under_way
+    region.core.freeze()
+    assert region.core.publish_next()
+    assert append is not None
+    assert not append.lingering.rows
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_entries_under_way_count_in_a_generation_of_the_arrow_format(tmp_path: Path, refused: bool) -> None:
+    region = Region(tmp_path / "t.lance", rows_max=1000, generation_rows=1000, generation_entries=3)
+    region.durable(1)
+    region.store.next = [refuse] if refused else []
+    region.lingering(2)
+    region.core.serve([write(3, durable=False)])
+    assert region.later.waits == 0, "a third entry still fits"
+    for number in (4, 5, 6):
+        assert region.durable(number).done.result().position
+    assert region.core.levels.active.generation > 1
+    assert set(region.again()) == {1, 2, 3, 4, 5, 6}
 
 
 def test_rows_are_appended_in_parts_as_elsewhere(tmp_path: Path) -> None:

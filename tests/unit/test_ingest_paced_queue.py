@@ -7,6 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
+from memwal.ingest.api.deletes import Where
 from memwal.ingest.region.paced_queue import PacedQueue
 from memwal.ingest.region.write_queue import DurableView, Freeze, Item, Write
 from tests.support.clock import FakeClock
@@ -47,7 +48,14 @@ def test_durable_writes_wait_for_the_interval_and_are_taken_together(queue: Pace
 
 
 @pytest.mark.parametrize(
-    "hurry", [_write(durable=False), Freeze(), DurableView()], ids=["not durable", "freeze", "view"]
+    "hurry",
+    [
+        _write(durable=False),
+        Freeze(),
+        DurableView(),
+        Write(pa.table({"x": [1]}), deletes=True, where=Where("x > 0", 1)),
+    ],
+    ids=["not durable", "freeze", "view", "delete by filter"],
 )
 def test_what_does_not_wait_takes_the_waiting_along_in_order(queue: PacedQueue, hurry: Item) -> None:
     queue.submit(waiting := _write())
@@ -55,6 +63,29 @@ def test_what_does_not_wait_takes_the_waiting_along_in_order(queue: PacedQueue, 
     assert queue.take(timeout=None) == [waiting, hurry]
     queue.submit(_write())
     assert queue.take(timeout=0.0) == [], "and the interval holds again"
+
+
+def test_what_writes_no_entry_begins_no_interval(queue: PacedQueue, clock: FakeClock) -> None:
+    clock.advance(INTERVAL)
+    queue.submit(withdrawn := _write())
+    assert withdrawn.take(), "by its caller"
+    queue.submit(Freeze())
+    queue.take(timeout=None)
+    queue.submit(write := _write())
+    assert queue.take(timeout=None) == [write]
+
+
+def test_an_item_is_queued_and_hurries_at_one_moment(queue: PacedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A take between both would forget the hurry, and the item would wait for a whole interval."""
+    assert queue._lock.acquire(blocking=False)
+    queue._lock.release()
+    held: list[bool] = []
+    append = queue._append
+    monkeypatch.setattr(queue, "_append", lambda item: (held.append(queue._lock.locked()), append(item)))
+    queue.submit(freeze := Freeze())
+    assert held == [True]
+    assert queue._hurry
+    assert queue.take(timeout=0.0) == [freeze]
 
 
 def test_an_entry_that_is_full_does_not_wait(queue: PacedQueue) -> None:
