@@ -37,8 +37,10 @@ from memwal.wal.replay import find_tip, read_tail, replay, tail_end
 from memwal.wal.store.local import LocalStore
 from memwal.wal.store.open import open_store, probe
 from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome
+from memwal.wal.store.requests import REQUESTS, RequestKey
 
 __all__ = [
+    "REQUESTS",
     "WAL_FORMATS",
     "ArrowCodec",
     "BatchPart",
@@ -72,6 +74,7 @@ __all__ = [
     "RegionManifest",
     "RegionStatus",
     "Released",
+    "RequestKey",
     "Resized",
     "Sealed",
     "SsTable",

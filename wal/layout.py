@@ -19,7 +19,7 @@ start at 1.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from uuid import UUID, uuid5
 
 if TYPE_CHECKING:
@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 ROOT = "_mem_wal/"
 PROBE_PREFIX = ROOT + "probe/"
 STAGED_PREFIX = ROOT + "staged/"
+
+Kind = Literal["log", "manifest", "sst", "commit", "note", "staged", "base", "other"]
+"""What a key is for, as requests are counted: WAL entries and snapshots of the applied map; region manifests; SSTs;
+plans of commits; notes that are only advice; rows of Spark tasks; the base table; probes and listings of regions."""
+_KINDS: dict[str, Kind] = {
+    "wal": "log",
+    "applied": "log",
+    "manifest": "manifest",
+    "commits": "commit",
+    "owner.json": "note",
+    "fences.json": "note",
+    "pruned.json": "note",
+}
 
 # LanceDB's name space for region ids, the bytes "LSMWRITE_SHARD01".
 _REGION_NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
@@ -83,6 +96,21 @@ def parse_rev(text: str) -> int:
 def bucket_region(bucket: int) -> UUID:
     """Region id of a bucket (from 0), by LanceDB's rule, so that one key never lands in two regions."""
     return uuid5(_REGION_NAMESPACE, f"bucket-{bucket}")
+
+
+def kind_of(key: str) -> Kind:
+    """What a key, or a prefix of keys, is for; anything may stand in front of it. Takes no regular expression, because
+    every request asks."""
+    _, root, below = key.rpartition(ROOT)
+    if not root:
+        return "base"
+    region, _, rest = below.partition("/")
+    name = rest.partition("/")[0]
+    if kind := _KINDS.get(name):
+        return kind
+    if region == "staged":
+        return "staged"
+    return "sst" if "-" in region and (not name or "_gen_" in name) else "other"
 
 
 def region_prefix(region: UUID) -> str:

@@ -102,3 +102,30 @@ def test_regions_finds_ids_and_nothing_else() -> None:
     ):
         store.put(key, b"")
     assert regions(store) == sorted([bucket_region(0), bucket_region(1)])
+
+
+@pytest.mark.parametrize("before", ["", "1/table.lance/", "/bucket/table.lance/"])
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (keys.entry_key(REGION, 1, "lance"), "log"),
+        (keys.wal_prefix(REGION), "log"),
+        (keys.snapshot_prefix(REGION), "log"),
+        (keys.manifest_key(REGION, 3), "manifest"),
+        (keys.version_hint_key(REGION), "manifest"),
+        (keys.sst_key(REGION, "0123abcd_gen_7", "data/x.lance"), "sst"),
+        (keys.region_prefix(REGION), "sst"),
+        (f"{keys.region_prefix(REGION)}commits/", "commit"),
+        (keys.owner_key(REGION), "note"),
+        (keys.fences_key(REGION), "note"),
+        (keys.pruned_key(REGION), "note"),
+        (keys.staged_key("ab" * 16), "staged"),
+        (keys.STAGED_PREFIX, "staged"),
+        (keys.PROBE_PREFIX + "0123abcd", "other"),
+        (keys.ROOT, "other"),
+        ("_versions/18446744073709551614.manifest", "base"),
+        ("", "base"),
+    ],
+)
+def test_every_key_has_a_kind(key: str, kind: str, before: str) -> None:
+    assert keys.kind_of(before + key) == kind

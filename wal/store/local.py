@@ -37,6 +37,7 @@ from memwal.wal.errors import StoreRefused
 from memwal.wal.layout import is_in_sst
 from memwal.wal.store.file_errors import NOT_LINKED, failed
 from memwal.wal.store.port import ObjectInfo, PutOutcome
+from memwal.wal.store.requests import REQUESTS
 
 _TEMPORARY = ".memwal-put-"
 _MOST_DIRECTORIES = 64
@@ -102,6 +103,7 @@ class LocalStore:
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         """Create `key`; see the module's text. Raises StoreUnavailable (no space, I/O error) and
         StoreRefused."""
+        REQUESTS.add("put", key)
         folder, _, name = key.rpartition("/")
         try:
             return self._create(self._directory(folder), name, data)
@@ -118,6 +120,7 @@ class LocalStore:
 
     def put(self, key: str, data: bytes) -> None:
         """Create or overwrite `key`, atomically but without any fsync: for hints only."""
+        REQUESTS.add("put", key)
         folder, _, name = key.rpartition("/")
         try:
             directory = self._directory(folder)
@@ -134,6 +137,7 @@ class LocalStore:
 
     def get(self, key: str) -> bytes | None:
         """The object's bytes, or None. Raises StoreUnavailable, StoreRefused."""
+        REQUESTS.add("get", key)
         try:
             with FileIO(f"{self.root}/{key}") as file:
                 return file.readall()
@@ -144,6 +148,7 @@ class LocalStore:
 
     def exists(self, key: str) -> bool:
         """Whether `key` is a file. Raises StoreUnavailable, StoreRefused."""
+        REQUESTS.add("head", key)
         try:
             Path(self.root, key).stat()
         except FileNotFoundError:
@@ -154,6 +159,7 @@ class LocalStore:
 
     def children(self, prefix: str) -> list[str]:
         """Names of the directories directly below `prefix`. Raises StoreUnavailable, StoreRefused."""
+        REQUESTS.add("list", prefix)
         try:
             with os.scandir(f"{self.root}/{prefix}") as found:
                 return sorted(each.name for each in found if each.is_dir())
@@ -176,6 +182,7 @@ class LocalStore:
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
         """The temporary files below `prefix`. Raises StoreUnavailable, StoreRefused."""
+        REQUESTS.add("list", prefix)
         found = []
         try:
             for key in self._walk(prefix, temporary=True):
@@ -198,6 +205,7 @@ class LocalStore:
 
     def list_some(self, prefix: str, most: int) -> list[str]:
         """Any `most` keys that begin with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        REQUESTS.add("list", prefix)
         folder, slash, _ = prefix.rpartition("/")
         try:
             return [*islice((key for key in self._walk(folder + slash) if key.startswith(prefix)), most)]
@@ -206,6 +214,7 @@ class LocalStore:
 
     def list(self, prefix: str) -> list[str]:
         """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        REQUESTS.add("list", prefix)
         folder, slash, _ = prefix.rpartition("/")
         try:
             return [key for key in self._walk(folder + slash) if key.startswith(prefix)]
@@ -214,6 +223,7 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         """Remove `key` if it exists; directories stay. Raises StoreUnavailable, StoreRefused."""
+        REQUESTS.add("delete", key)
         try:
             Path(self.root, key).unlink()
         except FileNotFoundError:

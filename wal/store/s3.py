@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import aiohttp
 from aiobotocore.config import AioConfig
@@ -31,6 +32,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from memwal.wal.errors import StoreRefused, StoreUnavailable
 from memwal.wal.store.event_loop import event_loop
 from memwal.wal.store.port import ObjectInfo, PutOutcome
+from memwal.wal.store.requests import REQUESTS, Operation
 from memwal.wal.store.s3_answers import Answer, Meaning, meaning_of
 from memwal.wal.store.s3_options import S3Options
 
@@ -44,6 +46,7 @@ there, and sent again from its beginning, for ever."""
 _PAGE = 1000  # S3's maximum
 _FIRST_BYTE = "bytes=0-0"
 _NOT_SATISFIABLE = 416
+_OPERATIONS: dict[str, Operation] = {"PUT": "put", "DELETE": "delete", "HEAD": "head"}
 _PUT_OUTCOMES = {Meaning.EXISTS: PutOutcome.ALREADY_EXISTS, Meaning.UNKNOWN: PutOutcome.OUTCOME_UNKNOWN}
 
 
@@ -249,7 +252,19 @@ async def _open_clients(options: S3Options) -> AsyncIterator[Clients]:
     once = _config(options, attempts=1, http_session_cls=_OnceSession)
     several = _config(options, attempts=_READ_ATTEMPTS)
     async with _client(options, once) as creating, _client(options, several) as reading:
+        for client in (creating, reading):
+            client.meta.events.register("before-send.s3", _count)
         yield Clients(creating, reading)
+
+
+def _count(request: Any, **_: Any) -> None:
+    """Count a request that is sent now, each attempt of the client by itself. `request`: botocore's prepared one."""
+    url = urlsplit(request.url)
+    query = parse_qs(url.query, keep_blank_values=True) if request.method == "GET" else {}
+    if "list-type" in query:
+        REQUESTS.add("list", query.get("prefix", [""])[0], remote=True)
+    else:
+        REQUESTS.add(_OPERATIONS.get(request.method, "get"), unquote(url.path), remote=True)
 
 
 def _config(options: S3Options, *, attempts: int, **more: Any) -> AioConfig:
