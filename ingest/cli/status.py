@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -80,6 +81,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
         for each in status["regions"]
         if (text := _trouble(each))
     ]
+    troubles += [_last_error(each) for each in status["regions"] if each["last_errors"] and not _trouble(each)]
     troubles += [_uncommitted(failure, status) for failure in status.get("commit_failures", ())]
     above, below = [head, *_owners(status)], [*troubles, pending(status), *_resizing(status)]
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
@@ -106,6 +108,13 @@ def _regions(buckets: Sequence[int]) -> str:
 def _trouble(region: Mapping[str, Any]) -> str | None:
     trouble: str | None = region["failure"] or region["flush_error"]
     return trouble
+
+
+def _last_error(region: Mapping[str, Any]) -> str:
+    """Return one line about the newest error of a region, which may be over; the owner remembers it until it ends."""
+    what, last = max(region["last_errors"].items(), key=lambda item: item[1]["at"])
+    at = datetime.fromtimestamp(last["at"], UTC)
+    return f"region {region['bucket']}: last error at {at:%Y-%m-%d %H:%M:%S} UTC, {what}: {last['error']}"
 
 
 def _uncommitted(failure: Mapping[str, str], status: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
 from uuid import UUID
 
 from memwal.flush import CommitReport
@@ -76,11 +77,24 @@ class Answer(Protocol):
     def repeated(self) -> int: ...
 
 
+Step = Literal["append", "flush", "commit", "claim", "fence", "poison"]
+"""What may fail in a region: an append to the log, a flush, a commit of its SSTs, a claim; and the end of a claim by a
+newer writer, or by a failure of storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """The newest failure of a step. `at`: unix time in seconds."""
+
+    at: float
+    text: str
+
+
 class RegionMeter:
     """The counters of one region since this process first claimed it.
 
-    Thread safety. `served` and `appended`: the region's thread. `flushed`: the flusher's. `claimed`: the thread that
-    opens the region. `failed`: once per claim. `waiting` and `refused`: any thread.
+    Thread safety. `served` and `appended`: the region's thread. `flushed` and `flush_failed`: the flusher's. `claimed`:
+    the thread that opens the region. `failed`: once per claim. `waiting`, `refused` and `erred`: any thread.
     """
 
     def __init__(self) -> None:
@@ -96,6 +110,17 @@ class RegionMeter:
         self.waited_seconds = 0.0
         self.claims = self.fences = self.poisonings = 0
         self.replay_seconds = 0.0
+        self.last_errors: dict[Step, LastError | None] = dict.fromkeys(get_args(Step))
+        """By step; None if it never failed. No step is added, so that a scrape may iterate."""
+
+    def erred(self, step: Step, error: BaseException, now: float) -> None:
+        """Remember the failure of a step. `now`: unix time in seconds."""
+        self.last_errors[step] = LastError(now, str(error) or type(error).__name__)
+
+    def errors_told(self) -> dict[str, dict[str, Any]]:
+        """Return the steps that have failed, as the status of a region tells them: `{step: {"at", "error"}}`."""
+        last = {step: error for step, error in self.last_errors.items() if error is not None}
+        return {step: {"at": error.at, "error": error.text} for step, error in last.items()}
 
     def served(self, seconds: float, answers: Sequence[tuple[Answer, int]], failed: int) -> None:
         """Count a group of writes that was answered `seconds` after the arrival of its oldest write.
@@ -126,6 +151,11 @@ class RegionMeter:
         self.flush_seconds.observe(seconds)
         self.flush_rows += rows
         self.flush_bytes += size
+
+    def flush_failed(self, error: BaseException, now: float) -> None:
+        """Count a failed flush. `now`: unix time in seconds."""
+        self.flush_failures += 1
+        self.erred("flush", error, now)
 
     @contextmanager
     def waiting(self, clock: Clock) -> Iterator[None]:

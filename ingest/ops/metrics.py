@@ -97,6 +97,14 @@ COUNTED = (
     _counter("memwal_fences", "claims that ended because a newer writer fenced them", "fences"),
     _counter("memwal_poisonings", "claims that ended because of a storage failure", "poisonings"),
     _counter("memwal_replay_seconds", "total time of claims, including the replay of the log", "replay_seconds"),
+    Declared(
+        "memwal_region_last_error_timestamp_seconds",
+        "gauge",
+        "when a step of the region last failed, unix time; 0 = never. what: append, flush, commit, claim, fence or "
+        "poison; /status has the text",
+        lambda meter: [(step, 0.0 if error is None else error.at) for step, error in meter.last_errors.items()],
+        by="what",
+    ),
 )
 """Metrics read from a `RegionMeter`."""
 
@@ -158,7 +166,14 @@ TABLE = (
     Declared(
         "memwal_base_version", "gauge", "version of the base table that this process saw last", lambda t: t.base_version
     ),
+    Declared(
+        "memwal_commit_interval_seconds",
+        "gauge",
+        "time between two commits (`commit.interval`); 0 = on demand only",
+        lambda t: t.upkeep.commit_interval,
+    ),
 )
+"""Metrics read from an `embedded.Table`."""
 
 
 def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: str = "") -> Iterator[Metric]:

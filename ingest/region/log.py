@@ -197,6 +197,7 @@ class RegionLog:
         append.lingering = _Lingering()  # its thread's work refers to it and it to its thread: rows must not stay there
         if append.error is not None:
             self._lingering = done.before(self._lingering)
+            self._failed(append.error)
             raise append.error
         self._appended(append.before, append.begun, append.applied)
         self._meter.appended(append.seconds, done.size, self.position - append.before)
@@ -212,7 +213,11 @@ class RegionLog:
         """
         self._finish_before()
         begun, before = self._lease.begin(), self.position
-        position = self._append(checked, applied, generation, alone=alone)
+        try:
+            position = self._append(checked, applied, generation, alone=alone)
+        except BaseException as error:
+            self._failed(error)
+            raise
         self._appended(before, begun, applied)
         self.applied = applied
         return position
@@ -250,6 +255,11 @@ class RegionLog:
         self._meter.appended(self._clock.monotonic() - began, size, position - before)
         self._lingering = _Lingering()
         return position
+
+    def _failed(self, error: BaseException) -> None:
+        """Remember a failed append; with a fence it is the region that another writer has."""
+        if not isinstance(error, wal.Fenced):
+            self._meter.erred("append", error, self._clock.now())
 
     def _write_beside(self, append: _Append, durable: AppliedMap, generation: int) -> None:
         """The work of the other thread. `durable`: the applied map of the entry before."""

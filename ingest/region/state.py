@@ -120,7 +120,9 @@ class RegionLevels:
         with self._changed:
             if self.failure is None:
                 self.failure = error
-                self._meter.failed(fenced=isinstance(error, wal.Fenced))
+                fenced = isinstance(error, wal.Fenced)
+                self._meter.failed(fenced=fenced)
+                self._meter.erred("fence" if fenced else "poison", error, self._context.clock.now())
                 self._ended(error)
             self._changed.notify_all()
             self._fresh.set()

@@ -180,7 +180,8 @@ class RegionWriter:
         oldest = self._queue.oldest()
         latest = 0.0 if oldest is None else self._context.clock.monotonic() - oldest
         behind = {"latest": latest, "flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
-        return {"bucket": self.bucket, **self._core.status(), "behind": behind}
+        errors = self._meter.errors_told()
+        return {"bucket": self.bucket, **self._core.status(), "behind": behind, "last_errors": errors}
 
     def settle(self) -> None:
         """Do what the claim left for later. An error is logged only: nothing depends on it, and a flush does it too."""
@@ -320,7 +321,7 @@ class RegionWriter:
                     self._publish_next()
                 backoff.reset()
             except RETRY_FLUSH as error:
-                self._meter.flush_failures += 1
+                self._meter.flush_failed(error, self._context.clock.now())
                 generation = self._levels.manifest.current_generation
                 self._context.log.warning(
                     "flush of generation %d failed, will retry: %s", generation, error, extra=self._of(generation)

@@ -182,7 +182,11 @@ class RegionSet:
                 context = self.context
                 entries = () if ahead is None else ahead.entries(context.codec)
                 known = wal.Known(before.committed, before.released, entries)
-                writer = RegionWriter(context, region, self._buckets[region], known)
+                try:
+                    writer = RegionWriter(context, region, self._buckets[region], known)
+                except Exception as error:
+                    context.meters.of(region).erred("claim", error, context.clock.now())
+                    raise
                 self.collector.note_older_than_claim(region, before.ssts, writer.guard.epoch)
                 self._join(writer, context)
             self._note(writer)

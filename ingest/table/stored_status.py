@@ -47,6 +47,7 @@ def _region(
         "failure": None,
         "sealed": manifest.status is wal.RegionStatus.SEALED,
         "flush_error": None,
+        "last_errors": {},
         "behind": None,
         "ssts": [
             {

@@ -93,6 +93,11 @@ class TableUpkeep:
             found[""] = str(classify(whole))
         return [{"region": region, "error": found[region]} for region in sorted(found)]
 
+    @property
+    def commit_interval(self) -> float:
+        """`commit.interval`, in seconds."""
+        return self._upkeep.commit.interval
+
     def flush(self, writers: Sequence[RegionWriter] | None = None) -> None:
         """Publish the memtables of `writers`; None: of every region here that has not failed."""
         waits: list[tuple[RegionWriter, Callable[[], None]]] = []
@@ -112,6 +117,8 @@ class TableUpkeep:
             report = self._committed()
         except BaseException as error:
             self._failed = error
+            for writer in self._regions.writers:
+                context.meters.of(writer.region).erred("commit", error, context.clock.now())
             raise
         self._failed = None
         self._tell_held_back(before)
@@ -200,6 +207,7 @@ class TableUpkeep:
         """Log once each region that was left out, or is committed again; note when to try it again."""
         context, held = self._regions.context, self.held.regions
         for region, error in held.items():
+            context.meters.of(region).erred("commit", error, context.clock.now())
             if str(before.get(region)) != str(error):
                 told = {"event": "commit_held_back", "region": str(region)}
                 _LOG.warning("region %s cannot be committed, others are: %s", region, classify(error), extra=told)

@@ -26,6 +26,7 @@ def region(bucket: int, owner: str | None, **changed: Any) -> dict[str, Any]:
         "state": "serving",
         "failure": None,
         "flush_error": None,
+        "last_errors": {},
         "ssts": [],
         "behind": {"committed": 27.5} if owner else None,
         "owner": owner,
@@ -59,3 +60,13 @@ def test_regions_that_nobody_serves_say_who_did() -> None:
     lines = printed(status)
     assert "no owner answers for region 0; shown as stored" in lines
     assert f"last served by {FIRST}" in lines
+
+
+def test_the_newest_error_of_a_region_is_told_with_its_time_also_when_it_is_over() -> None:
+    errors = {"flush": {"at": 90.0, "error": "disk full"}, "append": {"at": 86_400.5, "error": "no answer"}}
+    status = {"table": "t", "base_version": 1, "rows": 0, "regions": [region(0, FIRST, last_errors=errors)]}
+    assert "region 0: last error at 1970-01-02 00:00:00 UTC, append: no answer" in printed(status)
+    troubled = region(0, FIRST, last_errors=errors, state="flush_failing", flush_error="disk full")
+    lines = printed(status | {"regions": [troubled]})
+    assert "region 0 is flush failing: disk full" in lines
+    assert not any("last error" in line for line in lines)
