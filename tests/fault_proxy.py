@@ -135,6 +135,8 @@ class Request:
     seconds: float
     crc: int
     """CRC-32 of its body: tells whether two requests carry the same bytes."""
+    agent: str = ""
+    """The client, as it names itself: memwal's own begins with "memwal"."""
 
 
 @dataclass
@@ -318,7 +320,8 @@ class FaultProxy:
         """One request; False where its connection is over."""
         began, (method, key) = time.monotonic(), request.asked
         fault = self._fault(method, key)
-        entered = Request(method, key, 0, fault.name, began, 0.0, zlib.crc32(request.body))
+        agent = request.headers.get("user-agent", "")
+        entered = Request(method, key, 0, fault.name, began, 0.0, zlib.crc32(request.body), agent)
         number = self._enter(entered)
         if self.latency or fault.delay:
             await asyncio.sleep(self.latency + fault.delay)

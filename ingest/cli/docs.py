@@ -22,6 +22,7 @@ METRICS = ("<!-- metrics -->", "<!-- /metrics -->")
 
 def render_metrics() -> str:
     """The tables of metrics in ingest/ops/README.md."""
+    from memwal.ingest.ops.storage import BUDGET, REQUESTED
     from memwal.ingest.pipeline.metrics import RAN, RAN_BY_REGION
 
     parts = []
@@ -30,6 +31,8 @@ def render_metrics() -> str:
         ("Of the table, by `memwal serve`", "", COMMITTED + TABLE),
         ("Of the pipeline, by `memwal run`", "", RAN),
         ("Of each region, by `memwal run`", "region", RAN_BY_REGION),
+        ("Of requests to storage, by `memwal serve` and `memwal run`", "kind", REQUESTED),
+        ("Of the budget for them, by `memwal serve` and `memwal run`", "", BUDGET),
     ):
         parts += [f"{title}:", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
         for each in declared:

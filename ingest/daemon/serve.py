@@ -67,12 +67,15 @@ def serve(
     guard = check_addresses(settings, environ)
     if settings.daemon.workers > 1:
         return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
-    stop, pages = stop_event(lifeline), DaemonPages(Scrape())
+    scrape = Scrape()
+    stop, pages = stop_event(lifeline), DaemonPages(scrape)
     place = _place(settings, stop)
     with ExitStack() as stack:
         if settings.daemon.http_port >= 0:
             from memwal.ingest.ops.http_server import HttpServer
+            from memwal.ingest.ops.storage import StorageCollector
 
+            scrape.add(StorageCollector(settings.cost))
             host, port = settings.daemon.host, settings.daemon.http_port
             server = HttpServer(host, port, pages.pages(), guard, setting="daemon.http_port")
             stack.callback(server.close)

@@ -18,6 +18,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import Problem, of_section, section_type, unknown_section
 from memwal.ingest.settings.process_sections import (
+    CostSettings,
     DaemonSettings,
     DlqSettings,
     LogSettings,
@@ -38,6 +39,7 @@ from memwal.ingest.suggest import suggestion
 
 __all__ = [
     "CommitSettings",
+    "CostSettings",
     "DaemonSettings",
     "DlqSettings",
     "FlushSettings",
@@ -206,7 +208,7 @@ def _from_text(section: str, key: str, text: str) -> Any:
     A value that is neither is returned as text; the validation of its section then says what it must be.
     """
     field = section_type(section).model_fields[key]
-    if field.annotation not in (int, bool) and not isinstance(field.annotation, GenericAlias):
+    if field.annotation not in (int, bool, float) and not isinstance(field.annotation, GenericAlias):
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]

@@ -15,6 +15,7 @@ from pydantic import Field
 from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.process_sections import (
+    CostSettings,
     DaemonSettings,
     DlqSettings,
     LogSettings,
@@ -52,6 +53,7 @@ class Settings(Section):
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     dlq: DlqSettings = Field(default_factory=DlqSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    cost: CostSettings = Field(default_factory=CostSettings)
 
     def arrow_schema(self) -> pa.Schema:
         """The table's schema from `table.columns`: key columns not null, every other column nullable.

@@ -20,6 +20,8 @@ _WANTED = {
     "string_too_short": "must not be empty",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
     "bool_type": "must be true or false",
     "list_type": 'must be a list, such as ["package"]',
     "dict_type": 'must be a table, such as { name = "value" }',

@@ -210,3 +210,24 @@ class LogSettings(Section):
         "warning", description="least severe level that is written"
     )
     format: Literal["text", "json"] = Field("text", description="one line of text or one JSON object per message")
+
+
+class CostSettings(Section):
+    """Prices of requests to an object store, for metrics of what they cost; local files cost nothing."""
+
+    put_price: float = Field(
+        0.005,
+        ge=0,
+        allow_inf_nan=False,
+        description="dollars per 1,000 PUT, COPY, POST and LIST requests; the defaults are those of S3 Standard",
+    )
+    get_price: float = Field(
+        0.0004, ge=0, allow_inf_nan=False, description="dollars per 1,000 GET, HEAD and other requests"
+    )
+    delete_price: float = Field(0.0, ge=0, allow_inf_nan=False, description="dollars per 1,000 DELETE requests")
+    hourly_budget: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="dollars that the requests of one process may cost per hour before an alert fires; 0 = no limit",
+    )

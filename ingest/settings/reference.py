@@ -103,8 +103,8 @@ def _type_words(field: FieldInfo) -> str:
     annotation = field.annotation
     if annotation is bool:
         return "`true` or `false`"
-    if annotation in (int, str, SecretStr):
-        return "number" if annotation is int else "text"
+    if annotation in (int, float, str, SecretStr):
+        return "number" if annotation in (int, float) else "text"
     if get_origin(annotation) in (list, dict):
         return "list of text" if get_origin(annotation) is list else "table"
     return " or ".join(f"`{choice}`" for choice in get_args(annotation))

@@ -103,6 +103,9 @@ def test_metrics_move_with_puts_flushes_and_commits(
     assert told("memwal_memtable_rows") == 14
     assert told("memwal_behind_seconds", level="flushed") > 0 == told("memwal_behind_seconds", level="latest")
     assert told("memwal_region_state", state="serving") == told("memwal_claims_total") == 2
+    assert told("memwal_region_last_error_timestamp_seconds") == told("memwal_commit_interval_seconds") == 0
+    assert told("memwal_store_requests_total", kind="log", operation="put") == told("memwal_append_entries_total")
+    assert told("memwal_store_cost_dollars_total") == 0 < told("memwal_store_cost_budget_dollars")
     assert (told("memwal_pending_ssts"), told("memwal_flush_rows_total")) == (0, 0)
 
     table.flush()

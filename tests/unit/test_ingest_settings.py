@@ -326,3 +326,17 @@ def test_a_pipeline_that_cannot_be_found_or_read_is_one_line(
     assert len(lines) == 1
     assert words.replace("FILE", str(path)) in lines[0]
     assert lines[0].startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("price", "says"),
+    [
+        ("cheap", "must be a number"),
+        (float("nan"), "must be a number"),
+        (float("inf"), "must be a number"),
+        (-1, "must be at least 0"),
+    ],
+)
+def test_a_price_that_is_none_is_refused(price: Any, says: str) -> None:
+    with pytest.raises(Invalid, match=f"\\[cost\\] put_price = .*{says}"):
+        load({**table(), "cost": {"put_price": price}}, {})

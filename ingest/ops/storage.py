@@ -1,0 +1,120 @@
+"""Metrics of requests to storage, ours and Lance's, and of what they cost.
+
+Our adapters count each request where it is sent (`wal.store.requests`). Lance counts its own, below the kind "lance",
+as operations: a listing of many pages or a deletion of many objects counts once, and attempts that its client repeats
+by itself do not count again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lance.lance import register_lance_metrics_recorder, snapshot_lance_metrics
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from memwal.ingest.ops.metrics import Declared, families
+from memwal.ingest.settings.load import CostSettings
+from memwal.wal import REQUESTS
+
+LANCE = "lance"
+_OF_LANCE = "lance_object_store_requests_total"
+_OPERATIONS = {
+    "create_multipart": "put",
+    "put_part": "put",
+    "complete_multipart": "put",
+    "abort_multipart": "delete",
+    "copy": "put",
+    "rename": "put",
+}
+"""Lance's names of operations that are charged as another one."""
+_LOCAL, _MEMORY = "file", "memory"
+"""What Lance's names of local files begin with; and of buffers in memory, in which WAL entries are encoded."""
+
+
+@dataclass(slots=True)
+class KindRequests:
+    """The requests of one kind since the start of the process."""
+
+    cost: CostSettings
+    requests: Counter[str] = field(default_factory=Counter)
+    """By operation, to object stores and to local files."""
+    charged: Counter[str] = field(default_factory=Counter)
+    """Those of them to object stores."""
+
+    def add(self, operation: str, number: int, *, remote: bool) -> None:
+        """Count `number` requests."""
+        self.requests[operation] += number
+        if remote:
+            self.charged[operation] += number
+
+    @property
+    def dollars(self) -> float:
+        """What they cost. Summed in a fixed order, as a rounding that made it less would be taken for a restart."""
+        return sum(self.charged[operation] * self._price(operation) for operation in sorted(self.charged)) / 1000
+
+    def _price(self, operation: str) -> float:
+        """Return dollars for 1,000 requests."""
+        prices = {"put": self.cost.put_price, "list": self.cost.put_price, "delete": self.cost.delete_price}
+        return prices.get(operation, self.cost.get_price)
+
+
+REQUESTED = (
+    Declared(
+        "memwal_store_requests",
+        "counter",
+        "requests of this process to storage. kind: log, manifest, sst, commit, note, staged, base or other, for "
+        "which memwal asked itself; lance: what Lance asked for. operation: get, put, list, delete or head",
+        lambda kind: sorted(kind.requests.items()),
+        by="operation",
+    ),
+    Declared(
+        "memwal_store_cost_dollars",
+        "counter",
+        "what these requests cost by the prices in [cost]; 0 on local files",
+        lambda kind: kind.dollars,
+    ),
+)
+"""Metrics of a `KindRequests`."""
+
+BUDGET = (
+    Declared(
+        "memwal_store_cost_budget_dollars",
+        "gauge",
+        "most that the requests of this process may cost per hour (`cost.hourly_budget`); 0 = no limit",
+        lambda cost: cost.hourly_budget,
+    ),
+)
+"""Metrics of `CostSettings`."""
+
+
+class StorageCollector(Collector):
+    """The requests of this process to storage.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, cost: CostSettings) -> None:
+        """Let Lance count from now on. Another recorder of its metrics in this process keeps them: then the kind
+        "lance" is missing."""
+        self._cost = cost
+        self._lance = register_lance_metrics_recorder()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as of now."""
+        yield from families(REQUESTED, self.requests(), "kind")
+        yield from families(BUDGET, {"": self._cost})
+
+    def requests(self) -> Mapping[str, KindRequests]:
+        """Return the requests by kind."""
+        found: defaultdict[str, KindRequests] = defaultdict(lambda: KindRequests(self._cost))
+        for (remote, kind, operation), number in REQUESTS.counts().items():
+            found[kind].add(operation, number, remote=remote)
+        for point in snapshot_lance_metrics() if self._lance else ():
+            place = point.attributes.get("base", "")
+            if point.name == _OF_LANCE and place != _MEMORY:
+                asked, remote = point.attributes["operation"], not place.startswith(_LOCAL)
+                found[LANCE].add(_OPERATIONS.get(asked, asked), int(point.value or 0), remote=remote)
+        return dict(sorted(found.items()))
