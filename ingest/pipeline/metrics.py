@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from memwal.ingest.ops.counters import Histogram
 from memwal.ingest.ops.metrics import Declared, families
 from memwal.ingest.sink.receipts import BatchReceipt
+from memwal.wal import Clock
 
 WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 """Upper bounds of the time that rows take from the source until they are queryable."""
@@ -20,27 +21,33 @@ WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0,
 class RunMeter:
     """The counters of one pipeline since it was started.
 
-    Thread safety. `add` from the query's thread, `progressed` from the run's; reading from any.
+    Thread safety. `add` from the query's thread, `progressed` and `looked` from the run's; reading from any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, trigger: float = 0.0) -> None:
+        """`trigger`: `source.trigger`, in seconds."""
+        self._clock, self.trigger = clock, trigger
         self.rows = self.repeated = self.micro_batches = 0
         self.bad = self.letters = 0
         self.batch_id = -1
         self.ack_seconds = Histogram()
         self.queryable: dict[str, Histogram] = {}
         """Time from the source until rows were queryable, by region."""
-        self.lag_seconds, self.finished_at = 0.0, 0.0
+        self.finished_at = 0.0
         self.rows_behind: int | None = None
+        self._last_lag = 0.0
+        self._processing = False
+        self._landed = self._finished = clock.now()
+        self._caught_up = 0.0
         self.steps: dict[str, float] = {}
 
     def add(self, receipt: BatchReceipt) -> None:
-        """Count a finished micro-batch; its lag is that of its oldest row, from landing in the source to the ack."""
+        """Count a finished micro-batch."""
         self.micro_batches += 1
         self.bad += receipt.bad
         self.letters += receipt.letters
         self.batch_id = receipt.batch_id
-        waits = []
+        waits, landed = [], []
         for region in receipt.regions:
             self.rows += region.rows
             self.repeated += 0 if region.applied else region.rows
@@ -49,8 +56,26 @@ class RunMeter:
             if region.landed_first is not None:
                 waits.append(max(0.0, region.acked_at - region.landed_first))
                 newest = max(0.0, region.acked_at - (region.landed_last or region.landed_first))
+                landed.append(region.landed_last or region.landed_first)
                 self._queryable_of(region.region).spread(newest, waits[-1], region.rows)
-        self.lag_seconds = max(waits, default=0.0)
+        self._last_lag = max(waits, default=0.0)
+        self._finished = self._clock.now()
+        self._landed = max(landed, default=self._finished)
+
+    @property
+    def lag_seconds(self) -> float:
+        """Age of the oldest row of the last micro-batch when it became queryable, in seconds; if the source has more
+        rows by now, about the time that the oldest of these has waited.
+
+        That one landed after the newest row that is queryable, and after the last look that found nothing to read.
+        """
+        since = max(self._landed, self._caught_up)
+        return max(self._last_lag, self._clock.now() - since) if self._ahead else self._last_lag
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds without a finished micro-batch though the source has rows to read, or does not answer; else 0."""
+        return max(0.0, self._clock.now() - max(self._finished, self._caught_up)) if self._ahead else 0.0
 
     def _queryable_of(self, region: str) -> Histogram:
         if region not in self.queryable:
@@ -64,6 +89,17 @@ class RunMeter:
         """Take over Spark's progress of the last trigger."""
         self.rows_behind = rows_behind(progress)
         self.steps = {step: float(took) / 1e3 for step, took in progress.get("durationMs", {}).items()}
+
+    def looked(self, status: Mapping[str, Any] | None) -> None:
+        """Take over Spark's status of the query; None if no query runs, because the source does not answer."""
+        self._processing = status is None or bool(status.get("isTriggerActive") and status.get("isDataAvailable"))
+        if not self._ahead:
+            self._caught_up = self._clock.now()
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether the source had rows to read at the last look, as far as Spark tells."""
+        return self._processing or bool(self.rows_behind)
 
 
 def rows_behind(progress: Mapping[str, Any]) -> int | None:
@@ -109,8 +145,21 @@ RAN = (
     Declared(
         "memwal_source_lag_seconds",
         "gauge",
-        "age of the oldest row of the last micro-batch when it became queryable",
+        "age of the oldest row of the last micro-batch when it became queryable; while the source has more rows, "
+        "about the time that the oldest of them has waited, so it rises when no micro-batch ends",
         lambda run: run.lag_seconds,
+    ),
+    Declared(
+        "memwal_source_waiting_seconds",
+        "gauge",
+        "time without a finished micro-batch though the source has rows to read, or does not answer; else 0",
+        lambda run: run.waiting_seconds,
+    ),
+    Declared(
+        "memwal_run_trigger_seconds",
+        "gauge",
+        "time between two micro-batches (`source.trigger`)",
+        lambda run: run.trigger,
     ),
     Declared(
         "memwal_source_lag_rows",

@@ -26,7 +26,7 @@ class RunPages:
     def __init__(self, scrape: Scrape, meter: RunMeter, stats: RunStats, table: str) -> None:
         self.health = Health()
         self.health.hold("starting", "Spark and the daemon are being started")
-        self._scrape, self._meter, self._name = scrape, meter, table
+        self.scrape, self._meter, self._name = scrape, meter, table
         self.stats = stats
         scrape.add(RunCollector(meter))
 
@@ -43,6 +43,7 @@ class RunPages:
             progress = query.lastProgress
             if progress is not None:
                 self._meter.progressed(json.loads(progress.json))
+            self._meter.looked(query.status if query.isActive else None)
 
     def status(self) -> dict[str, Any]:
         """Return what the pipeline has done so far; times in seconds, null if nothing was measured."""
@@ -56,6 +57,7 @@ class RunPages:
             "rows_per_second": figures.rows_per_second,
             "source_lag_rows": meter.rows_behind,
             "source_lag_seconds": meter.lag_seconds,
+            "source_waiting_seconds": meter.waiting_seconds,
             "steps": meter.steps,
             "ack_p50": _number(figures.ack_p50),
             "ack_p99": _number(figures.ack_p99),
@@ -68,7 +70,7 @@ class RunPages:
 
     def pages(self) -> dict[str, Render]:
         """Return the pages by path."""
-        return pages_of(self._scrape, self.health.reasons, self.status)
+        return pages_of(self.scrape, self.health.reasons, self.status)
 
 
 def _number(value: float) -> float | None:

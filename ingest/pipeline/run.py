@@ -61,9 +61,12 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     clock = SystemClock()
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
-        pages = [RunPages(Scrape(), RunMeter(), RunStats(clock), settings.table.uri) for settings in every]
-        for settings, shown in zip(every, pages, strict=True):
-            stack.enter_context(_http(settings, shown, console))
+        pages = [
+            RunPages(Scrape(), RunMeter(clock, settings.source.trigger), RunStats(clock), settings.table.uri)
+            for settings in every
+        ]
+        for number, (settings, shown) in enumerate(zip(every, pages, strict=True)):
+            stack.enter_context(_http(settings, shown, console, storage=number == 0))
         screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
@@ -120,14 +123,18 @@ def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -
 
 
 @contextmanager
-def _http(settings: Settings, pages: RunPages, console: Console) -> Iterator[None]:
-    """Serve a pipeline's pages over HTTP, unless the port is -1, and print the address."""
+def _http(settings: Settings, pages: RunPages, console: Console, *, storage: bool) -> Iterator[None]:
+    """Serve a pipeline's pages over HTTP, unless the port is -1, and print the address. `storage`: show the requests of
+    this process to storage among its metrics; one pipeline of several does, so that sums count them once."""
     sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
     if sink.http_port < 0:
         yield
         return
     from memwal.ingest.ops.http_server import HttpServer
+    from memwal.ingest.ops.storage import StorageCollector
 
+    if storage:
+        pages.scrape.add(StorageCollector(settings.cost))
     with closing(HttpServer(sink.http_host, sink.http_port, pages.pages(), guard, setting="sink.http_port")) as server:
         console.out(f"metrics, health and status at {server.url}", highlight=False)
         yield

@@ -101,10 +101,10 @@ class PipelineStream:
             self._stop_query()
             self.start(once=self._once)
         if show or self.drained.is_set():
-            self._show()
-            if self._query is not None:
+            if self._query is not None:  # before the daemon is asked, which may take long to answer
                 self._pages.look(self._query)
                 self._look_at_source(self._query)
+            self._show()
 
     def finish(self) -> None:
         """Show the last figures of the drained query, then flush and commit what it has put."""

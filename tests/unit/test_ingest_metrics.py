@@ -12,12 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import memwal
-from memwal.ingest.ops.counters import Histogram
+from memwal.ingest.ops.counters import Histogram, RegionMeter
 from memwal.ingest.ops.health import Health, of_regions
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.ops.metrics import Scrape
 from memwal.ingest.pipeline.metrics import RunCollector, RunMeter, rows_behind
 from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from tests.support.clock import FakeClock
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
@@ -48,7 +49,7 @@ def test_rows_behind_are_what_the_sources_hold_beyond_the_last_trigger(sources: 
 
 
 def test_a_pipeline_counts_its_micro_batches() -> None:
-    meter = RunMeter()
+    meter = RunMeter(FakeClock(100.0))
     here = RegionReceipt("a", 10, True, 5, 0.25, landed_first=90.0, landed_last=95.0, acked_at=100.0)
     there = RegionReceipt("b", 4, False, 6, 0.5, landed_first=98.0, landed_last=99.0, acked_at=101.0)
     meter.add(BatchReceipt(7, (here, there), bad=3, letters=2))
@@ -75,6 +76,66 @@ def test_a_pipeline_counts_its_micro_batches() -> None:
         "a": (10, 75.0),  # between 5 and 10 s
         "b": (4, 10.0),
     }
+
+
+WORKS = {"isTriggerActive": True, "isDataAvailable": True}
+IDLE = {"isTriggerActive": False, "isDataAvailable": False}
+
+
+def batch(number: int, landed: float, acked: float) -> BatchReceipt:
+    region = RegionReceipt("a", 10, True, 5, 0.25, landed_first=landed, landed_last=landed, acked_at=acked)
+    return BatchReceipt(number, (region,))
+
+
+def test_the_lag_rises_while_the_source_has_rows_and_no_micro_batch_ends() -> None:
+    clock = FakeClock(100.0)
+    meter = RunMeter(clock)
+    meter.add(batch(0, landed=99.0, acked=100.0))
+    assert (meter.lag_seconds, meter.waiting_seconds) == (1.0, 0.0)
+    for _ in range(20):
+        clock.advance(1)
+        meter.looked(IDLE)
+    assert (meter.lag_seconds, meter.waiting_seconds) == (1.0, 0.0), "an idle source does not fall behind"
+    meter.looked(WORKS)
+    clock.advance(30)
+    assert (meter.lag_seconds, meter.waiting_seconds) == (30.0, 30.0), "also without a look, as a daemon may not answer"
+    meter.add(batch(1, landed=119.0, acked=150.0))
+    meter.looked(IDLE)
+    assert (meter.lag_seconds, meter.waiting_seconds) == (31.0, 0.0)
+
+
+def test_rows_left_in_the_topic_are_as_old_as_the_newest_row_read_at_most() -> None:
+    clock = FakeClock(100.0)
+    meter = RunMeter(clock)
+    behind = {"sources": [kafka({"t": {"0": 1}}, {"t": {"0": 3}})]}
+    for second in range(5):  # each micro-batch takes a second, and has rows that are a minute old
+        clock.advance(1)
+        meter.add(batch(second, landed=clock.now() - 60, acked=clock.now()))
+        meter.progressed(behind)
+        meter.looked(WORKS)
+        assert (meter.lag_seconds, meter.waiting_seconds) == (60.0, 0.0)
+    clock.advance(10)
+    assert (meter.lag_seconds, meter.waiting_seconds) == (70.0, 10.0)
+
+
+def test_a_source_that_does_not_answer_counts_as_waiting() -> None:
+    clock = FakeClock(100.0)
+    meter = RunMeter(clock)
+    meter.looked(None)
+    clock.advance(7)
+    assert (meter.lag_seconds, meter.waiting_seconds) == (7.0, 7.0)
+    meter.looked(IDLE)
+    assert meter.waiting_seconds == 0.0
+
+
+def test_the_newest_error_of_each_step_is_remembered_with_its_time() -> None:
+    meter = RegionMeter()
+    assert meter.errors_told() == {}
+    meter.flush_failed(OSError("disk full"), 10.0)
+    meter.erred("flush", OSError("disk gone"), 20.0)
+    meter.erred("claim", TimeoutError(), 30.0)
+    told = {"flush": {"at": 20.0, "error": "disk gone"}, "claim": {"at": 30.0, "error": "TimeoutError"}}
+    assert (meter.errors_told(), meter.flush_failures) == (told, 1)
 
 
 def test_values_between_the_least_and_the_most_are_counted_as_evenly_spread() -> None:
