@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test simulate s3-server kafka peers lint bench lock docs java clean
+.PHONY: help install run check test simulate s3-server promtool kafka peers lint bench lock docs java clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,7 +39,7 @@ run: java $(STAMP) ## the quickstart: stream the Debian packages into a local La
 # A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
 # won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java $(STAMP) $(CLASSES) s3-server kafka peers ## every test, in JOBS processes: one for each core, four at most
+test: java $(STAMP) $(CLASSES) s3-server promtool kafka peers ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -49,7 +49,10 @@ check: $(STAMP) lint ## lint, types, and every test without a server, Spark or a
 		--ignore=tests/unit/test_wal_store_s3.py --deselect=tests/house/test_bench_smoke.py $(ARGS)
 
 s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into the user's cache
-	@$(BIN)/python tests/s3_server.py
+	@$(BIN)/python -m tests.s3_server
+
+promtool: $(STAMP) ## Prometheus' promtool, which tests alert rules, built once per machine into the user's cache
+	@$(BIN)/python -m tests.promtool
 
 kafka: java $(STAMP) ## the Kafka broker of the tests and Spark's connector, fetched once per machine into the user's cache
 	@$(BIN)/python tests/kafka_server.py

