@@ -87,6 +87,7 @@ class Balancer:
         self._watch = Watch(others)
         self._taken, self._failed = Patience(), Patience()
         self._busy: set[UUID] = set()
+        self._answered: dict[str, float] = {}
         self._peers: dict[str, Peer] = {}
         self._wake, self._stopped, self._settled = threading.Event(), threading.Event(), threading.Event()
         self._jobs = ThreadPoolExecutor(AT_ONCE, "claim")
@@ -114,6 +115,27 @@ class Balancer:
         with self._lock:
             owner = self._watch.owner(region)
             return owner[0] if owner is not None else target(region, self._watch.live(self._clock.monotonic()))
+
+    def peers(self) -> list[dict[str, Any]]:
+        """Return the other daemons as this one sees them: `endpoint`, `state` (`PeerState`), `answered` (seconds since
+        the last answer, None if there was none) and its `waiting` SSTs, of the region that has the most."""
+        now = self._clock.monotonic()
+        with self._lock:
+            return [
+                {
+                    "endpoint": endpoint,
+                    "state": self._watch.state(endpoint),
+                    "answered": now - self._answered[endpoint] if endpoint in self._answered else None,
+                    "waiting": peer.waiting.ssts,
+                }
+                for endpoint, peer in self._peers.items()
+            ]
+
+    def served_elsewhere(self, region: UUID) -> tuple[str, int] | None:
+        """Return the endpoint and the epoch of the peer that serves `region`, None if none is known to."""
+        with self._lock:
+            owner = self._watch.owner(region)
+        return None if owner is None else owner[:2]
 
     def missing(self) -> list[UUID]:
         """Return regions that belong to this daemon and that no daemon is known to have."""
@@ -352,6 +374,7 @@ class Balancer:
     def _seen(self, peer: Peer, answer: Answer | None, refused: bool) -> None:
         with self._lock:
             if answer is not None:
+                self._answered[peer.endpoint] = self._clock.monotonic()
                 changed = self._watch.answered(peer.endpoint, answer)
             elif refused:
                 changed = self._watch.refused(peer.endpoint)

@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 from uuid import UUID
 
 REFUSALS, SILENCES = 2, 3
@@ -55,6 +56,10 @@ class Answer:
 
     regions: Mapping[UUID, int] = field(default_factory=dict)
     draining: bool = False
+
+
+PeerState = Literal["unknown", "serving", "draining", "silent", "ended"]
+"""Not looked at yet; it answers; it answers and is about to end; it gives no answer; it refuses connections."""
 
 
 @dataclass(slots=True)
@@ -111,6 +116,15 @@ class Watch:
         """Return whether `endpoint` answers us."""
         peer = self._peers.get(endpoint)
         return peer is not None and peer.answer is not None
+
+    def state(self, endpoint: str) -> PeerState:
+        """Return what the looks at a peer have shown."""
+        peer = self._peers[endpoint]
+        if peer.down:
+            return "ended" if peer.refused >= REFUSALS else "silent"
+        if peer.answer is None:
+            return "unknown"
+        return "draining" if peer.answer.draining else "serving"
 
     def misses_any(self) -> bool:
         """Return whether a peer is down that may be alive: it does not answer, but does not refuse either."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from typing import Any, Literal, Protocol, get_args
 from uuid import UUID
 
 from memwal.flush import CommitReport
+from memwal.ingest.errors import classify
 from memwal.wal import Clock
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of time buckets: from an append to a local disk to a commit of many SSTs."""
 SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 """Upper bounds of the buckets for numbers of writes per append."""
+COMMITS_KEPT = 20
 _LOG = logging.getLogger("memwal.commit")
 
 
@@ -51,6 +54,11 @@ class Histogram:
             self._counts[number] += count * (share - below)
             below = share
         self.total += count * (least + most) / 2
+
+    @property
+    def counts(self) -> tuple[float, ...]:
+        """The number of values in each bucket, not cumulative; the last is that above all bounds."""
+        return tuple(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return cumulative counts by upper bound; the last bound is "+Inf"."""
@@ -199,25 +207,39 @@ class CommitMeter:
         self.seconds = Histogram()
         self.rows_inserted = self.rows_updated = self.rows_deleted = 0
         self.ssts = self.bytes = self.failures = self.held_back = 0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=COMMITS_KEPT)
+        """The newest commits, oldest first: `{"time", "seconds", "version", "rows", "ssts"}`, and failures: `{"time",
+        "error", "times"}`, where `times` says how often in a row it failed so; `time` is the newest, in unix seconds.
+        """
 
     def counted(self, commit: Callable[[], CommitReport], clock: Clock) -> CommitReport:
         """Return `commit()`; count and log it if it committed anything, count it if it failed."""
         began = clock.monotonic()
         try:
             report = commit()
-        except BaseException:
+        except BaseException as error:
             self.failures += 1
+            self.failed(str(classify(error)), clock.now())
             raise
         if report.ssts:
-            self._committed(report, clock.monotonic() - began)
+            self._committed(report, clock.monotonic() - began, clock.now())
         return report
 
-    def _committed(self, report: CommitReport, seconds: float) -> None:
+    def failed(self, error: str, now: float) -> None:
+        """Note among the newest commits that one failed, or left out a region, at unix time `now`."""
+        last = self.recent[-1] if self.recent else {}
+        if last.get("error") == error:
+            self.recent[-1] = last | {"time": now, "times": last["times"] + 1}
+        else:
+            self.recent.append({"time": now, "error": error, "times": 1})
+
+    def _committed(self, report: CommitReport, seconds: float, now: float) -> None:
         self.seconds.observe(seconds)
         rows = report.rows_inserted + report.rows_updated + report.rows_deleted
         text = "committed %d SSTs as version %d, %d rows changed, in %.3f s"
         told = {"event": "commit", "version": report.version, "rows": rows, "ssts": report.ssts, "seconds": seconds}
         _LOG.info(text, report.ssts, report.version, rows, seconds, extra=told)
+        self.recent.append({"time": now, **{name: told[name] for name in ("seconds", "version", "rows", "ssts")}})
         self.rows_inserted += report.rows_inserted
         self.rows_updated += report.rows_updated
         self.rows_deleted += report.rows_deleted

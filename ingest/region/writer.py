@@ -59,13 +59,7 @@ class RegionWriter:
     gets the reason.
     """
 
-    def __init__(
-        self,
-        context: RegionContext,
-        region: UUID,
-        bucket: int,
-        known: wal.Known | None = None,
-    ) -> None:
+    def __init__(self, context: RegionContext, region: UUID, bucket: int, known: wal.Known | None = None) -> None:
         """Claim the region and replay its log; call `settle` once callers can find this writer. Raises: as
         `wal.claim`."""
         self.region, self.bucket, self.name = region, bucket, str(region)
@@ -174,14 +168,16 @@ class RegionWriter:
         """See `RegionCore.applied`."""
         return self._core.applied(producer)
 
+    def behind(self) -> dict[str, float]:
+        """Return by level the age in seconds of the oldest row that has not reached it, 0 if all have."""
+        waiting, oldest = self._core.waiting(), self._queue.oldest()
+        latest = 0.0 if oldest is None else self._context.clock.monotonic() - oldest
+        return {"latest": latest, "flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
+
     def status(self) -> dict[str, Any]:
         """Return this region's part of `Table.status()`."""
-        waiting = self._core.waiting()
-        oldest = self._queue.oldest()
-        latest = 0.0 if oldest is None else self._context.clock.monotonic() - oldest
-        behind = {"latest": latest, "flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
         errors = self._meter.errors_told()
-        return {"bucket": self.bucket, **self._core.status(), "behind": behind, "last_errors": errors}
+        return {"bucket": self.bucket, **self._core.status(), "behind": self.behind(), "last_errors": errors}
 
     def settle(self) -> None:
         """Do what the claim left for later. An error is logged only: nothing depends on it, and a flush does it too."""

@@ -84,6 +84,16 @@ class TableUpkeep:
         return any(now < again for region, again in self._try_again.items() if region not in here)
 
     @property
+    def commit_interval(self) -> float:
+        """`commit.interval` in seconds; 0: commits are made on demand only."""
+        return self._upkeep.commit.interval
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process commits for all, as of the last `leads`."""
+        return self._led_by is not None
+
+    @property
     def failures(self) -> list[dict[str, str]]:
         """The regions that the last commit of this process left out: `{"region", "error"}`, by region; the region is ""
         if the commit failed as a whole.
@@ -216,6 +226,8 @@ class TableUpkeep:
         again = context.clock.monotonic() + self._upkeep.commit.interval
         self._try_again = dict.fromkeys(held, again)
         context.meters.commits.held_back = len(held)
+        for text in sorted({str(classify(error)) for error in held.values()}):
+            context.meters.commits.failed(text, context.clock.now())
 
     def _see(self, base: BaseTable) -> None:
         self.caught_up = base.version
