@@ -100,7 +100,7 @@ def serve(
             os.environ,
             lifeline=None,
             ready=say,
-            http_ready=lambda url: screen.out(f"metrics, health and status at {url}", highlight=False),
+            http_ready=lambda url: screen.out(f"page, metrics, health and status at {url}", highlight=False),
             take_over=take_over,
         )
     if not code:

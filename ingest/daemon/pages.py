@@ -41,10 +41,12 @@ class DaemonPages:
     def __init__(self, scrape: Scrape) -> None:
         self.health = Health()
         self.health.hold("claiming", "the regions are being claimed and their logs replayed")
-        self._scrape = scrape
-        self._table: Table | None = None
+        self.scrape = scrape
+        self.table: Table | None = None
+        """The table that is shown, None before it is open."""
+        self.share: Balancer | None = None
+        """Keeps this daemon's share of the regions; None for a single daemon, and until the regions are claimed."""
         self._shown: TableCollector | None = None
-        self._share: Balancer | None = None
         self._notice: Callable[[], None] = lambda: None
 
     def shows(self, table: Table, notice: Callable[[], None] = lambda: None) -> None:
@@ -52,27 +54,27 @@ class DaemonPages:
         `notice`: called before this daemon is reported ready, to notice that another writer has taken regions.
         """
         if self._shown is not None:
-            self._scrape.remove(self._shown)
-        self._table, self._shown, self._notice = table, TableCollector(table), notice
-        self._scrape.add(self._shown)
+            self.scrape.remove(self._shown)
+        self.table, self._shown, self._notice = table, TableCollector(table), notice
+        self.scrape.add(self._shown)
 
     def serves(self, share: Balancer | None) -> None:
         """Note that the regions are claimed. `share`: keeps the daemon's share, None if it has all regions."""
-        self._share = share
+        self.share = share
         self.health.release("claiming")
 
     def reasons(self) -> list[Reason]:
         """Return why this daemon is not ready; empty if it is. Asks storage once."""
         held = self.health.reasons()
-        if self._table is None:
+        if self.table is None:
             return held
         self._notice()
-        found = [*held, *of_regions(writer.status() for writer in self._table.regions.writers)]
-        found += of_commits(self._table.upkeep.failures)
-        found += [] if self._share is None else unclaimed_regions(self._share.missing())
+        found = [*held, *of_regions(writer.status() for writer in self.table.regions.writers)]
+        found += of_commits(self.table.upkeep.failures)
+        found += [] if self.share is None else unclaimed_regions(self.share.missing())
         try:
-            self._table.ask_storage()
-            resizing = self._table.resizing.under_way()
+            self.table.ask_storage()
+            resizing = self.table.resizing.under_way()
             found += [] if resizing is None else [{"reason": "resizing", "text": resizing}]
         except MemWalError as error:
             found.append({"reason": "storage", "text": str(error)})
@@ -80,10 +82,10 @@ class DaemonPages:
 
     def status(self) -> dict[str, Any]:
         """Return what `memwal status --json` prints. Raises: errors of reading the table."""
-        if self._table is None:
+        if self.table is None:
             return {"regions": [], "not_ready": self.health.reasons()}
-        return self._table.status()
+        return self.table.status()
 
     def pages(self) -> dict[str, Render]:
         """Return the pages by path."""
-        return pages_of(self._scrape, self.reasons, self.status)
+        return pages_of(self.scrape, self.reasons, self.status)

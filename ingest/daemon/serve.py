@@ -67,20 +67,13 @@ def serve(
     guard = check_addresses(settings, environ)
     if settings.daemon.workers > 1:
         return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
-    scrape = Scrape()
-    stop, pages = stop_event(lifeline), DaemonPages(scrape)
+    stop, pages = stop_event(lifeline), DaemonPages(Scrape())
     place = _place(settings, stop)
     with ExitStack() as stack:
         if settings.daemon.http_port >= 0:
-            from memwal.ingest.ops.http_server import HttpServer
-            from memwal.ingest.ops.storage import StorageCollector
-
-            scrape.add(StorageCollector(settings.cost))
-            host, port = settings.daemon.host, settings.daemon.http_port
-            server = HttpServer(host, port, pages.pages(), guard, setting="daemon.http_port")
-            stack.callback(server.close)
-            http_ready(server.url)
-            _LOG.info("metrics, health and status at %s", server.url, extra={"event": "http", "url": server.url})
+            url = _listening_http(settings, pages, place, guard, stack)
+            http_ready(url)
+            _LOG.info("page, metrics, health and status at %s", url, extra={"event": "http", "url": url})
         daemon = _Daemon(settings, environ, place, guard, stop, pages, take_over=take_over)
         again = daemon.run(on_replay, ready)
         while again:
@@ -233,6 +226,26 @@ def _place(settings: Settings, stop: threading.Event) -> Place:
 
 def _scheme(settings: Settings) -> str:
     return addresses.scheme_of(settings.daemon.tls_cert)
+
+
+def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard: Guard, stack: ExitStack) -> str:
+    """Serve the pages over HTTP until `stack` ends; return their URL. Raises: Invalid if the port is taken."""
+    from memwal.ingest.daemon.live import DaemonSource
+    from memwal.ingest.ops.events import RecentEvents
+    from memwal.ingest.ops.http_server import HttpServer
+    from memwal.ingest.ops.live import Live
+    from memwal.ingest.ops.storage import StorageCollector, StorageRates
+
+    host, port, clock = settings.daemon.host, settings.daemon.http_port, wal.SystemClock()
+    pages.scrape.add(storage := StorageCollector(settings.cost))
+    rates = StorageRates(storage, settings.cost, clock)
+    source = DaemonSource(pages, place, settings.table.uri, Access.of(settings), clock, rates)
+    live = Live("daemon", source, stack.enter_context(RecentEvents()), clock)
+    server = HttpServer(host, port, pages.pages(), guard, setting="daemon.http_port", live=live)
+    stack.callback(server.close)
+    live.start()
+    stack.callback(live.stop)
+    return server.url
 
 
 def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> FlightService:

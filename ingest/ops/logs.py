@@ -44,6 +44,7 @@ def configure_logs(level: str, form: str) -> None:
     handler.setFormatter(
         _Json() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
+    handler.setLevel(level.upper())  # its own: `RecentEvents` listens to more
     logger = logging.getLogger("memwal")
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())

@@ -7,9 +7,10 @@ by itself do not count again.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from lance.lance import register_lance_metrics_recorder, snapshot_lance_metrics
 from prometheus_client.core import Metric
@@ -17,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from memwal.ingest.ops.metrics import Declared, families
 from memwal.ingest.settings.load import CostSettings
-from memwal.wal import REQUESTS
+from memwal.wal import REQUESTS, Clock
 
 LANCE = "lance"
 _OF_LANCE = "lance_object_store_requests_total"
@@ -30,6 +31,8 @@ _OPERATIONS = {
     "rename": "put",
 }
 """Lance's names of operations that are charged as another one."""
+_MINUTE = 61
+"""Samples between the oldest and the newest of which a minute lies."""
 _LOCAL, _MEMORY = "file", "memory"
 """What Lance's names of local files begin with; and of buffers in memory, in which WAL entries are encoded."""
 
@@ -90,6 +93,15 @@ BUDGET = (
 """Metrics of `CostSettings`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Requests and dollars by kind at a moment, in monotonic seconds."""
+
+    time: float
+    requests: Mapping[str, int]
+    dollars: Mapping[str, float]
+
+
 class StorageCollector(Collector):
     """The requests of this process to storage.
 
@@ -118,3 +130,43 @@ class StorageCollector(Collector):
                 asked, remote = point.attributes["operation"], not place.startswith(_LOCAL)
                 found[LANCE].add(_OPERATIONS.get(asked, asked), int(point.value or 0), remote=remote)
         return dict(sorted(found.items()))
+
+
+class StorageRates:
+    """Requests per second and dollars per hour over the last minute, for the page at /.
+
+    Thread safety. Any thread. Requires: `sample` is called once a second.
+    """
+
+    def __init__(self, storage: StorageCollector, cost: CostSettings, clock: Clock) -> None:
+        self._storage, self._cost, self._clock = storage, cost, clock
+        self._samples: deque[_Sample] = deque(maxlen=_MINUTE)
+
+    def sample(self) -> None:
+        """Remember the counts as of now."""
+        found = self._storage.requests()
+        requests = {kind: sum(each.requests.values()) for kind, each in found.items()}
+        dollars = {kind: each.dollars for kind, each in found.items()}
+        self._samples.append(_Sample(self._clock.monotonic(), requests, dollars))
+
+    def show(self) -> dict[str, Any]:
+        """Return the part `requests` of the page's message. Requires: a sample."""
+        samples = list(self._samples)
+        first, last = samples[0], samples[-1]
+        seconds = last.time - first.time
+        kinds = [
+            {
+                "kind": kind,
+                "per_second": (total - first.requests.get(kind, 0)) / seconds if seconds else 0.0,
+                "total": total,
+                "cost_per_hour": 3600 * (last.dollars[kind] - first.dollars.get(kind, 0.0)) / seconds if seconds else 0.0,
+            }
+            for kind, total in last.requests.items()
+        ]
+        cost = self._cost
+        return {
+            "currency": "USD",
+            "prices": f"for 1,000: {cost.put_price:g} a put or listing, {cost.get_price:g} any other read",
+            "cost_per_hour": sum(float(each["cost_per_hour"]) for each in kinds),
+            "kinds": kinds,
+        }

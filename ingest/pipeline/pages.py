@@ -3,37 +3,79 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from memwal.flush import BaseTable
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.ops.counters import COMMITS_KEPT
 from memwal.ingest.ops.health import Health
 from memwal.ingest.ops.metrics import Scrape
 from memwal.ingest.ops.pages import Render, pages_of
 from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.pipeline.metrics import RunCollector, RunMeter
 from memwal.ingest.sink.receipts import BatchReceipt
+from memwal.wal import Clock, SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
+BAD_BATCHES = 20
+"""Newest micro-batches with bad rows whose reasons are kept."""
+
+
 class RunPages:
-    """The pages of a pipeline's driver.
+    """The pages of a pipeline's driver, and what its owners told it last.
 
     Thread safety. Any thread.
     """
 
-    def __init__(self, scrape: Scrape, meter: RunMeter, stats: RunStats, table: str) -> None:
+    def __init__(
+        self, scrape: Scrape, meter: RunMeter, stats: RunStats, table: str, clock: Clock | None = None
+    ) -> None:
         self.health = Health()
         self.health.hold("starting", "Spark and the daemon are being started")
-        self.scrape, self._meter, self._name = scrape, meter, table
+        self.scrape, self.meter, self.name = scrape, meter, table
+        self._clock = clock or SystemClock()
         self.stats = stats
+        self.base: BaseTable | None = None
+        """The table, None before it is known."""
+        self.reader: RemoteTable | None = None
+        """A client of the table's owners, None before they run."""
+        self.owners: Mapping[str, Any] = {}
+        """The newest status that the owners have answered with; empty before."""
+        self.bad_batches: deque[dict[str, Any]] = deque(maxlen=BAD_BATCHES)
+        """The newest micro-batches with bad rows, oldest first: `{"time", "batch_id", "bad", "letters", "reasons"}`."""
+        self.commits: deque[dict[str, Any]] = deque(maxlen=COMMITS_KEPT)
+        """Changes of the base version that the owners' status showed, and failures, as `CommitMeter.recent`."""
         scrape.add(RunCollector(meter))
+
+    def serves(self, base: BaseTable, reader: RemoteTable) -> None:
+        """Note the table, and a client of its owners."""
+        self.base, self.reader = base, reader
 
     def add(self, receipt: BatchReceipt) -> None:
         """Count a finished micro-batch."""
         self.stats.add(receipt)
-        self._meter.add(receipt)
+        self.meter.add(receipt)
+        if receipt.bad:
+            told = {"batch_id": receipt.batch_id, "bad": receipt.bad, "letters": receipt.letters}
+            self.bad_batches.append({"time": self._clock.now(), **told, "reasons": receipt.reasons})
+
+    def saw(self, status: Mapping[str, Any]) -> None:
+        """Take over a status that the owners answered with."""
+        before, self.owners = self.owners, status
+        now, version = self._clock.now(), int(status["base_version"])
+        if before and version > int(before["base_version"]):
+            added = max(0, int(status["rows"]) - int(before["rows"]))
+            self.commits.append({"time": now, "seconds": None, "version": version, "rows": added, "ssts": None})
+        for failure in status.get("commit_failures", ()):
+            last = self.commits[-1] if self.commits else {}
+            if last.get("error") != failure["error"]:
+                self.commits.append({"time": now, "error": failure["error"], "times": 1})
 
     def look(self, query: StreamingQuery) -> None:
         """Take over Spark's progress of the source; do nothing if the JVM has ended, which `PipelineStream` reports."""
@@ -42,14 +84,14 @@ class RunPages:
         with suppress(Py4JError, OSError):
             progress = query.lastProgress
             if progress is not None:
-                self._meter.progressed(json.loads(progress.json))
-            self._meter.looked(query.status if query.isActive else None)
+                self.meter.progressed(json.loads(progress.json))
+            self.meter.looked(query.status if query.isActive else None)
 
     def status(self) -> dict[str, Any]:
         """Return what the pipeline has done so far; times in seconds, null if nothing was measured."""
-        figures, meter = self.stats.figures(), self._meter
+        figures, meter = self.stats.figures(), self.meter
         return {
-            "table": self._name,
+            "table": self.name,
             "batch_id": figures.batch_id,
             "micro_batches": figures.micro_batches,
             "rows": figures.rows,

@@ -126,18 +126,28 @@ def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -
 def _http(settings: Settings, pages: RunPages, console: Console, *, storage: bool) -> Iterator[None]:
     """Serve a pipeline's pages over HTTP, unless the port is -1, and print the address. `storage`: show the requests of
     this process to storage among its metrics; one pipeline of several does, so that sums count them once."""
-    sink, guard = settings.sink, Guard.of(settings.daemon, os.environ)
+    sink, guard, clock = settings.sink, Guard.of(settings.daemon, os.environ), SystemClock()
     if sink.http_port < 0:
         yield
         return
+    from memwal.ingest.ops.events import RecentEvents
     from memwal.ingest.ops.http_server import HttpServer
+    from memwal.ingest.ops.live import Live
     from memwal.ingest.ops.storage import StorageCollector
+    from memwal.ingest.pipeline.live import RunSource
 
     if storage:
         pages.scrape.add(StorageCollector(settings.cost))
-    with closing(HttpServer(sink.http_host, sink.http_port, pages.pages(), guard, setting="sink.http_port")) as server:
-        console.out(f"metrics, health and status at {server.url}", highlight=False)
-        yield
+    host, port, setting = sink.http_host, sink.http_port, "sink.http_port"
+    with RecentEvents() as events:
+        live = Live("run", RunSource(pages, settings, clock), events, clock)
+        with closing(HttpServer(host, port, pages.pages(), guard, setting=setting, live=live)) as server:
+            live.start()
+            console.out(f"page, metrics, health and status at {server.url}", highlight=False)
+            try:
+                yield
+            finally:
+                live.stop()
 
 
 def _program() -> str:

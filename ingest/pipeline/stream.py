@@ -64,6 +64,7 @@ class PipelineStream:
     ) -> None:
         self._settings, self._base, self._services, self._progress = settings, base, services, progress
         self._clock, self._pages = clock, pages
+        pages.serves(base, services.owner.table)
         owner = services.owner
         self._sink = MemWalSink(settings, endpoint=owner.table.endpoint, on_batch=self._pages.add, tasks=owner.tasks)
         self._drift = Drift(settings, base, self._sink)
@@ -98,6 +99,7 @@ class PipelineStream:
         except ColumnsAdded as added:
             self._progress.phase(f"new columns: {added}")
             self._base = self._base.latest()
+            self._pages.serves(self._base, self._services.owner.table)
             self._stop_query()
             self.start(once=self._once)
         if show or self.drained.is_set():
@@ -233,6 +235,7 @@ class PipelineStream:
         status: dict[str, Any] = {}
         try:
             status = self._services.owner.table.status()
+            self._pages.saw(status)
             self._pages.health.release("no_daemon")
         except MemWalError as error:
             self._pages.health.hold("no_daemon", str(error))

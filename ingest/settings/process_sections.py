@@ -106,7 +106,10 @@ class SinkSettings(Section):
         "127.0.0.1", min_length=1, description="address that http_port listens on; the same rules as for `daemon.host`"
     )
     http_port: int = Field(
-        -1, ge=-1, le=65535, description="port of /metrics, /health and /status of `run`; 0 = any free port, -1 = off"
+        -1,
+        ge=-1,
+        le=65535,
+        description="port of the page, /metrics, /health and /status of `run`; 0 = any free port, -1 = off",
     )
 
 
@@ -163,7 +166,7 @@ class DaemonSettings(Section):
     )
     drain_timeout: Duration = Field(20.0, description="longest wait for puts in progress when the daemon ends")
     http_port: int = Field(
-        -1, ge=-1, le=65535, description="port of /metrics, /health and /status; 0 = any free port, -1 = off"
+        -1, ge=-1, le=65535, description="port of the page, /metrics, /health and /status; 0 = any free port, -1 = off"
     )
     token: Secret = Field(
         SecretStr(""),

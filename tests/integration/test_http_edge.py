@@ -230,7 +230,7 @@ def test_a_daemon_is_not_ready_before_it_has_its_regions(edge: Callable[..., str
 def test_a_page_that_hangs_is_given_up_and_keeps_no_other_waiting(
     edge: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.ops.http_server.PATIENCE", 0.2)
+    monkeypatch.setattr("memwal.ingest.ops.answers.PATIENCE", 0.2)
     going, begun = threading.Event(), []
 
     def hanging() -> Page:
@@ -251,7 +251,7 @@ def test_a_page_that_hangs_is_given_up_and_keeps_no_other_waiting(
 
 def test_who_has_no_token_is_told_only_whether_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """And does not make storage be asked for each request; who has the token gets what is true now."""
-    monkeypatch.setattr("memwal.ingest.ops.http_server.BRIEF_AGE", 3600.0)
+    monkeypatch.setattr("memwal.ingest.ops.answers.BRIEF_AGE", 3600.0)
     asked: list[int] = []
 
     def found() -> list[Reason]:

@@ -1,0 +1,123 @@
+"""What the page at / shows: samples every second, and one message with everything, from memory only.
+
+The README of this room has the shape of the message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from memwal.ingest.ops.events import RecentEvents
+from memwal.ingest.ops.history import History, Sample
+from memwal.ingest.ops.pages import Page
+from memwal.ingest.threads import Periodic
+from memwal.wal import Clock
+
+SAMPLE_EVERY = 1.0
+_AGAIN = 10.0
+"""Seconds for which what is new is repeated in messages that have nothing else."""
+
+
+class Source(Protocol):
+    """The process that a page shows.
+
+    Thread safety. Any thread. Asks no storage, but for `ask`; holds a lock of a put for microseconds at most.
+    """
+
+    def sample(self) -> Sample:
+        """Return counters and gauges as of now."""
+        ...
+
+    def show(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parts of the message that this kind of process has, `health` among them. `figures`: those of
+        `History.figures`.
+        """
+        ...
+
+    def queryable(self) -> dict[str, Any] | None:
+        """Return what a query may name (`columns`, `key`, `texts`, `vectors`), None while none can be answered."""
+        ...
+
+    def ask(self, request: Mapping[str, Any]) -> Page:
+        """Return the answer to one query. Raises: MemWalError."""
+        ...
+
+
+class Live:
+    """The message of a process.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, kind: str, source: Source, events: RecentEvents, clock: Clock) -> None:
+        """`kind`: "daemon" or "run". Nothing is sampled before `start`."""
+        self.kind, self.source = kind, source
+        self._events, self._clock = events, clock
+        self._began = clock.monotonic()
+        self._history = History()
+        self._queryable: dict[str, Any] | None = None
+        self._queryable_since = -_AGAIN
+        self._samples = Periodic("live", self.sample, SAMPLE_EVERY)
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self.sample()
+        self._samples.start()
+
+    def stop(self) -> None:
+        """End the thread that samples."""
+        self._samples.stop()
+
+    def sample(self) -> None:
+        """Take a sample now."""
+        now, queryable = self._clock.monotonic(), self.source.queryable()
+        self._history.add(now, self._clock.now(), self.source.sample())
+        if queryable != self._queryable:
+            self._queryable, self._queryable_since = queryable, now
+
+    @property
+    def newest(self) -> int:
+        """The number of the next sample: what a later message has `since`."""
+        return self._history.count
+
+    def message(self, since: int = 0) -> dict[str, Any]:
+        """Return the message. `since` 0: the `whole`; else `history` and `events` have what is new since that sample,
+        some of the newest before it too, and `query` is left out unless it has just changed.
+        """
+        now, figures = self._clock.now(), self._history.figures()
+        message = {
+            "kind": self.kind,
+            "whole": not since,
+            "time": now,
+            "uptime": self._clock.monotonic() - self._began,
+            "pid": os.getpid(),
+            "rates": figures["rates"],
+            "acks": figures["acks"],
+            "appends": figures["appends"],
+            **self.source.show(figures),
+            "history": self._history.series(since),
+            "events": self._events.newest(now - _AGAIN if since else 0.0),
+        }
+        changed = self._clock.monotonic() - self._queryable_since < _AGAIN
+        return message | {"query": self.source.queryable()} if changed or not since else message
+
+
+def levels(
+    behind: Mapping[str, float | None], most: Mapping[str, float | None], limits: Mapping[str, tuple[float, str]]
+) -> list[dict[str, Any]]:
+    """Return the levels with the age of the oldest row that has not reached each, now and at `most` in the last minute.
+
+    `limits`: by level, in seconds, with the setting that says so; 0 for none.
+    """
+    return [
+        {
+            "name": name,
+            "seconds": behind.get(name),
+            "most": most.get(name),
+            "limit": limits[name][0] or None,
+            "setting": limits[name][1],
+        }
+        for name in ("latest", "flushed", "committed")
+    ]

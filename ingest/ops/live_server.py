@@ -1,0 +1,216 @@
+"""The page at / over HTTP: its files, /live, /live/events and /query.
+
+The files hold no data and need no token. Everything else is data: JSON, asked for by the page with the token.
+
+One message is rendered each second for all readers of /live/events, while there are any, in a thread that touches
+memory only. A reader that takes nothing for some seconds is cut off, and connects again; so neither its messages nor a
+thread are kept for it. One query runs at a time, and not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from memwal.ingest.caller import Caller
+from memwal.ingest.ops.answers import PATIENCE, Shared, in_a_thread, response
+from memwal.ingest.ops.live import Live
+from memwal.ingest.ops.pages import Page
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+READERS = 8
+"""Readers of /live/events at a time."""
+TICK = 1.0
+QUERY_BYTES = 16 << 10
+QUERY_SECONDS = 10.0
+FILES = {
+    "index.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "tiles.js": "text/javascript; charset=utf-8",
+    "regions.js": "text/javascript; charset=utf-8",
+    "lists.js": "text/javascript; charset=utf-8",
+    "draw.js": "text/javascript; charset=utf-8",
+    "query.js": "text/javascript; charset=utf-8",
+    "text.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "uplot/uPlot.iife.min.js": "text/javascript; charset=utf-8",
+    "uplot/uPlot.min.css": "text/css; charset=utf-8",
+}
+PATHS = {"/": "index.html"} | {f"/page/{name}": name for name in FILES if name != "index.html"}
+"""The files of the page, by path."""
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_OF_FILES = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_OF_EVENTS = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Accel-Buffering": "no",
+}
+_STATUSES = {"INVALID": 400, "UNAVAILABLE": 503}
+
+
+class LiveServer:
+    """The handlers of the page. Runs on one event loop."""
+
+    def __init__(self, live: Live, host: str, *, has_token: bool) -> None:
+        """`host`: name by which the process may be asked, beside IP addresses and localhost. `has_token`: whether
+        callers need a token, so that any name will do.
+        """
+        self._live, self._host, self._has_token = live, host, has_token
+        self._ticks = _Ticks(live)
+        self._message = Shared("/live", lambda: Page.of(live.message()))
+        self._asking: asyncio.Future[Page] | None = None
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the paths of the page."""
+        router = application.router
+        application.on_shutdown.append(self._ticks.stop)
+        folder = files("memwal.ingest.ops") / "page"
+        for path, name in PATHS.items():
+            page = Page((folder / name).read_bytes(), FILES[name])
+            router.add_get(path, partial(_file, page))
+        router.add_get("/live", self._same_site(self._message.answer))
+        router.add_get("/live/events", self._same_site(self._events), allow_head=False)
+        router.add_post("/query", self._same_site(self._query))
+
+    def _same_site(self, handler: Handler) -> Handler:
+        """Return `handler` for requests of our own page, and of programs; a page of another site gets 403."""
+
+        async def checked(request: web.Request) -> web.StreamResponse:
+            refused = self._refusal(request.host, request.headers.get("Origin"))
+            return await handler(request) if refused is None else _error(403, "INVALID", refused)
+
+        return checked
+
+    def _refusal(self, host: str, origin: str | None) -> str | None:
+        """Return why a request is refused, None if it is not. `host`, `origin`: its headers.
+
+        A page of another site sends its own Origin. Where it made its name lead to our address, so that both agree, it
+        is told by the name, unless a token keeps it out.
+        """
+        try:
+            name, site = urlsplit(f"//{host}").hostname or "", None if origin is None else urlsplit(origin).netloc
+        except ValueError:
+            return f"{host} or {origin} is not an address"
+        if site is not None and site != host:
+            return f"a page of {origin} asked {host}; only the page of this process may ask it from a browser"
+        if self._has_token or name in ("localhost", self._host) or _is_address(name):
+            return None
+        return (
+            f"asked by the name {name!r}; without daemon.token only IP addresses, localhost and {self._host} are taken"
+        )
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if self._ticks.readers >= READERS:
+            return _error(503, "UNAVAILABLE", f"{READERS} pages are open already; close one, or read /live", "5")
+        stream = web.StreamResponse(headers=_OF_EVENTS)
+        self._ticks.readers += 1
+        try:
+            first = await self._ticks.rendered(0)
+            await stream.prepare(request)
+            while True:
+                await asyncio.wait_for(stream.write(first), PATIENCE)
+                first = await self._ticks.next()
+        except (ConnectionError, TimeoutError):  # it has gone, or takes nothing: what is buffered for it goes too
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._ticks.readers -= 1
+        return stream
+
+    async def _query(self, request: web.Request) -> web.StreamResponse:
+        if request.content_type != "application/json":
+            return _error(415, "INVALID", "send the query as JSON, with Content-Type: application/json")
+        try:
+            asked = json.loads(await asyncio.wait_for(request.read(), PATIENCE))
+        except (ValueError, RecursionError):
+            return _error(400, "INVALID", "the query is not JSON")
+        except TimeoutError:
+            return _error(408, "INVALID", f"the query did not arrive within {PATIENCE:g} s")
+        if not isinstance(asked, dict):
+            return _error(400, "INVALID", 'the query is no object; write {"filter": "…"}')
+        if self._asking is not None and not self._asking.done():
+            return _error(429, "UNAVAILABLE", "another query is running; this process answers one at a time", "1")
+        return await self._answered(asked)
+
+    async def _answered(self, asked: Mapping[str, Any]) -> web.StreamResponse:
+        caller, ask = Caller(), partial(self._live.source.ask, asked)
+        self._asking = asyncio.wrap_future(in_a_thread(partial(caller.run, ask), _STATUSES))
+        try:
+            return response(await asyncio.wait_for(asyncio.shield(self._asking), QUERY_SECONDS))
+        except TimeoutError:
+            caller.leave()
+            text = f"no answer within {QUERY_SECONDS:g} s; ask for less: a filter on an indexed column, fewer rows"
+            return _error(504, "UNAVAILABLE", text)
+
+
+class _Ticks:
+    """A message of what is new, each second while there are readers; rendered once for all. Runs on one event loop."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self.readers = 0
+        self._next: asyncio.Future[bytes] | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def next(self) -> bytes:
+        """Return the next message, as an event."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+        return await asyncio.shield(self._next)
+
+    async def rendered(self, since: int) -> bytes:
+        """Return the message since a sample, as an event."""
+        page = await asyncio.wrap_future(in_a_thread(lambda: Page.of(self._live.message(since))))
+        return b"data: " + page.body + b"\n"  # the body ends a line, and an empty line ends an event
+
+    async def stop(self, _: web.Application) -> None:
+        """Make no more messages."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _run(self) -> None:
+        while self.readers:
+            since = self._live.newest
+            await asyncio.sleep(TICK)
+            event = await self.rendered(since)
+            waiting, self._next = self._next, None
+            if waiting is not None:
+                waiting.set_result(event)
+
+
+async def _file(page: Page, _: web.Request) -> web.StreamResponse:
+    return response(page, _OF_FILES)
+
+
+def _error(status: int, kind: str, message: str, retry_after: str = "") -> web.StreamResponse:
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    return response(Page.of({"error": {"kind": kind, "message": message}}, status), headers)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
