@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test simulate s3-server promtool kafka peers lint bench lock docs java clean
+.PHONY: help install run check test simulate s3-server promtool kafka peers lint bench lock docs java browser clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +28,12 @@ JAVA_FOUND = $(shell java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
 JAVA_NEEDED = memwal: Java 17 or later is needed, $(JAVA_FOUND); install it: apt-get install openjdk-17-jre-headless, or \
 	openjdk-21-jre-headless (Debian, Ubuntu), or brew install openjdk@17 (macOS); JAVA_HOME, if set, must point to it
 
+# Chromium for the tests of the page at /. Candidates are run: on some systems the name is there and the browser is not.
+BROWSER_FOUND = $(shell for browser in "$$CHROMIUM" chromium chromium-browser google-chrome; do \
+	if [ -n "$$browser" ] && "$$browser" --version >/dev/null 2>&1; then echo "$$browser"; break; fi; done)
+BROWSER_NEEDED = memwal: Chromium is needed for the tests of the page at /; install it: apt-get install chromium (Debian) or \
+	brew install --cask chromium (macOS); CHROMIUM may point to another one, or to Chrome
+
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -39,7 +45,7 @@ run: java $(STAMP) ## the quickstart: stream the Debian packages into a local La
 # A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
 # won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java $(STAMP) $(CLASSES) s3-server promtool kafka peers ## every test, in JOBS processes: one for each core, four at most
+test: java browser $(STAMP) $(CLASSES) s3-server promtool kafka peers ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -103,3 +109,6 @@ $(STAMP): $(LOCK) pyproject.toml
 # $(error) rather than a failing command: it is one line, without make's own report behind it.
 java:
 	@$(if $(JAVA_FOUND),$(error $(JAVA_NEEDED))):
+
+browser:
+	@$(if $(BROWSER_FOUND),,$(error $(BROWSER_NEEDED))):

@@ -30,6 +30,7 @@ pytest_plugins = [
     "tests.damaged_table",
     "tests.kafka_fixtures",
     "tests.one_jvm",
+    "tests.page_site",
     "tests.s3_fixtures",
     "tests.simulation_fixtures",
     "tests.table_stages",

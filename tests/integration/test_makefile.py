@@ -81,6 +81,19 @@ def test_without_python_one_line_names_the_package(tools: Path, tmp_path: Path) 
     assert "python3-venv" in line
 
 
+def test_without_a_browser_one_line_names_the_package(tools: Path, tmp_path: Path) -> None:
+    fake(tools, "java", "echo 'openjdk version \"21\"' >&2")
+    fake(tools, "chromium-browser", "exit 1")  # a name that leads to an installer, say
+    ran = make("test", tmp_path, PATH=str(tools))
+    (line,) = ran.stderr.splitlines()
+    assert ran.returncode != 0
+    assert "Chromium is needed" in line
+    assert "apt-get install chromium" in line
+    assert not (tmp_path / ".venv").exists()
+    other = fake(tmp_path / "a folder", "chrome", "echo Chromium 150")
+    assert make("browser", tmp_path, PATH=str(tools), CHROMIUM=str(other)).returncode == 0
+
+
 def test_help_lists_every_target() -> None:
     ran = make("help", ROOT, PATH=os.environ["PATH"])
     for target in ("install", "run", "test", "s3-server", "promtool", "kafka", "lint", "bench"):

@@ -185,6 +185,20 @@ def test_a_pipeline_reaches_its_daemon_through_both(
     assert fetch(f"{url}/health/readyz", context, **headers) == (200, '{"ready": true, "reasons": []}\n')
     status = json.loads(fetch(f"{url}/status", context, **headers)[1])
     assert (status["rows"], status["micro_batches"], status["not_ready"]) == (40, 2, [])
+    assert fetch(f"{url}/live", context)[0] == 401
+
+    def shown() -> Any:
+        """What the page at / shows, once the daemon has told the newest rows."""
+        found = json.loads(fetch(f"{url}/live", context, **headers)[1])
+        return found if sum(region["memtable_rows"] for region in found["regions"]) == 40 else None
+
+    live = wait_until(shown)
+    assert (live["kind"], live["run"]["rows"], live["health"]["state"]) == ("run", 40, "healthy")
+    assert {region["owner"] for region in live["regions"]} == {daemon["endpoint"] for daemon in live["daemons"]}
+    asked = json.dumps({"filter": "id < 5", "limit": 10}).encode()
+    request = urllib.request.Request(f"{url}/query", asked, {**headers, "Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+        assert len(json.loads(answer.read())["rows"]) == 5, "the run's daemon answers"
     running.process.terminate()
     assert running.wait() == 0, running.errors
     assert not any(TOKEN in line for line in (*running.lines, *running.errors))
