@@ -30,8 +30,10 @@ class Site:
         from memwal.ingest.ops.http_server import HttpServer
         from memwal.ingest.ops.live import Live
         from memwal.ingest.ops.metrics import Scrape
+        from memwal.ingest.ops.storage import StorageCollector, StorageRates
         from memwal.ingest.rpc.credentials import Access
         from memwal.ingest.rpc.guard import Guard
+        from memwal.ingest.settings.load import CostSettings
         from memwal.wal import SystemClock
 
         self.pages = DaemonPages(Scrape())
@@ -39,7 +41,8 @@ class Site:
             self.pages.shows(getattr(table, "_engine", table))
             self.pages.serves(None)
         clock, self.events = SystemClock(), RecentEvents()
-        self.source = DaemonSource(self.pages, Place("grpc://here:1"), "before", Access(), clock)
+        storage = StorageRates(StorageCollector(CostSettings()), CostSettings(), clock)
+        self.source = DaemonSource(self.pages, Place("grpc://here:1"), "before", Access(), clock, storage)
         self.live = Live("daemon", self.source, self.events, clock)
         guard = Guard(token.encode())
         self.server = HttpServer("127.0.0.1", 0, self.pages.pages(), guard, setting="daemon.http_port", live=self.live)

@@ -153,20 +153,21 @@ class StorageRates:
         """Return the part `requests` of the page's message. Requires: a sample."""
         samples = list(self._samples)
         first, last = samples[0], samples[-1]
-        seconds = last.time - first.time
-        kinds = [
-            {
-                "kind": kind,
-                "per_second": (total - first.requests.get(kind, 0)) / seconds if seconds else 0.0,
-                "total": total,
-                "cost_per_hour": 3600 * (last.dollars[kind] - first.dollars.get(kind, 0.0)) / seconds if seconds else 0.0,
-            }
-            for kind, total in last.requests.items()
-        ]
-        cost = self._cost
+        seconds, cost = last.time - first.time or 1.0, self._cost
+        per_hour = {
+            kind: 3600 * (dollars - first.dollars.get(kind, 0.0)) / seconds for kind, dollars in last.dollars.items()
+        }
         return {
             "currency": "USD",
-            "prices": f"for 1,000: {cost.put_price:g} a put or listing, {cost.get_price:g} any other read",
-            "cost_per_hour": sum(float(each["cost_per_hour"]) for each in kinds),
-            "kinds": kinds,
+            "prices": f"{cost.put_price:g} for 1,000 puts or listings, {cost.get_price:g} for 1,000 other reads",
+            "cost_per_hour": sum(per_hour.values()),
+            "kinds": [
+                {
+                    "kind": kind,
+                    "per_second": (total - first.requests.get(kind, 0)) / seconds,
+                    "total": total,
+                    "cost_per_hour": per_hour[kind],
+                }
+                for kind, total in last.requests.items()
+            ],
         }

@@ -103,11 +103,6 @@ class TableUpkeep:
             found[""] = str(classify(whole))
         return [{"region": region, "error": found[region]} for region in sorted(found)]
 
-    @property
-    def commit_interval(self) -> float:
-        """`commit.interval`, in seconds."""
-        return self._upkeep.commit.interval
-
     def flush(self, writers: Sequence[RegionWriter] | None = None) -> None:
         """Publish the memtables of `writers`; None: of every region here that has not failed."""
         waits: list[tuple[RegionWriter, Callable[[], None]]] = []

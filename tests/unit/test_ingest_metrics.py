@@ -16,9 +16,15 @@ from memwal.ingest.ops.counters import Histogram, RegionMeter
 from memwal.ingest.ops.health import Health, of_regions
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.ops.storage import StorageCollector, StorageRates
 from memwal.ingest.pipeline.metrics import RunCollector, RunMeter, rows_behind
+from memwal.ingest.settings.load import CostSettings
 from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from memwal.wal import bucket_region
+from memwal.wal.store.requests import RequestCounts
 from tests.support.clock import FakeClock
+
+REGION = bucket_region(0)
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
@@ -208,3 +214,28 @@ def test_events_are_one_line_each(form: str, logger: Any, capsys: pytest.Capture
     else:
         assert lines[0].endswith("INFO memwal.region: claimed a")
         assert "epoch" not in lines[0]
+
+
+def test_the_page_has_requests_per_second_and_dollars_per_hour_of_the_last_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts, clock, cost = RequestCounts(), FakeClock(), CostSettings(put_price=5.0)
+    monkeypatch.setattr("memwal.ingest.ops.storage.REQUESTS", counts)
+    monkeypatch.setattr("memwal.ingest.ops.storage.snapshot_lance_metrics", list)
+    rates = StorageRates(StorageCollector(cost), cost, clock)
+    rates.sample()
+    assert rates.show()["cost_per_hour"] == 0
+    for _ in range(100):
+        clock.advance(1.0)
+        for _ in range(2):
+            counts.add("put", f"_mem_wal/{REGION}/wal/1.lance", remote=True)
+        counts.add("get", "t.lance/_versions/1", remote=False)
+        rates.sample()
+    shown = rates.show()
+    kinds = {each["kind"]: each for each in shown["kinds"]}
+    assert kinds["log"]["per_second"] == pytest.approx(2.0)
+    assert kinds["log"]["total"] == 200
+    assert kinds["log"]["cost_per_hour"] == pytest.approx(2 * 3600 * 5.0 / 1000)
+    assert kinds["base"]["cost_per_hour"] == 0, "local files"
+    assert shown["cost_per_hour"] == kinds["log"]["cost_per_hour"]
+    assert shown["prices"].startswith("5 for 1,000 puts")
