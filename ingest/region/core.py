@@ -143,6 +143,11 @@ class RegionCore:
         """Entries of the log that the next claim has to replay; only those behind position `behind`."""
         return self._generations.unflushed_entries(behind)
 
+    @property
+    def unindexed(self) -> int:
+        """Rows in memtables that wait for the indexing party."""
+        return self._generations.indexes.waiting()
+
     def view(self) -> RegionView:
         """Return the levels above the base table as of now. Raises: the error that ended this region."""
         return self.levels.view()
@@ -203,7 +208,7 @@ class RegionCore:
             "epoch": self.guard.epoch,
             "wal_position": self._log.position,
             **self.levels.status(),
-            "unindexed_rows": self._generations.indexes.waiting() if self._context.has_indexes else 0,
+            "unindexed_rows": self.unindexed if self._context.has_indexes else 0,
         }
 
     def end(self, error: BaseException) -> BaseException:

@@ -41,6 +41,9 @@ from memwal.wal.retries import Backoff
 WORK, REST = 0.001, 0.005
 """Seconds that the indexer works, one step at least, and rests before each time. A put that arrives while it works
 waits: 3,900 packages in puts of 500 took 26 ms, with an indexer that does nothing 24 ms."""
+MANY, WORK_MANY, REST_MANY = 32_768, 0.004, 0.001
+"""The same while so many rows wait or more. Above 131,072 of them puts index keys themselves, which takes longer: 6
+million rows were put and flushed in 3.8 s in place of 4.2."""
 
 _LONGEST_DELAY = 16
 """Times `flush.retry_delay`: the longest pause between two attempts at one flush. With the defaults this is half the
@@ -343,8 +346,9 @@ class RegionWriter:
         while self._levels.wait_for_rows():
             more = True
             while more:
-                clock.sleep(REST)
-                until = clock.monotonic() + WORK
+                work, rest = (WORK, REST) if self._core.unindexed < MANY else (WORK_MANY, REST_MANY)
+                clock.sleep(rest)
+                until = clock.monotonic() + work
                 while (more := self._core.index_step()) and clock.monotonic() < until:
                     pass
 
