@@ -1,6 +1,6 @@
 """How many bytes of JSON in Kafka one core brings into the table: the whole path, processor time of all of it.
 
-    python -m bench.kafka_path [--smoke] [--records N] [--per-trigger N] [--regions N]
+    python -m bench.kafka_path [--smoke] [--records N] [--bytes N] [--per-trigger N] [--regions N]
 
 A real broker holds a topic of flights as JSON, produced before; `memwal run` reads it in micro-batches of a fixed
 number of records, with its own daemon and everything else at its defaults. What is counted begins once a quarter of the
@@ -67,11 +67,11 @@ class Found:
         return self.megabytes / sum(self.used.values())
 
 
-def produce(kafka: KafkaServer, records: int) -> int:
-    """Send the records; returns the bytes of their values."""
+def produce(kafka: KafkaServer, records: int, size_min: int) -> int:
+    """Send the records, of `size_min` bytes or a little more; returns the bytes of their values."""
     from confluent_kafka import Producer
 
-    producer, rests = Producer({"bootstrap.servers": kafka.brokers, "log_level": 0, "linger.ms": 20}), _rests()
+    producer, rests = Producer({"bootstrap.servers": kafka.brokers, "log_level": 0, "linger.ms": 20}), _rests(size_min)
     size = 0
     for number in range(records):
         value = f'{{"id": {number}, {rests[number % _DIFFERENT]}'
@@ -86,8 +86,8 @@ def produce(kafka: KafkaServer, records: int) -> int:
     return size
 
 
-def _rests() -> list[str]:
-    """What follows the key in a record."""
+def _rests(size_min: int) -> list[str]:
+    """What follows the key in a record; words make it as large as wanted."""
     made, airports = random.Random(4), ("JFK", "LGA", "EWR", "ORD", "ATL", "LAX", "SFO", "DEN", "SEA", "BOS")
     words = ("late", "aircraft", "weather", "crew", "gate", "security", "carrier", "on", "time", "boarding", "closed")
     found = []
@@ -101,7 +101,7 @@ def _rests() -> list[str]:
             "departure_delay": round(made.uniform(-20, 180), 1),
             "arrival_delay": round(made.uniform(-40, 200), 1),
             "distance": made.randrange(80, 3000),
-            "remark": " ".join(made.choices(words, k=made.randrange(4, 12))),
+            "remark": " ".join(made.choices(words, k=made.randrange(4, 12) + max(0, size_min - 240) // 7)),
         }
         found.append(json.dumps(rest)[1:])
     return found
@@ -110,7 +110,7 @@ def _rests() -> list[str]:
 def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
     """One run over a topic of `options.records`."""
     kafka.create_topic(TOPIC, PARTITIONS)
-    size = produce(kafka, options.records)
+    size = produce(kafka, options.records, options.bytes)
     with ExitStack() as stack:
         run = stack.enter_context(freshness.process(["run", str(_config(kafka, at, options))], at))
         url = freshness.until(lambda: freshness.url_of(run, at / "run.log"))
@@ -177,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.kafka_path", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="few records, not warm")
     parser.add_argument("--records", type=int, help=f"records of the topic ({RECORDS:,})")
+    parser.add_argument("--bytes", type=int, default=0, help="least bytes of a record, about; by default some 234")
     parser.add_argument("--per-trigger", type=int, help=f"records of a micro-batch ({PER_TRIGGER:,})")
     parser.add_argument("--regions", type=int, default=REGIONS, help="regions of the table (%(default)s)")
     given = parser.parse_args(arguments)

@@ -31,7 +31,7 @@ def test_a_quantile_lies_evenly_within_its_bucket() -> None:
 
 
 def test_the_whole_path_of_records_is_counted_per_core(kafka: KafkaServer, tmp_path: Path) -> None:
-    options = Namespace(records=2_000, per_trigger=500, regions=2)
+    options = Namespace(records=2_000, bytes=0, per_trigger=500, regions=2)
     found = kafka_path.measure(kafka, tmp_path, options)
     assert 0 < found.rows <= 1_500
     assert found.megabytes == pytest.approx(found.rows * 250e-6, rel=0.5)
