@@ -144,9 +144,10 @@ def _compare(arguments: Sequence[str]) -> int:
 
 def _show(result: BenchmarkResult, console: Console) -> None:
     console.print(f"\n[bold]{result.name}[/]  {result.title}")
-    for memwal, lance, figure, ratio, said in report.rows(result):
+    for memwal, lance, figure, ratio, said, bar in report.rows(result):
         colour = COLOURS.get(said, "default")
-        console.print(f"  [{colour}]{ratio:<24}{said:<8}[/]memwal {memwal}, Lance {figure}  [dim]{lance}[/]")
+        told = f"[{colour}]{ratio:<24}{said:<8}[/]bar {bar:<13}"
+        console.print(f"  {told} memwal {memwal}, Lance {figure}  [dim]{lance}[/]")
 
 
 def _show_part(part: PartResult, console: Console) -> None:

@@ -101,7 +101,7 @@ def lines(result: BenchmarkResult) -> Iterator[str]:
     ours, *_ = result.contenders
     yield f"{result.name}  {result.title}"
     yield f"  {ours.name:<40} {report.shown(result.figure, ours)}"
-    for _, name, figure, ratio, said in report.rows(result):
+    for _, name, figure, ratio, said, _ in report.rows(result):
         yield f"  {name:<40} {figure}   {ratio}  {said}"
     for each in result.of("floor"):
         yield f"  {'storage alone':<40} {each.median('p50_ms'):.3g} ms for each, one caller"

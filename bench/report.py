@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import part_report
+from bench import bars, part_report
 from bench.benchmark import Figure
 from bench.part_report import three
 from bench.result import BenchmarkResult, ContenderResult, Ratio, RunResult
@@ -75,14 +75,17 @@ def update(readme: Path, result: RunResult) -> None:
     readme.write_text(f"{before}{BEGIN}\n\n{markdown(result)}\n\n{END}{after}", encoding="utf-8")
 
 
-def rows(benchmark: BenchmarkResult) -> Iterator[tuple[str, str, str, str, str]]:
-    """Per setting of memwal and of Lance: memwal's figure, Lance's setting, its figure, the ratio, the verdict."""
+def rows(benchmark: BenchmarkResult) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """Per setting of memwal and of Lance: memwal's figure, Lance's setting, its figure, the ratio, who is faster, the
+    bar and whether it is held.
+    """
     contenders = {each.name: each for each in benchmark.contenders}
     for ratio in benchmark.ratios():
         memwal, lance = contenders[ratio.memwal], contenders[ratio.lance]
         name = lance.name + (" †" if lance.note else "")
         ours = shown(benchmark.figure, memwal) + setting(benchmark, memwal.name)
-        yield ours, name, shown(benchmark.figure, lance), times(ratio), verdict(ratio)
+        bar = f"{bars.bar(benchmark.name, ratio):g} ×, {'held' if bars.held(benchmark.name, ratio) else 'missed'}"
+        yield ours, name, shown(benchmark.figure, lance), times(ratio), verdict(ratio), bar
 
 
 def setting(benchmark: BenchmarkResult, memwal: str) -> str:
@@ -91,13 +94,14 @@ def setting(benchmark: BenchmarkResult, memwal: str) -> str:
 
 
 def _ratio_table(benchmarks: Sequence[BenchmarkResult]) -> Iterator[str]:
-    yield "| benchmark | memwal | Lance, how | Lance | memwal is … as fast | |"
-    yield "|---|---|---|---|---|---|"
+    yield "| benchmark | memwal | Lance, how | Lance | memwal is … as fast | | bar |"
+    yield "|---|---|---|---|---|---|---|"
     for benchmark in benchmarks:
         title = f"`{benchmark.name}` {benchmark.title}"
-        for memwal, name, lance, ratio, said in rows(benchmark):
+        for memwal, name, lance, ratio, said, bar in rows(benchmark):
             told = f"**{said}**" if said == "slower" else said
-            yield f"| {title} | {memwal} | {name} | {lance} | {ratio} | {told} |"
+            wanted = bar.replace("missed", "**missed**")
+            yield f"| {title} | {memwal} | {name} | {lance} | {ratio} | {told} | {wanted} |"
             title = ""
     notes = {
         f"{benchmark.name}, {each.name}: {each.note}."
