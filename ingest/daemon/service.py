@@ -29,6 +29,8 @@ Several daemons may share a table, each with some of its regions. A call that na
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
 `table`, on all but "schema" and "regions": the id of the table that the caller means. Ports are reused, and regions of
 all tables have the same ids, so a daemon of another table refuses the call as if it did not own the region.
+With a token each call needs a role (`rpc.roles`): reads, counts and what else changes nothing `read`; DoPut, "record"
+and a "schema" that looks `write`; the rest, and whatever names a peer, `admin`.
 `regions`: ids of the regions to read; without it the read is of all regions, and this daemon must own them all. With it
 `routing`: the version by which the caller knows them, since another routing has other rows under the same ids.
 """
@@ -36,7 +38,8 @@ all tables have the same ids, so a daemon of another table refuses the call as i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -55,7 +58,8 @@ from memwal.ingest.caller import Caller
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
-from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.rpc.guard import Guard, role_of
+from memwal.ingest.rpc.roles import Role, permits
 from memwal.ingest.rpc.wire import (
     EXPLANATION,
     StreamSum,
@@ -69,6 +73,17 @@ from memwal.ingest.table.embedded import Table
 from memwal.wal.panics import as_exception
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("memwal.access")
+AUDITED = frozenset({"flush", "commit", "create_index", "drop_index", "release"})
+"""Actions of admins that are logged; the others are looks of peers, several a second."""
+_READ_ACTIONS = frozenset(
+    {
+        *(name for name, kind in READS.items() if kind.counts),
+        *(explained(name) for name, kind in READS.items() if kind.counts),
+        *("applied", "changes_position", "base_version", "status", "indexes", "schema", "regions"),
+    }
+)
 
 
 @dataclass
@@ -127,12 +142,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     @_answering
     def do_put(
         self,
-        _context: flight.ServerCallContext,
+        context: flight.ServerCallContext,
         descriptor: flight.FlightDescriptor,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
         request = self._meant(unpack(descriptor.command)[0])
+        self._expect(context, "write", request.get("op", "write"))
         rows = _read_closed(reader, request.get("rows"))
         writer.write(json.dumps(self._write(request, rows)).encode())
 
@@ -156,8 +172,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         request, keys = unpack(descriptor.command)
         request, caller = self._meant(request), Caller(context.is_cancelled)
         if "op" not in request:
-            answer = caller.run(partial(self._act, request.pop("act", ""), request))
+            name = request.pop("act", "")
+            self._expect(context, _role_for(name, request), name)
+            answer = caller.run(partial(self._act, name, request))
         elif request["op"] in ("write", "delete"):
+            self._expect(context, "write", request["op"])
             rows = _read_closed(reader, None)
             answer = caller.run(partial(self._write, request, rows))
         else:
@@ -186,9 +205,24 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             rows.close()
 
     @_answering
-    def do_action(self, _context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         request = self._meant(unpack(action.body.to_pybytes())[0])
+        self._expect(context, _role_for(action.type, request), action.type)
         return iter([json.dumps(self._act(action.type, request), default=str).encode()])
+
+    def _expect(self, context: flight.ServerCallContext, wanted: Role, call: str) -> None:
+        """Raises: Invalid if the caller's token does not allow `call`. What admins do is logged."""
+        role = role_of(context)
+        if not permits(role, wanted):
+            fields = {"event": "refused", "call": call, "role": role, "peer": context.peer()}
+            _LOG.warning("refused: %s by %s, whose token has the role %s", call, context.peer(), role, extra=fields)
+            raise Invalid(
+                f"the token has the role {role!r}, and {call!r} needs {wanted!r}; use a token with that role",
+                {"reason": "role", "role": role, "needs": wanted},
+            )
+        if wanted == "admin" and call in AUDITED:
+            fields = {"event": "admin", "call": call, "peer": context.peer()}
+            _LOG.info("admin: %s by %s", call, context.peer(), extra=fields)
 
     def _meant(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return `request` without the table that it names. Raises: Unavailable if it names another one."""
@@ -329,6 +363,15 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             epoch, released = self.table.give(region, int(request.get("read", 0)))
             return {"epoch": epoch, "ended": None if released is None else released.to_json()}
         return {"epoch": self.table.release(region, flush=request.get("flush"))}
+
+
+def _role_for(action: str, request: Mapping[str, Any]) -> Role:
+    """Return the role that an action needs. An action that is not known is refused later, to admins only."""
+    if action == "regions" and "from" in request:
+        return "admin"  # a peer, whose word counts for who serves what
+    if action == "schema" and request.get("look"):
+        return "write"
+    return "read" if action in _READ_ACTIONS else "write" if action == "record" else "admin"
 
 
 def _read_closed(reader: flight.MetadataRecordBatchReader, announced: int | None) -> pa.Table:

@@ -1,6 +1,7 @@
-"""Authentication of callers (a bearer token and TLS, for Flight and HTTP alike), and checks of listening addresses.
+"""Authentication of callers (bearer tokens with roles, and TLS, for Flight and HTTP alike), and checks of listening
+addresses.
 
-Settings hold the token as a reference, `env:NAME` or `file:PATH`. A `Guard` holds it in clear; it is made in the
+Settings hold tokens as references, `env:NAME` or `file:PATH`. A `Guard` holds them in clear; it is made in the
 listening process and never leaves it.
 """
 
@@ -18,10 +19,12 @@ from typing import Any
 import pyarrow.flight as flight
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.roles import Role, Tokens
 from memwal.ingest.secret_refs import resolve_one
 from memwal.ingest.settings.load import DaemonSettings
 
 REFUSED = "missing or wrong token"
+_BEARER = "bearer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,11 @@ class Guard:
     """
 
     token: bytes = field(default=b"", repr=False)
+    """A token that never changes, of an admin; where `tokens` are given, empty exactly if nobody needs one."""
     certificate: bytes = field(default=b"", repr=False)
     key: bytes = field(default=b"", repr=False)
     context: ssl.SSLContext | None = field(default=None, repr=False)
+    tokens: Tokens | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, daemon: DaemonSettings, environ: Mapping[str, str]) -> Guard:
@@ -43,8 +48,9 @@ class Guard:
         Raises: Invalid for a token that cannot be resolved, and for files that are not a certificate and its key.
         """
         token = resolve_one("daemon.token", daemon.token, environ).encode()
+        tokens = Tokens(daemon, environ) if token else None
         if not daemon.tls_cert:
-            return cls(token)
+            return cls(token, tokens=tokens)
         certificate, key = _pem("tls_cert", daemon.tls_cert), _pem("tls_key", daemon.tls_key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -55,26 +61,37 @@ class Guard:
                 f"daemon.tls_cert: {daemon.tls_cert} and {daemon.tls_key} must be a certificate and its key, in "
                 f"PEM form and without a password ({getattr(error, 'reason', None) or error})"
             ) from None
-        return cls(token, certificate, key, context)
+        return cls(token, certificate, key, context, tokens)
 
     @property
     def complete(self) -> bool:
         """Whether a process may listen on an address that other machines reach: with token and TLS."""
         return bool(self.token and self.context)
 
-    def admits(self, header: str | None) -> bool:
-        """Whether an Authorization header has the right token; takes the same time for every wrong token."""
+    def role(self, header: str | None) -> Role | None:
+        """Return the role of who sends this Authorization header, None for a wrong token; as slow for every wrong one.
+
+        Without a token everybody is an admin.
+        """
         if not self.token:
-            return True
+            return "admin"
         kind, _, given = (header or "").partition(" ")
-        right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), self.token)
-        return right and kind.lower() == "bearer"
+        sent = given.strip().encode("utf-8", "surrogateescape")
+        if self.tokens is not None:
+            role = self.tokens.role(sent)
+        else:
+            role = "admin" if hmac.compare_digest(sent, self.token) else None
+        return role if kind.lower() == "bearer" else None
+
+    def admits(self, header: str | None) -> bool:
+        """Whether an Authorization header has a token that is taken; it may read then."""
+        return self.role(header) is not None
 
     def flight_options(self) -> dict[str, Any]:
         """Return the arguments for a Flight server."""
         options: dict[str, Any] = {}
         if self.token:
-            options["middleware"] = {"bearer": _BearerFactory(self)}
+            options["middleware"] = {_BEARER: _BearerFactory(self)}
         if self.context:
             options["tls_certificates"] = [(self.certificate, self.key)]
         return options
@@ -84,17 +101,33 @@ class Guard:
         return secured if self.context else plain
 
 
+def role_of(context: flight.ServerCallContext) -> Role:
+    """Return the role of the caller of a Flight call that the guard has let through."""
+    found = context.get_middleware(_BEARER)
+    return "admin" if found is None else found.role
+
+
+class _Bearer(flight.ServerMiddleware):  # type: ignore[misc]
+    """Keeps the role of a call's caller."""
+
+    def __init__(self, role: Role) -> None:
+        super().__init__()
+        self.role: Role = role
+
+
 class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without the token before its handler runs."""
+    """Refuses every call without a token before its handler runs."""
 
     def __init__(self, guard: Guard) -> None:
         super().__init__()
         self._guard = guard
 
-    def start_call(self, _info: flight.CallInfo, headers: Mapping[str, list[str | bytes]]) -> None:
+    def start_call(self, _info: flight.CallInfo, headers: Mapping[str, list[str | bytes]]) -> _Bearer:
         given = next((values for name, values in headers.items() if name.lower() == "authorization"), None) or [""]
-        if not self._guard.admits(given[0].decode("utf-8", "replace") if isinstance(given[0], bytes) else given[0]):
+        role = self._guard.role(given[0].decode("utf-8", "replace") if isinstance(given[0], bytes) else given[0])
+        if role is None:
             raise flight.FlightUnauthenticatedError(REFUSED)
+        return _Bearer(role)
 
 
 def _pem(setting: str, path: str) -> bytes:

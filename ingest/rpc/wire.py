@@ -58,12 +58,18 @@ def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
-    """Decode a request and its rows. Raises: ValueError if the bytes are not a request."""
+    """Decode a request and its rows. Raises: Invalid if the bytes are not a request."""
     view = memoryview(data)
-    (length,) = _LENGTH.unpack_from(view)
-    body = view[_LENGTH.size + length :]
-    request = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
-    return request, pa.ipc.open_stream(pa.py_buffer(body)).read_all() if len(body) else None
+    try:
+        (length,) = _LENGTH.unpack_from(view)
+        body = view[_LENGTH.size + length :]
+        request = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+        rows = pa.ipc.open_stream(pa.py_buffer(body)).read_all() if len(body) else None
+    except (struct.error, ValueError, RecursionError, pa.ArrowException, OSError, MemoryError) as error:
+        raise Invalid(f"not a request of memwal: {first_line(error)}") from error
+    if not isinstance(request, dict):
+        raise Invalid("not a request of memwal: no JSON object")
+    return request, rows
 
 
 @dataclass

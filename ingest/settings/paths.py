@@ -20,13 +20,14 @@ def with_absolute_paths(settings: Settings) -> Settings:
     """Return the same settings, usable in any directory of this host, and of other hosts with the same paths."""
     daemon, table, source = settings.daemon, settings.table, settings.source
     files: dict[str, Any] = {name: _absolute(getattr(daemon, name)) for name in ("tls_cert", "tls_key", "tls_ca")}
+    tokens = {name: _reference(getattr(daemon, name)) for name in ("token", "write_token", "read_token")}
     return settings.model_copy(
         update={
             "table": table.model_copy(
                 update={"uri": _absolute(table.uri), "storage_options": _references(table.storage_options)}
             ),
             "source": source.model_copy(update={"registry_options": _references(source.registry_options)}),
-            "daemon": daemon.model_copy(update=files | {"token": _reference(daemon.token)}),
+            "daemon": daemon.model_copy(update=files | tokens),
             "dlq": settings.dlq.model_copy(update={"uri": _absolute(settings.dlq.uri)}),
         }
     )

@@ -170,7 +170,16 @@ class DaemonSettings(Section):
     )
     token: Secret = Field(
         SecretStr(""),
-        description=("bearer token that every call must carry, as env:NAME or file:PATH; empty = no authentication"),
+        description=(
+            "bearer token, as env:NAME or file:PATH: what this process sends, and what a daemon takes as that of an "
+            "admin, who may do everything; empty = no authentication. A file is read again when it changes"
+        ),
+    )
+    write_token: Secret = Field(
+        SecretStr(""), description="token of callers that may put, delete and read, as env:NAME or file:PATH"
+    )
+    read_token: Secret = Field(
+        SecretStr(""), description="token of callers that may only read, as env:NAME or file:PATH"
     )
     tls_cert: str = Field("", description="PEM file with the server's certificate; empty = no TLS")
     tls_key: str = Field("", description="PEM file with its private key, without a password")

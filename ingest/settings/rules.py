@@ -16,6 +16,7 @@ from memwal.ingest.settings.endpoints import expanded
 from memwal.ingest.settings.kafka_rules import of_kafka
 from memwal.ingest.settings.model import Settings, index_spec
 from memwal.ingest.settings.problems import Problem
+from memwal.ingest.settings.process_sections import DaemonSettings
 from memwal.ingest.settings.table_sections import TableSettings
 from memwal.ingest.settings.values import Index, format_duration, format_size
 from memwal.ingest.suggest import suggestion
@@ -148,13 +149,9 @@ def _of_drift(settings: Settings) -> Iterator[Problem]:
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:
-    """Check the endpoints (Flight's form, each once, this daemon among them), and that a certificate has its key."""
+    """Check the endpoints (Flight's form, each once, this daemon among them), and who may connect."""
     daemon = settings.daemon
-    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
-        if getattr(daemon, given) and not getattr(daemon, missing):
-            yield Problem(
-                "daemon", missing, f"{missing} is not set, but {given} is; set both the certificate and its key"
-            )
+    yield from _of_access(daemon)
     for endpoint in daemon.endpoints:
         scheme, _, place = endpoint.partition("://")
         host, _, port = place.rpartition(":")
@@ -176,6 +173,18 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
             f"advertise = {daemon.advertise!r} is not one of endpoints{suggestion(daemon.advertise, daemon.endpoints)}"
         )
         yield Problem("daemon", "advertise", text)
+
+
+def _of_access(daemon: DaemonSettings) -> Iterator[Problem]:
+    """Check that a certificate has its key, and roles a token of admins."""
+    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(daemon, given) and not getattr(daemon, missing):
+            yield Problem(
+                "daemon", missing, f"{missing} is not set, but {given} is; set both the certificate and its key"
+            )
+    for given in ("write_token", "read_token"):
+        if getattr(daemon, given).get_secret_value() and not daemon.token.get_secret_value():
+            yield Problem("daemon", "token", f"token is not set, but {given} is; set the token of admins as well")
 
 
 def of_dlq(settings: Settings) -> Iterator[Problem]:

@@ -1,0 +1,203 @@
+"""What each role may do at a daemon, over every way in: the rest is refused in one line and changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import memwal
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.rpc.wire import pack
+from memwal.ingest.settings.load import DaemonSettings
+
+TOKENS = {"read": "the-readers-token", "write": "the-writers-token", "admin": "the-admins-token"}
+SETTINGS = DaemonSettings(token="env:ADMIN", write_token="env:WRITE", read_token="env:READ")
+ENV = {name.upper(): token for name, token in TOKENS.items()}
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]}, schema=SCHEMA)
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda table: table.get([1]),
+    "scan": lambda table: table.scan(filter="id > 0").read_all(),
+    "count": lambda table: table.count(),
+    "status": lambda table: table.status(),
+    "list_indexes": lambda table: table.list_indexes(),
+    "changes": lambda table: list(table.changes("earliest")),
+    "sql": lambda table: table.sql("select count(*) from table"),
+}
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "put": lambda table: table.put(ROWS),
+    "put with a token": lambda table: table.put(ROWS, token="loader:7"),
+    "put not durable": lambda table: table.put(ROWS, durable=False),
+    "delete": lambda table: table.delete([1]),
+    "delete by filter": lambda table: table.delete(filter="id = 1"),
+}
+ADMINS: dict[str, Callable[[Any], Any]] = {
+    "flush": lambda table: table.flush(),
+    "commit": lambda table: table.commit(),
+    "create_index": lambda table: table.create_index("v", "btree"),
+    "drop_index": lambda table: table.drop_index("v_idx"),
+}
+RANKS = ("read", "write", "admin")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Any, Callable[[str], Any], str]]:
+    """A table with two rows, a client of it for each role, and its endpoint."""
+    with memwal.open(
+        tmp_path / "t.lance", schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}
+    ) as table:
+        table.put(ROWS)
+        service = FlightService(getattr(table, "_engine", table), "grpc://127.0.0.1:0", guard=Guard.of(SETTINGS, ENV))
+        endpoint = f"grpc://127.0.0.1:{service.port}"
+        clients: list[Any] = []
+
+        def client(role: str) -> Any:
+            clients.append(memwal.connect(endpoint, token=TOKENS[role]))
+            return clients[-1]
+
+        yield table, client, endpoint
+        for each in clients:
+            each.close()
+        service.shutdown()
+
+
+def state(table: Any) -> Any:
+    """Everything that a call of a client may change."""
+    region = table.status()["regions"][0]
+    names = ("wal_position", "generation", "memtable_rows", "ssts", "epoch")
+    rows = table.scan().read_all().sort_by("id").to_pylist()
+    return rows, [region[name] for name in names], table.list_indexes(), table.status()["base_version"]
+
+
+@pytest.mark.parametrize("role", RANKS)
+def test_every_role_reads(served: Any, role: str) -> None:
+    _, client, _ = served
+    reader = client(role)
+    for name, call in READS.items():
+        assert call(reader) is not None, name
+
+
+@pytest.mark.parametrize(("role", "calls"), [("read", WRITES | ADMINS), ("write", ADMINS)], ids=["read", "write"])
+def test_what_a_role_may_not_do_is_refused_without_effect(
+    served: Any, role: str, calls: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    table, client, _ = served
+    before, caller = state(table), client(role)
+    for name, call in calls.items():
+        with caplog.at_level(logging.WARNING, "memwal.access"), pytest.raises(Invalid) as refused:
+            call(caller)
+        assert len(str(refused.value).splitlines()) == 1
+        assert f"the token has the role '{role}'" in str(refused.value), name
+        assert refused.value.details["reason"] == "role"
+    assert state(table) == before
+    assert len([each for each in caplog.records if getattr(each, "event", "") == "refused"]) == len(calls)
+    assert not any(token in caplog.text for token in TOKENS.values())
+
+
+@pytest.mark.parametrize("role", ["write", "admin"])
+def test_writers_write(served: Any, role: str) -> None:
+    table, client, _ = served
+    writer = client(role)
+    for call in WRITES.values():
+        call(writer)
+    assert table.count() == 1
+
+
+def test_what_admins_do_is_logged_with_their_address(served: Any, caplog: pytest.LogCaptureFixture) -> None:
+    table, client, _ = served
+    admin = client("admin")
+    with caplog.at_level(logging.INFO, "memwal.access"):
+        admin.create_index("v", "btree")
+        admin.flush()
+        admin.commit()
+        admin.count()
+    told = [(each.call, each.peer) for each in caplog.records if getattr(each, "event", "") == "admin"]
+    assert [call for call, _ in told] == ["create_index", "flush", "commit"]
+    assert all("127.0.0.1" in peer for _, peer in told)
+    assert table.count() == 2
+
+
+@pytest.mark.parametrize("action", ["release", "look", "flush", "commit", "regions", "no such action"])
+def test_what_daemons_say_to_one_another_needs_an_admin(served: Any, action: str) -> None:
+    """Raw calls, as somebody makes them who does not use our client."""
+    table, _, endpoint = served
+    region = table.status()["regions"][0]["id"]
+    body = pack({"region": region, "from": "grpc://127.0.0.1:9"})
+    before = state(table)
+    for role in ("read", "write"):
+        options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKENS[role]}".encode())])
+        with flight.connect(endpoint) as raw, pytest.raises(flight.FlightError) as refused:
+            list(raw.do_action(flight.Action(action, body), options))
+        assert "role" in str(refused.value)
+    assert state(table) == before
+
+
+def test_roles_without_a_token_of_admins_are_refused(
+    cli: Callable[..., Any], small_config: Callable[..., Path]
+) -> None:
+    ran = cli("config", "check", small_config(daemon={"read_token": "env:READ"}))
+    assert ran.code == 2
+    assert "read_token is; set the token of admins as well" in ran.err
+
+
+GARBAGE = [
+    b"",
+    b"\x00",
+    b"\xff\xff\xff\xff",
+    b"\x05\x00\x00\x00[1,2]",
+    b"\x02\x00\x00\x00{}" + b"\xff" * 40,
+    b"\x04\x00\x00\x00\xff\xfe\xfd\xfc",
+    b"{" * 100_000,
+    pack({}),
+    pack({"op": None}),
+    pack({"op": "get", "regions": "all"}),
+    pack({"op": "scan", "filter": {"a": [1]}, "limit": "many"}),
+    pack({"op": "put", "region": "no uuid", "producer": 1, "sequence": "x", "routing": []}),
+    pack({"op": "write", "delete": "maybe", "durable": 3, "token": ["a"]}),
+    pack({"op": "../../etc/passwd", "table": 7}),
+]
+
+
+REQUESTS = st.one_of(
+    st.sampled_from(GARBAGE), st.binary(max_size=300), st.dictionaries(st.text(), st.integers()).map(pack)
+)
+
+
+def put_rows(raw: flight.FlightClient, descriptor: flight.FlightDescriptor, options: flight.FlightCallOptions) -> None:
+    """A DoPut to its answer."""
+    writer, reader = raw.do_put(descriptor, SCHEMA, options)
+    with writer:
+        writer.write_table(ROWS)
+        writer.done_writing()
+        reader.read()
+
+
+@given(REQUESTS)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_garbage_is_refused_by_every_way_in_without_effect(served: Any, garbage: bytes) -> None:
+    """With the token of an admin, so that it gets as far as it can."""
+    table, _, endpoint = served
+    before = state(table)
+    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKENS['admin']}".encode())], timeout=20)
+    descriptor = flight.FlightDescriptor.for_command(garbage)
+    with flight.connect(endpoint) as raw:
+        for action in ("count", "record", "release", "create_index", "schema", "applied"):
+            with suppress(pa.ArrowException):
+                list(raw.do_action(flight.Action(action, garbage), options))
+        with pytest.raises(pa.ArrowException):
+            raw.do_get(flight.Ticket(garbage), options).read_all()
+        with pytest.raises(pa.ArrowException):
+            put_rows(raw, descriptor, options)
+    assert state(table) == before

@@ -1,0 +1,127 @@
+"""Roles by token, and tokens that change in their files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.rpc.roles import GRACE, LOOK_EVERY, Role, Tokens, permits
+from memwal.ingest.settings.load import DaemonSettings
+from tests.support.clock import FakeClock
+
+ENV = {"ADMIN": "the-admins-token", "WRITER": "the-writers-token", "READER": "the-readers-token"}
+SETTINGS = {"token": "env:ADMIN", "write_token": "env:WRITER", "read_token": "env:READER"}
+
+
+def tokens(**settings: Any) -> Tokens:
+    return Tokens(DaemonSettings(**settings), ENV, FakeClock())
+
+
+@pytest.mark.parametrize(
+    ("sent", "role"),
+    [
+        ("the-admins-token", "admin"),
+        ("the-writers-token", "write"),
+        ("the-readers-token", "read"),
+        ("the-readers-toke", None),
+        ("", None),
+    ],
+)
+def test_a_token_has_the_role_of_its_setting(sent: str, role: Role | None) -> None:
+    assert tokens(**SETTINGS).role(sent.encode()) == role
+
+
+def test_a_role_that_is_not_configured_is_nobodys() -> None:
+    only = tokens(token="env:ADMIN")
+    assert only.role(b"the-admins-token") == "admin"
+    assert only.role(b"the-readers-token") is only.role(b"") is None
+
+
+@pytest.mark.parametrize(
+    ("role", "may"), [("read", {"read"}), ("write", {"read", "write"}), ("admin", {"read", "write", "admin"})]
+)
+def test_a_role_permits_what_is_below_it(role: Role, may: set[Role]) -> None:
+    every: tuple[Role, ...] = ("read", "write", "admin")
+    assert {wanted for wanted in every if permits(role, wanted)} == may
+
+
+def test_one_token_for_two_roles_is_refused() -> None:
+    with pytest.raises(Invalid, match=r"daemon.read_token and daemon.token are the same token"):
+        tokens(token="env:ADMIN", read_token="env:ADMIN")
+
+
+def test_headers_are_read_as_before() -> None:
+    guard = Guard.of(DaemonSettings(**SETTINGS), ENV)
+    assert guard.role("Bearer the-readers-token") == guard.role("bearer  the-readers-token ") == "read"
+    assert guard.role("Basic the-readers-token") is guard.role(None) is guard.role("the-readers-token") is None
+    assert Guard().role(None) == "admin"
+    assert "the-" not in repr(guard)
+
+
+class File:
+    """A token in a file, and the clock by which it is looked at."""
+
+    def __init__(self, at: Path) -> None:
+        self.path, self.clock = at / "token", FakeClock()
+        self.written = 0
+        self.write("first")
+        settings = DaemonSettings(token="env:ADMIN", read_token=f"file:{self.path}")
+        self.tokens = Tokens(settings, ENV, self.clock)
+
+    def write(self, text: str) -> None:
+        self.path.write_text(text + "\n")
+        self.written += 1
+        os.utime(self.path, ns=(self.written, self.written))  # file systems tell times apart by milliseconds
+
+    def role(self, sent: str) -> Role | None:
+        return self.tokens.role(sent.encode())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path)
+
+
+def test_a_changed_file_changes_the_token_and_the_one_before_runs_out(file: File) -> None:
+    file.write("second")
+    assert (file.role("first"), file.role("second")) == ("read", None), "it is looked at once a second"
+    file.clock.advance(LOOK_EVERY)
+    assert (file.role("second"), file.role("first")) == ("read", "read")
+    file.clock.advance(GRACE - LOOK_EVERY)
+    assert (file.role("second"), file.role("first")) == ("read", "read")
+    file.clock.advance(LOOK_EVERY)
+    assert (file.role("second"), file.role("first")) == ("read", None)
+
+
+def test_a_token_replaced_twice_takes_the_last_two(file: File) -> None:
+    for text in ("second", "third"):
+        file.write(text)
+        file.clock.advance(LOOK_EVERY)
+        file.role("")
+    assert [file.role(text) for text in ("first", "second", "third")] == [None, "read", "read"]
+
+
+@pytest.mark.parametrize("text", [None, "", "the-admins-token"], ids=["gone", "empty", "another role's"])
+def test_a_file_that_cannot_be_used_leaves_the_token_in_force(
+    file: File, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    if text is None:
+        file.path.unlink()
+    else:
+        file.write(text)
+    with caplog.at_level(logging.WARNING, "memwal.access"):
+        for _ in range(3):
+            file.clock.advance(LOOK_EVERY)
+            assert file.role("first") == "read"
+    assert len(caplog.records) == 1, "told once, not every second"
+    assert "the token before stays in force" in caplog.text
+    assert "the-admins" not in caplog.text
+    file.write("second")
+    file.clock.advance(LOOK_EVERY)
+    assert file.role("second") == "read"
