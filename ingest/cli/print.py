@@ -92,10 +92,17 @@ def cell(value: Any, width: int = CELL_WIDTH, *, grouped: bool = True) -> Text:
     if isinstance(value, bytes):
         return Text(value.hex() if len(value) <= width // 2 else f"{value[: width // 2 - 1].hex()}…")
     if isinstance(value, list):
-        shown = ", ".join(f"{each:.3g}" if isinstance(each, float) else str(each) for each in value[:LISTED])
+        shown = ", ".join(f"{each:.3g}" if isinstance(each, float) else printable(str(each)) for each in value[:LISTED])
         return Text(f"[{shown}{', …' if len(value) > LISTED else ''}] ({len(value)})")
     text = f"{value:.10g}" if isinstance(value, float) else _grouped(value) if grouped else str(value)
-    return Text(text if len(text) <= width else f"{text[: width - 1]}…")
+    return Text(printable(text if len(text) <= width else f"{text[: width - 1]}…"))
+
+
+def printable(text: str) -> str:
+    """Return `text` with everything that a terminal would act on, or that would begin a line, as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _grouped(value: Any) -> str:

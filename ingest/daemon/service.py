@@ -62,10 +62,9 @@ from memwal.ingest.rpc.guard import Guard, role_of
 from memwal.ingest.rpc.roles import Role, permits
 from memwal.ingest.rpc.wire import (
     EXPLANATION,
-    StreamSum,
-    closed_with,
     explained,
     raise_over_flight,
+    read_closed,
     read_named,
     unpack,
 )
@@ -75,6 +74,7 @@ from memwal.wal.panics import as_exception
 T = TypeVar("T")
 
 _LOG = logging.getLogger("memwal.access")
+_CALL_SHOWN = 60
 AUDITED = frozenset({"flush", "commit", "create_index", "drop_index", "release"})
 """Actions of admins that are logged; the others are looks of peers, several a second."""
 _READ_ACTIONS = frozenset(
@@ -127,8 +127,10 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
         `place`: this daemon's endpoint and its peers; None: a single daemon. Raises: OSError if the port is taken.
         """
-        super().__init__(location, **(guard or Guard()).flight_options())
+        self._guard = guard or Guard()
+        super().__init__(location, **self._guard.flight_options())
         self.table, self._place = table, place or Place()
+        self._refused = float("-inf")
 
     def told(self, error: MemWalError, table: Table) -> MemWalError:
         """Return `error` of a call to `table` as the caller should see it: a resize becomes a pause."""
@@ -149,7 +151,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         request = self._meant(unpack(descriptor.command)[0])
         self._expect(context, "write", request.get("op", "write"))
-        rows = _read_closed(reader, request.get("rows"))
+        rows = read_closed(reader, request.get("rows"))
         writer.write(json.dumps(self._write(request, rows)).encode())
 
     @_answering
@@ -177,7 +179,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             answer = caller.run(partial(self._act, name, request))
         elif request["op"] in ("write", "delete"):
             self._expect(context, "write", request["op"])
-            rows = _read_closed(reader, None)
+            rows = read_closed(reader, None)
             answer = caller.run(partial(self._write, request, rows))
         else:
             table, told = self.table, list[Explanation]()
@@ -212,17 +214,25 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _expect(self, context: flight.ServerCallContext, wanted: Role, call: str) -> None:
         """Raises: Invalid if the caller's token does not allow `call`. What admins do is logged."""
-        role = role_of(context)
+        role = role_of(context, self._guard)
         if not permits(role, wanted):
-            fields = {"event": "refused", "call": call, "role": role, "peer": context.peer()}
-            _LOG.warning("refused: %s by %s, whose token has the role %s", call, context.peer(), role, extra=fields)
+            named = repr(call)[:_CALL_SHOWN]  # the caller's own words
+            self._tell_refused(named, role, context.peer())
             raise Invalid(
-                f"the token has the role {role!r}, and {call!r} needs {wanted!r}; use a token with that role",
+                f"the token has the role {role!r}, and {named} needs {wanted!r}; use a token with that role",
                 {"reason": "role", "role": role, "needs": wanted},
             )
         if wanted == "admin" and call in AUDITED:
             fields = {"event": "admin", "call": call, "peer": context.peer()}
             _LOG.info("admin: %s by %s", call, context.peer(), extra=fields)
+
+    def _tell_refused(self, call: str, role: Role, peer: str) -> None:
+        """Log a refusal, one a second at most: callers must not fill the log."""
+        now = self.table.regions.context.clock.monotonic()
+        if now - self._refused >= 1.0:
+            self._refused = now
+            fields = {"event": "refused", "call": call, "role": role, "peer": peer}
+            _LOG.warning("refused: %s by %s, whose token has the role %s", call, peer, role, extra=fields)
 
     def _meant(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return `request` without the table that it names. Raises: Unavailable if it names another one."""
@@ -372,25 +382,3 @@ def _role_for(action: str, request: Mapping[str, Any]) -> Role:
     if action == "schema" and request.get("look"):
         return "write"
     return "read" if action in _READ_ACTIONS else "write" if action == "record" else "admin"
-
-
-def _read_closed(reader: flight.MetadataRecordBatchReader, announced: int | None) -> pa.Table:
-    """Return all rows of a DoPut stream. `announced`: their number, if the sender knew it before the first row.
-
-    Raises: Invalid if the stream ended without its closing message, Unavailable if other rows arrived than were sent.
-    """
-    batches: list[pa.RecordBatch] = []
-    arrived, said = StreamSum(), None
-    for chunk in reader:
-        if chunk.data is not None and chunk.data.num_rows:
-            batches.append(chunk.data)
-            arrived.add(chunk.data)
-        said = closed_with(chunk.app_metadata)
-    if said is None:
-        raise Invalid(f"the stream ended after {arrived.rows} rows without being closed; nothing was applied")
-    if said != arrived or announced not in (None, arrived.rows):
-        raise Unavailable(
-            f"{arrived.rows} rows arrived with checksum {arrived.crc}, but the sender announced {announced} rows and "
-            f"closed the stream after {said.rows} with checksum {said.crc}; nothing was applied, retry"
-        )
-    return pa.Table.from_batches(batches, reader.schema)

@@ -31,6 +31,8 @@ BRIEF = frozenset({"/health/readyz"})
 reasons name regions and storage. Such a caller does not make this process ask storage more often than `BRIEF_AGE` of
 `answers`."""
 _END = 5.0
+_IDLE = 15.0
+"""Seconds for which a connection without requests is kept: each takes a descriptor."""
 
 
 class HttpServer:
@@ -56,7 +58,11 @@ class HttpServer:
         self._guard = guard
         self._loop = asyncio.new_event_loop()
         self._runner = web.AppRunner(
-            self._application(pages, live, host), access_log=None, handle_signals=False, shutdown_timeout=0.1
+            self._application(pages, live, host),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=0.1,
+            keepalive_timeout=_IDLE,
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()

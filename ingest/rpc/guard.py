@@ -101,9 +101,11 @@ class Guard:
         return secured if self.context else plain
 
 
-def role_of(context: flight.ServerCallContext) -> Role:
-    """Return the role of the caller of a Flight call that the guard has let through."""
+def role_of(context: flight.ServerCallContext, guard: Guard) -> Role:
+    """Return the role of the caller of a Flight call that `guard` has let through."""
     found = context.get_middleware(_BEARER)
+    if found is None and guard.token:
+        raise flight.FlightUnauthenticatedError(REFUSED)
     return "admin" if found is None else found.role
 
 

@@ -95,6 +95,28 @@ def closed_with(metadata: pa.Buffer | None) -> StreamSum | None:
     return StreamSum(message["close"], message["crc"]) if "close" in message else None
 
 
+def read_closed(reader: flight.MetadataRecordBatchReader, announced: int | None) -> pa.Table:
+    """Return all rows of a DoPut stream. `announced`: their number, if the sender knew it before the first row.
+
+    Raises: Invalid if the stream ended without its closing message, Unavailable if other rows arrived than were sent.
+    """
+    batches: list[pa.RecordBatch] = []
+    arrived, said = StreamSum(), None
+    for chunk in reader:
+        if chunk.data is not None and chunk.data.num_rows:
+            batches.append(chunk.data)
+            arrived.add(chunk.data)
+        said = closed_with(chunk.app_metadata)
+    if said is None:
+        raise Invalid(f"the stream ended after {arrived.rows} rows without being closed; nothing was applied")
+    if said != arrived or announced not in (None, arrived.rows):
+        raise Unavailable(
+            f"{arrived.rows} rows arrived with checksum {arrived.crc}, but the sender announced {announced} rows and "
+            f"closed the stream after {said.rows} with checksum {said.crc}; nothing was applied, retry"
+        )
+    return pa.Table.from_batches(batches, reader.schema)
+
+
 def raise_over_flight(error: MemWalError) -> None:
     """Raise `error` in the form that Flight carries to the client."""
     raise flight.FlightServerError(error.message, extra_info=json.dumps(to_wire(error), default=str).encode())

@@ -172,14 +172,18 @@ class DaemonSettings(Section):
         SecretStr(""),
         description=(
             "bearer token, as env:NAME or file:PATH: what this process sends, and what a daemon takes as that of an "
-            "admin, who may do everything; empty = no authentication. A file is read again when it changes"
+            "admin, who may do everything; empty = no authentication"
         ),
     )
     write_token: Secret = Field(
-        SecretStr(""), description="token of callers that may put, delete and read, as env:NAME or file:PATH"
+        SecretStr(""),
+        description=(
+            "token of callers that may put, delete and read, as env:NAME or file:PATH; read again when it changes"
+        ),
     )
     read_token: Secret = Field(
-        SecretStr(""), description="token of callers that may only read, as env:NAME or file:PATH"
+        SecretStr(""),
+        description="token of callers that may only read, as env:NAME or file:PATH; read again when it changes",
     )
     tls_cert: str = Field("", description="PEM file with the server's certificate; empty = no TLS")
     tls_key: str = Field("", description="PEM file with its private key, without a password")

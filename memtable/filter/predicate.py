@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.errors import InvalidRows
+from memwal.memtable.filter import depth
 from memwal.memtable.filter.float_literals import cast_types
 from memwal.memtable.filter.sql_paths import access_paths
 from memwal.memtable.filter.sql_places import closing, is_truth
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from datafusion import SessionContext
 
 POSITION = "_memtable_position"
-# The planner's time grows with the square of a chain of operators (1,000 additions: 17 s) and its stack is finite.
-# Values of an IN list do not count: 20,000 of them are planned in half a second.
-MOST_OPERATORS = 400
-_OPERATORS = frozenset(("and", "or", "+", "-", "*", "/", "%", "|"))
 SHOWN = 200
 # Up to this many rows are evaluated with all their columns: planning the projection takes longer.
 FEW = 8_192
@@ -48,14 +45,10 @@ def translate(predicate: str, schema: pa.Schema) -> str:
 
     Raises InvalidRows if it has too many operators.
     """
+    if reason := depth.problem(predicate, schema.names):
+        raise InvalidRows(f"filter {shown(predicate)}: {reason}")
     tokens = tokenize(predicate, schema.names)
     solid = [token for token in tokens if token.kind != "gap"]
-    operators = sum(token.lower in _OPERATORS for token in solid)
-    if operators > MOST_OPERATORS:
-        raise InvalidRows(
-            f"filter {shown(predicate)} has {operators} operators, at most {MOST_OPERATORS} are allowed:"
-            " use IN (...) or split the filter"
-        )
     casts = cast_types(solid, {field.name: field.type for field in schema})
     written = [_written(token, casts.get(place)) for place, token in enumerate(solid)]
     _coerce_matches(solid, written)

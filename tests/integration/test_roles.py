@@ -102,7 +102,8 @@ def test_what_a_role_may_not_do_is_refused_without_effect(
         assert f"the token has the role '{role}'" in str(refused.value), name
         assert refused.value.details["reason"] == "role"
     assert state(table) == before
-    assert len([each for each in caplog.records if getattr(each, "event", "") == "refused"]) == len(calls)
+    refusals = [each for each in caplog.records if getattr(each, "event", "") == "refused"]
+    assert 0 < len(refusals) <= len(calls), "one a second at most"
     assert not any(token in caplog.text for token in TOKENS.values())
 
 

@@ -77,3 +77,18 @@ def test_json_has_no_number_that_is_none(form: str, capsys: pytest.CaptureFixtur
 )
 def test_a_cell_shows_a_number_as_people_write_it(value: float, shown: str) -> None:
     assert cell(value).plain == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("red \x1b[31mtext\x07", r"red \x1b[31mtext\x07"),
+        ("two\nlines\ttab", r"two\nlines\ttab"),
+        ("Grüße, 世界 — ok", "Grüße, 世界 — ok"),
+        ("\u202egnitirw", r"\u202egnitirw"),
+        ({"a": "\x1b]52;c;eA==\x07"}, r"{'a': '\x1b]52;c;eA==\x07'}"),
+    ],
+)
+def test_a_cell_sends_nothing_to_the_terminal_that_it_acts_on(value: Any, shown: str) -> None:
+    assert cell(value, width=100).plain == shown
+    assert all(each.isprintable() for each in cell([value]).plain)

@@ -125,3 +125,50 @@ def test_a_file_that_cannot_be_used_leaves_the_token_in_force(
     file.write("second")
     file.clock.advance(LOOK_EVERY)
     assert file.role("second") == "read"
+
+
+def test_a_file_that_can_be_read_again_is_read_again(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a chmod: neither its time nor its size changes."""
+    file.write("second")
+
+    def refuse(self: Path, **_: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", refuse)
+        patched.setattr(Path, "read_bytes", refuse)
+        file.clock.advance(LOOK_EVERY)
+        assert (file.role("first"), file.role("second")) == ("read", None)
+    file.clock.advance(LOOK_EVERY)
+    assert file.role("second") == "read"
+
+
+def test_two_tokens_may_change_places(tmp_path: Path) -> None:
+    """The writers get what the readers had, in one change of both files."""
+    reader, writer, clock = tmp_path / "reader", tmp_path / "writer", FakeClock()
+    reader.write_text("one")
+    writer.write_text("two")
+    found = Tokens(
+        DaemonSettings(token="env:ADMIN", read_token=f"file:{reader}", write_token=f"file:{writer}"), ENV, clock
+    )
+    reader.write_text("three")
+    writer.write_text("one")
+    for path in (reader, writer):
+        os.utime(path, ns=(1, 1))
+    clock.advance(LOOK_EVERY)
+    assert (found.role(b"three"), found.role(b"one"), found.role(b"two")) == ("read", "write", "write")
+    clock.advance(GRACE + LOOK_EVERY)
+    assert (found.role(b"three"), found.role(b"one"), found.role(b"two")) == ("read", "write", None)
+
+
+def test_the_token_of_admins_is_read_once(tmp_path: Path) -> None:
+    """Daemons send it to one another: one that took another at once would be alone."""
+    path, clock = tmp_path / "admin", FakeClock()
+    path.write_text("first")
+    found = Tokens(DaemonSettings(token=f"file:{path}"), {}, clock)
+    path.write_text("second")
+    os.utime(path, ns=(1, 1))
+    for _ in range(3):
+        clock.advance(GRACE)
+        assert (found.role(b"first"), found.role(b"second")) == ("admin", None)
+    assert "first" not in repr(found._held)

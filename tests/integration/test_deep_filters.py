@@ -1,0 +1,111 @@
+"""Filters that chain many operators: refused before a planner sees them, whose stack would end the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import memwal
+from memwal.ingest.errors import Invalid
+from memwal.memtable.filter import depth
+from memwal.memtable.filter.tokens import tokenize
+from tests.conftest import environment
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+CHAINS: dict[str, Callable[[int], str]] = {
+    "sum": lambda n: "id = 1" + " + 1" * n,
+    "or": lambda n: "id = 1" + " or id = 2" * n,
+    "and not": lambda n: "id = 1" + " and not id = 2" * n,
+    "is true": lambda n: "id = 1" + " is true" * n,
+    "is null": lambda n: "id is null" + " is null" * n,
+    "equal": lambda n: "id = 1" + " = true" * n,
+    "cast": lambda n: "id" + "::bigint" * n + " = 1",
+    "shift": lambda n: "id" + " << 0" * n + " = 1",
+    "bits": lambda n: "id" + " & 1" * n + " = 1",
+    "like": lambda n: "v" + " like 'a'" * n,
+    "in": lambda n: "id = 1" + " in (true)" * n,
+    "not": lambda n: "not " * n + "id = 1",
+    "minus": lambda n: "id = " + "- " * n + "1",
+    "text": lambda n: "v = 'a'" + " || 'a'" * n,
+    "case": lambda n: "id = case" + " when id = 1 then 2" * n + " else 3 end",
+}
+FAR = 5_000
+RUN = """
+import sys, memwal
+table = memwal.open(sys.argv[1], read_only=True)
+for line in sys.stdin:
+    for level in ("latest", "committed"):
+        try:
+            table.scan(filter=line.strip(), level=level).read_all()
+        except memwal.Invalid:
+            pass  # Lance knows no such operator
+print("alive")
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Any:
+    with memwal.open(
+        tmp_path / "t.lance", schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}
+    ) as opened:
+        opened.put([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}])
+        opened.flush()
+        opened.commit()
+        opened.put([{"id": 3, "v": "c"}])
+        yield opened
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_a_long_chain_is_refused_by_every_read(table: Any, chain: Callable[[int], str]) -> None:
+    before = table.count()
+    for call in (
+        lambda each: table.scan(filter=each).read_all(),
+        lambda each: table.scan(filter=each, level="committed").read_all(),
+        lambda each: table.count(filter=each),
+        lambda each: table.delete(filter=each),
+    ):
+        with pytest.raises(Invalid, match=r"chains \d+ operators, at most 400 are allowed") as refused:
+            call(chain(FAR))
+        assert len(str(refused.value)) < 500
+    assert table.count() == before
+
+
+def longest(chain: Callable[[int], str]) -> str:
+    """The longest chain that is allowed."""
+    most = max(n for n in range(1, 500) if not depth.problem(chain(n), SCHEMA.names))
+    return chain(most)
+
+
+def test_the_longest_chains_that_are_allowed_end_no_process(table: Any) -> None:
+    """In a process of its own, at the base alone, which Lance plans, and at all levels."""
+    lines = "\n".join(longest(chain) for chain in CHAINS.values())
+    uri = str(table.status()["table"])
+    table.flush()
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN, uri],
+        input=lines,
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "alive\n"), ran.stderr[-2000:]
+
+
+def test_filters_as_people_write_them_are_allowed() -> None:
+    values = ", ".join(str(-n) for n in range(20_000))
+    ranges = " or ".join(f"id between {n} and {n + 1}" for n in range(120))
+    words = " and ".join(f"not (v like '{n}%' or v is null)" for n in range(60))
+    for filter in (f"id in ({values})", ranges, words, "id = 1" + " or id = 2" * 399):
+        assert depth.problem(filter, SCHEMA.names) == ""
+
+
+def test_columns_with_names_of_operators_are_no_operators() -> None:
+    assert depth.depth([t for t in tokenize("at = 1 or at = 2", ["at"]) if t.kind != "gap"]) == 1
