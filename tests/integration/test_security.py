@@ -92,7 +92,6 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
         assert len(str(unknown.value).splitlines()) == 1
     with pytest.raises(memwal.Unavailable, match="does not answer"):
         memwal.connect(endpoint.replace("grpc+tls", "grpc"), token=TOKEN)
-
     with pytest.raises(memwal.Invalid, match="no certificate in PEM"):
         memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.key)
     doubtful = {**ENV, "MEMWAL__DAEMON__TLS_CA": str(certificates.stranger)}
