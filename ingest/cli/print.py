@@ -72,8 +72,8 @@ def as_rich(rows: pa.Table, width: int = 48) -> Table:
     """Return all rows as a table; long values are cut to `width` characters."""
     table = plain_table()
     for field in rows.schema:
-        integer = pa.types.is_integer(field.type)
-        table.add_column(Text(field.name), justify="right" if integer else "left", overflow="fold")
+        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        table.add_column(Text(field.name), justify="right" if number else "left", overflow="fold")
     for row in shown_rows(rows, "table"):
         table.add_row(*(cell(value, width, grouped=False) for value in row.values()))
     return table
