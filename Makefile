@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run check test simulate s3-server promtool kafka peers lint bench lock docs java browser clean
+.PHONY: help install run live broker check test simulate s3-server promtool kafka peers lint bench lock docs java browser clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,6 +41,14 @@ install: $(STAMP) ## the environment, in .venv
 
 run: java $(STAMP) ## the quickstart: stream the Debian packages into a local Lance table and query them
 	@$(BIN)/memwal run configs/quickstart.toml --once $(ARGS)
+
+PAGE ?= 9464
+live: java $(STAMP) ## the same stream more slowly, until Ctrl-C, with its page at http://127.0.0.1:9464 (PAGE=9464)
+	@MEMWAL__SINK__HTTP_PORT=$(PAGE) MEMWAL__SOURCE__FEED_EVERY=5s $(BIN)/memwal run configs/quickstart.toml $(ARGS)
+
+PORT ?= 9092
+broker: kafka ## a Kafka broker for the tutorial (configs/tutorial) at PORT=9092 of 127.0.0.1, until Ctrl-C
+	@exec $(BIN)/python -m tests.kafka_server --serve $(PORT)
 
 # A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-WEEK = Path(__file__).resolve().parent / "data" / "flights.parquet"
+WEEK = Path(__file__).resolve().parent.parent / "configs" / "tutorial" / "flights.parquet"
 KEY = ("year", "month", "day", "carrier", "flight", "origin")
 DEPARTED = ("dep_time", "dep_delay")
 """Columns that are known once the flight has departed."""

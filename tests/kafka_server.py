@@ -1,4 +1,4 @@
-"""A real Kafka broker for tests and benchmarks: Apache's own, one node (KRaft), run by `java` on loopback.
+"""A real Kafka broker for tests, benchmarks and the tutorial: Apache's own, one node (KRaft), in `java` on loopback.
 
 `python tests/kafka_server.py` (`make kafka`) brings its jars and those of Spark's Kafka connector into the user's
 cache, once per machine: (1) PySpark ships Ivy, which takes each jar that kafka_server.lock names from Maven Central
@@ -7,15 +7,20 @@ with nothing but Java; (2) every jar must have the SHA-256 that the lock says; (
     with KafkaServer.started(directory) as kafka:
         kafka.create_topic("flights", partitions=4)
         kafka.produce("flights", [Record(b'{"id": 1}', key=b"1")])
+
+`python -m tests.kafka_server --serve 9092` (`make broker`) runs one on that port until Ctrl-C or SIGTERM; its messages
+end with it.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -203,15 +208,18 @@ class KafkaServer:
             server.stop()
 
     @classmethod
-    def start(cls, directory: Path) -> KafkaServer:
-        """A broker that answers. Raises RuntimeError, with its last words, where none does in 2 minutes."""
+    def start(cls, directory: Path, port: int | None = None) -> KafkaServer:
+        """A broker that answers, at `port` of 127.0.0.1 if given. Raises RuntimeError, with its last words, where none
+        does in 2 minutes.
+        """
         if not cache().exists():
             raise RuntimeError(f"{cache()} is not there; run `make kafka`")
         from tests.s3_server import free_ports  # not above: `make kafka` runs this file by itself
 
         deadline = time.monotonic() + _READY_WITHIN
         for attempt in range(_STARTS):
-            ports = Ports(*free_ports(4))
+            plain, *others = free_ports(4)
+            ports = Ports(port or plain, *others)
             place = directory.absolute() / str(attempt)
             place.mkdir(parents=True)
             _certify(place)
@@ -423,5 +431,34 @@ def _last_words(directory: Path) -> str:
     return (directory / "log").read_text(errors="replace")[-800:]
 
 
+def serve(port: int) -> None:
+    """Run a broker at `port` of 127.0.0.1 until Ctrl-C or SIGTERM. Raises SystemExit with one line if it cannot."""
+
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise SystemExit(f"memwal: port {port}: {error.strerror}; end what listens there, or use it") from error
+    with tempfile.TemporaryDirectory(prefix="memwal-kafka-") as directory:
+        server = KafkaServer.start(Path(directory), port)
+        try:
+            _say(f"Kafka answers at {server.brokers} until Ctrl-C; its messages end with it")
+            server.process.wait()
+        finally:
+            server.stop()
+    raise SystemExit("memwal: the Kafka broker has ended")
+
+
 if __name__ == "__main__":
+    options = argparse.ArgumentParser(description="Fetch the Kafka broker of the tests, and run it.")
+    options.add_argument("--serve", type=int, metavar="PORT", help="run it at this port of 127.0.0.1")
+    given = options.parse_args()
     fetch()
+    if given.serve:
+        serve(given.serve)

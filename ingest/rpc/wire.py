@@ -31,7 +31,7 @@ from memwal.ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWa
 from memwal.wal.errors import first_line
 
 _LENGTH = struct.Struct("<I")
-# Rows begin where the request before them ends, at any byte. Arrow's joins and groupings warn of such arrays, once for each.
+# Rows begin where the request before them ends, at any byte. Arrow's joins and groupings warn of each such array.
 _ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
 _EXPLAINED = "explained "
 EXPLANATION = b"memwal:explanation"

@@ -93,6 +93,7 @@ def test_no_answer_is_unavailable_and_names_the_endpoint() -> None:
 def test_rows_of_a_request_are_aligned_wherever_they_begin(padding: int) -> None:
     sent = pa.table({"day": ["2013-01-01", "2013-01-02"], "flight": pa.array([1545, 22], pa.int32())})
     _, rows = unpack(pack({"columns": "x" * padding}, sent))
-    assert rows is not None and rows.equals(sent)
+    assert rows is not None
+    assert rows.equals(sent)
     offsets, numbers = (column.chunk(0).buffers()[1] for column in rows.columns)
     assert (offsets.address % 4, numbers.address % 4) == (0, 0)

@@ -1,0 +1,202 @@
+"""configs/tutorial: every command of its README is run in the order in which it stands there, on a real broker, and
+prints what stands there.
+
+MEMWAL_REWRITE_GOLDEN=1 writes what the commands printed into the README. MEMWAL_PICTURES=configs/tutorial takes its
+picture anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Running, wait_until
+from tests.page_site import Looked
+from tests.s3_server import free_ports
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = ROOT / "configs" / "tutorial" / "README.md"
+LASTING = (
+    "make broker",
+    "python configs/tutorial/send_flights.py",
+    "memwal run configs/tutorial/flights.toml",
+)
+"""Commands for which the reader takes a terminal of their own, by the last line of their block."""
+BROKER, PAGE = "9092", "9464"
+"""Ports of the tutorial; a test has others."""
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Commands or a program, and what the README says that they print, if it does; where that stands."""
+
+    kind: str
+    text: str
+    printed: str | None
+    span: tuple[int, int]
+
+    @property
+    def lasting(self) -> bool:
+        return self.text.splitlines()[-1] in LASTING
+
+
+def blocks(readme: str) -> list[Block]:
+    """The blocks of the README that a reader runs."""
+    return [Block(found[1], found[2], found[3], found.span(3)) for found in FENCE.finditer(readme)]
+
+
+def alike(text: str) -> list[str]:
+    """Lines to compare: without space around tables, and without the numbers that differ from run to run."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    return [re.sub(r"-?\d+\.\d{3,}|\d+(\.\d+)? ?(ms|s)\b|(?<=version )\d+", "#", line) for line in lines if line]
+
+
+@dataclass
+class Reader:
+    """Somebody who works through the tutorial in a checkout of their own."""
+
+    home: Path
+    env: Mapping[str, str]
+    start: Callable[..., Running]
+    changes: Callable[[str], str]
+    """Gives commands the ports of this test."""
+    terminals: list[tuple[Block, Running]] = field(default_factory=list)
+
+    def run(self, block: Block) -> str:
+        """Run a block to its end; returns what it printed, errors behind the rest."""
+        running = self._begin(block)
+        code = running.wait(300)
+        printed = "\n".join([*running.lines, *running.errors])
+        assert code == 0, (block.text, printed)
+        return printed
+
+    def begin(self, block: Block) -> None:
+        """Run a block in a terminal of its own."""
+        self.terminals.append((block, self._begin(block)))
+
+    def terminal(self, command: str) -> Running:
+        """The newest terminal of a command."""
+        return next(running for block, running in reversed(self.terminals) if command in block.text)
+
+    def _begin(self, block: Block) -> Running:
+        script = self.home / ("block.py" if block.kind == "python" else "block.sh")
+        script.write_text(self.changes(block.text))
+        command = ["python", str(script)] if block.kind == "python" else ["bash", "-e", str(script)]
+        return self.start(command, cwd=self.home, env=self.env)
+
+
+@pytest.fixture
+def reader(tmp_path: Path, start: Callable[..., Running], kafka_connector: dict[str, str]) -> Reader:
+    """The reader's checkout: this one, but for the ports and for `data`."""
+    home, ports = tmp_path / "checkout", dict(zip((BROKER, PAGE), map(str, free_ports(2)), strict=True))
+
+    def changes(text: str) -> str:
+        return re.sub(f"{BROKER}|{PAGE}", lambda found: ports[found[0]], text)
+
+    (home / "configs" / "tutorial").mkdir(parents=True)
+    for each in (*ROOT.iterdir(), *README.parent.parent.iterdir(), *README.parent.iterdir()):
+        there = home / each.relative_to(ROOT)
+        if each.parent == README.parent and each.suffix in (".toml", ".py"):
+            there.write_text(changes(each.read_text()))
+        elif each.name not in ("data", "configs", "tutorial", ".git"):
+            there.symlink_to(each)
+    env = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "80",
+        "PORT": ports[BROKER],
+        "PAGE": ports[PAGE],
+        "MEMWAL__SOURCE__SPARK": json.dumps(kafka_connector),
+    }
+    return Reader(home, env, start, changes)
+
+
+def test_every_command_prints_what_the_tutorial_says(reader: Reader, look: Callable[..., Looked]) -> None:
+    readme, seen = README.read_text(encoding="utf-8"), dict[tuple[int, int], str]()
+    for block in blocks(readme):
+        if block.lasting:
+            reader.begin(block)
+            wait_for_broker(reader, block)
+            continue
+        if "--key 32,UA" in block.text:  # the first look at rows
+            look_at_the_page(reader, look)
+            for begun, terminal in reader.terminals:
+                expected = begun.printed or ""
+                wait_until(lambda t=terminal, e=expected: set(alike(reader.changes(e))) <= set(alike(told(t))))
+        printed = reader.run(block)
+        if block.printed is not None:
+            seen[block.span] = printed
+            if not os.environ.get("MEMWAL_REWRITE_GOLDEN"):
+                assert alike(printed) == alike(block.printed), block.text
+    if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
+        README.write_text(rewritten(readme, seen), encoding="utf-8")
+    assert len(seen) >= 10
+    assert noise(reader.terminal("memwal run")) == []
+
+
+def test_two_commands_lead_to_a_page_that_shows_rows_as_they_come(reader: Reader) -> None:
+    """`make install`, which does nothing here, and `make live`: the page has rows, and then more of them."""
+    reader.run(Block("sh", "make install", None, (0, 0)))
+    reader.begin(Block("sh", "make live", None, (0, 0)))
+    url = wait_until(lambda: re.findall(r"page, .*(http://\S+)", told(reader.terminal("make live"))))[0]
+
+    def rows() -> int:
+        with urllib.request.urlopen(f"{url}/live", timeout=10) as answer:
+            return int(json.load(answer)["run"]["rows"])
+
+    first = wait_until(rows, timeout=300)  # ten seconds on a quiet machine
+    wait_until(lambda: rows() > first)
+
+
+def told(terminal: Running) -> str:
+    """What a terminal shows by now."""
+    return "\n".join([*terminal.lines, *terminal.errors])
+
+
+def noise(terminal: Running) -> list[str]:
+    """Lines of a pipeline's terminal that a reader would wonder about."""
+    usual = ("page, metrics", "memwal: starting", "memwal: streaming", "memwal: micro-batch", "Killed")
+    return [line for line in terminal.errors if line.strip() and not any(part in line for part in usual)]
+
+
+def wait_for_broker(reader: Reader, block: Block) -> None:
+    """A reader goes on when the broker says that it answers, and when the topic is there."""
+    if "make broker" in block.text:
+        wait_until(lambda: "Kafka answers" in told(reader.terminal("make broker")))
+    if "send_flights" in block.text:
+        broker = reader.changes(f"127.0.0.1:{BROKER}")
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": broker})
+        wait_until(lambda: "flights" in admin.list_topics(timeout=30).topics)
+
+
+def look_at_the_page(reader: Reader, look: Callable[..., Looked]) -> None:
+    """The page says that all is well while rows arrive, and shows them in both regions."""
+    terminal = reader.terminal("memwal run")
+    url = re.findall(r"http://\S+", wait_until(lambda: [x for x in terminal.errors + terminal.lines if "page" in x])[0])
+    page = look(url[0])
+    page.until("document.querySelector('#health').dataset.state === 'healthy'")
+    page.until("document.querySelectorAll('#regions tbody tr:not(.daemon)').length === 2")
+    page.until("document.querySelectorAll('#commits tbody tr').length >= 1")
+    page.until("document.body.innerText.includes('2,522 rows')")
+    page.picture("page")
+    page.page.close()
+
+
+def rewritten(readme: str, seen: Mapping[tuple[int, int], str]) -> str:
+    """The README with what the commands printed."""
+    for (first, last), printed in sorted(seen.items(), reverse=True):
+        lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+        while lines and not lines[0]:
+            del lines[0]
+        readme = readme[:first] + "".join(f"{line}\n" for line in lines) + readme[last:]
+    return readme
