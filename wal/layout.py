@@ -10,6 +10,8 @@
     _mem_wal/{region uuid}/pruned.json                        manifest versions below {"floor":N} were pruned (ours)
     _mem_wal/probe/{8 hex}                                    start-up probe; deleted at once (ours)
     _mem_wal/staged/{32 hex}.arrow                            rows of a Spark task, until its micro-batch is sent (ours)
+    _mem_wal/loads/{load id}.json                             the token of a load past the log; advice only (ours)
+    _mem_wal/loading.json                                     until when automatic commits wait; advice only (ours)
 
 `rev(n)` is the 64-digit binary of n read backwards, so that consecutive numbers spread over an object store's
 key ranges. Source: "MemTable & WAL Specification", Lance documentation. Versions, positions and generations
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 ROOT = "_mem_wal/"
 PROBE_PREFIX = ROOT + "probe/"
 STAGED_PREFIX = ROOT + "staged/"
+LOADING_KEY = ROOT + "loading.json"
+"""Key of the request of a load that automatic commits wait; advice only."""
 
 Kind = Literal["log", "manifest", "sst", "commit", "note", "staged", "base", "other"]
 """What a key is for, as requests are counted: WAL entries and snapshots of the applied map; region manifests; SSTs;
@@ -110,6 +114,8 @@ def kind_of(key: str) -> Kind:
         return kind
     if region == "staged":
         return "staged"
+    if region in ("loads", "loading.json"):
+        return "note"
     return "sst" if "-" in region and (not name or "_gen_" in name) else "other"
 
 
@@ -192,6 +198,11 @@ def sst_key(region: UUID, path: str, name: str = "") -> str:
     """Key of `name` inside the SST directory `path` (an SsTable's path), or of the directory where `name` is
     empty."""
     return f"{ROOT}{region}/{path}/{name}" if name else f"{ROOT}{region}/{path}"
+
+
+def load_key(id: UUID) -> str:
+    """Key of the note with the token of a load; advice only."""
+    return f"{ROOT}loads/{id}.json"
 
 
 def staged_key(unique: str) -> str:

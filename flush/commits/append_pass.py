@@ -3,6 +3,8 @@
     invariant: the rows of a range of generations, and the record that the range is committed, are in one version, or in
     none.
 
+A load (flush.commits.load) appends its rows the same way.
+
  1. **Write** the rows of the SSTs into data files of the base, streamed: memory holds some batches, never a whole SST.
     No version refers to the files. *Crash here: orphans, see flush.garbage.orphans.*
  2. **Append** by a compare-and-swap (`flush.base.swap`), which sets `memwal:committed` in the schema's metadata: a
@@ -22,7 +24,7 @@ conflict"; a delete or an update is put on top of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -44,36 +46,34 @@ from memwal.wal.panics import panics_as_errors
 
 
 class AppendedRows:
-    """Steps 1 and 2 for the SSTs of `plans`.
+    """Steps 1 and 2 for the rows of `source`.
 
-    After a conflict with another program the same files are appended, not written again: only one append of a range
-    ever passes. A committer that loses a race, or crashes, leaves its files as orphans.
+    After a conflict with another program the same files are appended, not written again: only one append with a marker
+    ever passes. A process that loses a race, or crashes, leaves its files as orphans.
     Thread safety. One thread.
     """
 
-    def __init__(self, store: ObjectStore, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
-        self._store, self._base, self._plans = store, base, tuple(plans)
+    def __init__(
+        self, base: BaseTable, marker: Mapping[UUID, int], source: Callable[[], Iterator[pa.RecordBatch]]
+    ) -> None:
+        """`marker`: the generations that are committed with the rows. `source`: returns the rows in base schema."""
+        self._base, self._marker, self._source = base, dict(marker), source
         self._rows = 0
         self._error: BaseException | None = None
-        self.failed_at: UUID | None = None
-        """The region whose SSTs could not be read."""
         self._fragments: list[FragmentMetadata] | None = None
 
-    def serves(self, base: BaseTable, plans: Sequence[RegionPlan]) -> bool:
-        """Return whether all rows of `plans` are written, in the columns of `base`; False where `write` raised."""
-
-        def ssts(plans: Sequence[RegionPlan]) -> list[object]:
-            return [(plan.region, plan.ssts) for plan in plans]
+    def fits(self, base: BaseTable) -> bool:
+        """Return whether all rows are written, in the columns of `base`; False where `write` raised."""
 
         def form(table: BaseTable) -> tuple[object, ...]:
             return table.schema, tuple(row_field_ids(table.dataset)), table.storage_version
 
-        return self._fragments is not None and ssts(plans) == ssts(self._plans) and form(base) == form(self._base)
+        return self._fragments is not None and form(base) == form(self._base)
 
     def write(self) -> None:
         """Step 1: write files that no version refers to yet.
 
-        Raises Corrupt where an SST is missing or short; StoreUnavailable, StoreRefused, OSError of storage.
+        Raises what the source raises; OSError of storage.
         """
         base, version = self._base, self._base.storage_version
         version_of_files: Any = version  # pylance's type is a list of literals
@@ -106,7 +106,7 @@ class AppendedRows:
         """
         if self._fragments is None:
             raise RuntimeError("the rows to append are not written")
-        done = highest(base.committed, {plan.region: plan.last for plan in self._plans})
+        done = highest(base.committed, self._marker)
         committed = json.dumps({str(region): generation for region, generation in sorted(done.items())})
         made = append_if_unchanged(base.dataset, self._fragments, {COMMITTED: committed.encode()}, base.storage_options)
         before = base.dataset.count_rows()  # the swap passed, so no row has changed since
@@ -122,19 +122,46 @@ class AppendedRows:
         return pa.RecordBatchReader.from_batches(self._base.schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        region: UUID | None = None
         try:
-            for plan in self._plans:
-                region = plan.region
-                for sst in plan.ssts:
-                    for batch in sst_batches(self._store, plan.region, sst, self._base.schema, self._base.shape.rows):
-                        self._rows += batch.num_rows
-                        yield batch
+            for batch in self._source():
+                self._rows += batch.num_rows
+                yield batch
         except GeneratorExit:  # Lance has failed by itself and reads no further
             raise
         except BaseException as error:
-            self._error, self.failed_at = error, region
+            self._error = error
             raise
+
+
+class AppendedSsts(AppendedRows):
+    """The same for the SSTs of `plans`. `write` raises Corrupt where an SST is missing or short, and StoreUnavailable,
+    StoreRefused.
+    """
+
+    def __init__(self, store: ObjectStore, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
+        super().__init__(base, {plan.region: plan.last for plan in plans}, self._ssts)
+        self._store, self._plans = store, tuple(plans)
+        self.failed_at: UUID | None = None
+        """The region whose SSTs could not be read."""
+
+    def serves(self, base: BaseTable, plans: Sequence[RegionPlan]) -> bool:
+        """Return whether all rows of `plans` are written, in the columns of `base`; False where `write` raised."""
+
+        def ssts(plans: Sequence[RegionPlan]) -> list[object]:
+            return [(plan.region, plan.ssts) for plan in plans]
+
+        return ssts(plans) == ssts(self._plans) and self.fits(base)
+
+    def _ssts(self) -> Iterator[pa.RecordBatch]:
+        for plan in self._plans:
+            try:
+                for sst in plan.ssts:
+                    yield from sst_batches(self._store, plan.region, sst, self._base.schema, self._base.shape.rows)
+            except GeneratorExit:
+                raise
+            except BaseException:
+                self.failed_at = plan.region
+                raise
 
 
 def unmarked(base: BaseTable) -> dict[UUID, int]:

@@ -113,12 +113,30 @@ def commit(
     )
     while (base := rounds.next()) is None:
         continue
-    base = _caught_up(_marked(base, conflict_retries, rounds.totals), conflict_retries, rounds.totals)
-    _prune_all(store, base, clock, ids, rounds.failed, options)
+    base = finished(store, base, clock, ids, conflict_retries, rounds.totals, rounds.failed, options)
     held_back.regions = {**rounds.doubled, **rounds.failed}
     if held is None:
         held_back.raise_first()
     return rounds.totals.report(base.version, clock.monotonic() - began)
+
+
+def finished(
+    store: ObjectStore,
+    base: BaseTable,
+    clock: Clock,
+    ids: Ids | None,
+    conflict_retries: ConflictRetries,
+    totals: CommitTotals,
+    failed: Mapping[UUID, BaseException] | None = None,
+    options: WalOptions | None = None,
+) -> BaseTable:
+    """Steps 8 and 9, and what a table without a key needs before; returns the newest view.
+
+    `failed`: regions that are left out. Raises as `commit`.
+    """
+    base = _caught_up(_marked(base, conflict_retries, totals), conflict_retries, totals)
+    _prune_all(store, base, clock, ids, failed or {}, options)
+    return base
 
 
 def _prune_all(

@@ -8,13 +8,16 @@ Lance detects two rows of one key only where both writers say which keys they in
     version in between that added fragments, and is no compaction, is foreign. Where Lance does not detect duplicates
     (`lance_detects_duplicates`), look back one commit further: a foreign merge may have landed just below the newest
     commit, after that commit was planned. For a region whose range another committer has planned before, and may have
-    held back, look back to its own last commit.
+    held back, look back to its own last commit. A load (flush.commits.load) writes keys of every region, so where
+    Lance does not detect duplicates, it and a commit may insert one key and not see each other. So look back to the
+    commits before the newest one of its regions: that one had read those, and a load below them. A load above them is
+    treated like a foreign merge.
  2. **No foreign version**, the usual case: the base holds what our commits wrote, one row per key; no row is read.
     *History that was cleaned up, or is longer than `_LOOK_BACK`, counts as foreign.*
  3. **Foreign versions**: scan the key columns once, for the keys to be written and those that others added. A key
     found twice:
-    - One row by a commit, the other by a foreign merge, and a type for which Lance detects no duplicates: neither
-      writer saw the other. The row of the later version stands, as if the two had come one after the other; the older
+    - One row by a commit, the other by a foreign merge or a load, and a type for which Lance detects no duplicates:
+      neither writer saw the other. The row of the later version stands, as if the two had come one after the other; the older
       one is deleted, in a version of its own, and the commit begins again.
     - Any other pair: which row is meant is not ours to decide. The key's region is held back where the commit would
       write the key (`DoubledKey`, before anything is written over it); every other region is committed. A key that the
@@ -36,7 +39,8 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.flush.base.state import read_state
+from memwal.flush.base.load_id import is_load, loads_in
+from memwal.flush.base.state import TableState, read_state
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import DoubledKey
 from memwal.wal import Corrupt, ObjectStore
@@ -48,6 +52,8 @@ _ADDED_ROWS_MAX = 4_000_000
 """Foreign rows whose keys are held in memory and looked up; where there are more, only the keys to be written are."""
 _ROWS_AT_ONCE = 1 << 20
 _ROW_ADDRESS = "_rowaddr"
+_EARLIER, _UNKNOWN = 0, -1
+"""In place of the version that made a row: one before those looked at; any."""
 _FRAGMENT_BITS = 32
 """A row address is the fragment's id and, in these lower bits, the row's offset in it."""
 
@@ -64,11 +70,15 @@ class ForeignWrites:
     """Versions of other programs that added fragments -> these fragments."""
     unchecked: frozenset[int] = frozenset()
     """Versions in `foreign` whose keys Lance may not have compared with those of a commit."""
+    loads: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Among `commits`: loads whose keys Lance may not have compared with those of a commit or of another load."""
+    rewritten: frozenset[int] = frozenset()
+    """Fragments made by compactions: their rows are of unknown age."""
 
     @property
     def possible(self) -> bool:
         """Whether a key may stand twice."""
-        return bool(self.foreign) or not self.complete
+        return bool(self.foreign) or bool(self.loads) or not self.complete
 
 
 def lance_detects_duplicates(schema: pa.Schema, key: Sequence[str]) -> bool:
@@ -84,35 +94,74 @@ def look_back(store: ObjectStore, base: BaseTable, behind: Collection[UUID] = ()
     `behind`: regions that commits may have held back; the look back reaches the last commit of each.
     Raises StoreUnavailable, StoreRefused.
     """
-    regions_left = set(behind)
-    commits: dict[int, frozenset[int]] = {}
-    foreign: dict[int, frozenset[int]] = {}
-    unchecked: set[int] = set()
-    commits_wanted = 1 if lance_detects_duplicates(base.schema, base.key) else 2
+    if lance_detects_duplicates(base.schema, base.key):
+        found = _Found(set(behind), 1)
+    else:
+        found = _Found(set(behind), 2, to_find=None if loads_in(base.committed) else set())
     try:
         state = read_state(store, base.version)
         for _ in range(_LOOK_BACK):
             if state.version == 1:
-                break
+                return found.writes(complete=True)
             before = read_state(store, state.version - 1)
-            added = frozenset(state.fragments.keys() - before.fragments.keys())
-            operation = state.transaction.operation if state.transaction else "unknown"
-            if before.committed != state.committed:
-                commits[state.version] = added
-                regions_left -= {
-                    region for region in regions_left if state.committed.get(region) != before.committed.get(region)
-                }
-                if len(commits) >= commits_wanted and not regions_left:
-                    break
-            elif added and operation != "rewrite":
-                foreign[state.version] = added
-                unchecked |= {state.version} if operation == "update" and commits_wanted == 2 else set()
+            found.add(before, state)
+            if found.enough:
+                return found.writes(complete=True)
             state = before
-        else:
-            return ForeignWrites(False, commits, foreign, frozenset(unchecked))
     except Corrupt:  # cleaned up
-        return ForeignWrites(False, commits, foreign, frozenset(unchecked))
-    return ForeignWrites(True, commits, foreign, frozenset(unchecked))
+        return found.writes(complete=False)
+    return found.writes(complete=len(found.commits) >= found.commits_wanted and not found.behind)
+
+
+@dataclass
+class _Found:
+    """What a look back has found so far, from the newest version down."""
+
+    behind: set[UUID]
+    """Regions whose last commits are still to be found."""
+    commits_wanted: int
+    to_find: set[UUID] | None = field(default_factory=set)
+    """Regions of the newest commit whose commits before it are still to be found; None: the newest commit itself is."""
+    commits: dict[int, frozenset[int]] = field(default_factory=dict)
+    foreign: dict[int, frozenset[int]] = field(default_factory=dict)
+    unchecked: set[int] = field(default_factory=set)
+    loads: dict[int, frozenset[int]] = field(default_factory=dict)
+    rewritten: frozenset[int] = frozenset()
+
+    def add(self, before: TableState, state: TableState) -> None:
+        """Add what version `state` did to `before`, the one below it."""
+        added = frozenset(state.fragments.keys() - before.fragments.keys())
+        operation = state.transaction.operation if state.transaction else "unknown"
+        if before.committed != state.committed:
+            self._add_commit(before, state, added)
+        elif operation == "rewrite":
+            self.rewritten |= added
+        elif added:
+            self.foreign[state.version] = added
+            self.unchecked |= {state.version} if operation == "update" and self.commits_wanted == 2 else set()
+
+    def _add_commit(self, before: TableState, state: TableState, added: frozenset[int]) -> None:
+        ids = before.committed.keys() | state.committed.keys()
+        moved = {id for id in ids if before.committed.get(id) != state.committed.get(id)}
+        regions = {id for id in moved if not is_load(id)}
+        self.commits[state.version] = added
+        self.behind -= moved
+        if moved - regions and self.commits_wanted == 2:
+            self.loads[state.version] = added
+        if self.to_find is not None:
+            self.to_find -= regions
+        elif regions:
+            self.to_find = regions
+
+    @property
+    def enough(self) -> bool:
+        """Whether no version further below matters."""
+        return len(self.commits) >= self.commits_wanted and not self.behind and self.to_find == set()
+
+    def writes(self, *, complete: bool) -> ForeignWrites:
+        """Return what was found."""
+        unchecked = frozenset(self.unchecked)
+        return ForeignWrites(complete, self.commits, self.foreign, unchecked, self.loads, self.rewritten)
 
 
 def rows_with_keys(base: BaseTable, keys: pa.Table) -> pa.Table:
@@ -161,7 +210,7 @@ def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table
 
 
 def added_keys(base: BaseTable, writes: ForeignWrites) -> pa.Table:
-    """Return the keys of the rows that other programs added, as each version had them.
+    """Return the keys of the rows that other programs, and loads in `writes`, added, as each version had them.
 
     Returns none where these are more than _ADDED_ROWS_MAX, or where one of the versions was cleaned up since
     `look_back`: then the history says nothing.
@@ -170,7 +219,7 @@ def added_keys(base: BaseTable, writes: ForeignWrites) -> pa.Table:
     keys = [pa.schema([base.schema.field(name) for name in names]).empty_table()]
     left = _ADDED_ROWS_MAX
     try:
-        for version, ids in writes.foreign.items():
+        for version, ids in {**writes.foreign, **writes.loads}.items():
             dataset = base.dataset.checkout_version(version)
             fragments = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id in ids]
             left -= sum(fragment.count_rows() for fragment in fragments)
@@ -240,8 +289,10 @@ def _older(addresses: Sequence[int], writes: ForeignWrites) -> int | None:
     None for any other pair.
     """
     versions = {id: version for version, ids in {**writes.commits, **writes.foreign}.items() for id in ids}
-    by_age = sorted((versions.get(address >> _FRAGMENT_BITS, 0), address) for address in addresses)
+    versions |= dict.fromkeys(writes.rewritten, _UNKNOWN)
+    by_age = sorted((versions.get(address >> _FRAGMENT_BITS, _EARLIER), address) for address in addresses)
     made = {version for version, _ in by_age}
-    if len(by_age) == len(made) == len(made & (writes.commits.keys() | writes.unchecked)) == 2:
+    mergers = writes.commits.keys() | writes.unchecked | ({_EARLIER} if made & writes.loads.keys() else set())
+    if len(by_age) == len(made) == len(made & mergers) == 2:
         return by_age[0][1] if made & writes.commits.keys() else None
     return None

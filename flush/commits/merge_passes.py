@@ -62,24 +62,36 @@ def rows_to_delete(dataset: lance.LanceDataset, keys: pa.Table) -> int:
     return int(counts["num_deleted_rows"])
 
 
-def upsert_pass(dataset: lance.LanceDataset, rows: pa.Table, key: Sequence[str], marker: Mapping[UUID, int]) -> Written:
+def upsert_pass(
+    dataset: lance.LanceDataset,
+    rows: pa.Table | pa.RecordBatchReader,
+    key: Sequence[str],
+    marker: Mapping[UUID, int],
+    number: int | None = None,
+) -> Written:
     """Insert or replace `rows` (base schema, one per key) and record the marker.
 
+    `number`: of the rows of a reader. Lance reads it once, batch by batch, and holds the keys of the table meanwhile.
     Moves `dataset` to the new version. Raises OSError on a conflict; CountMismatch, after the write, where the table
     did not change by exactly these rows.
     """
     builder = dataset.merge_insert(list(key)).when_matched_update_all().when_not_matched_insert_all()
-    done = _execute(dataset, builder, importable_table(rows), marker)
-    if done.inserted + done.updated != rows.num_rows:
+    given = importable_table(rows) if isinstance(rows, pa.Table) else rows
+    number = given.num_rows if isinstance(given, pa.Table) else number
+    done = _execute(dataset, builder, given, marker)
+    if done.inserted + done.updated != number:
         raise CountMismatch(
             f"{dataset.uri}: version {dataset.version} inserted {done.inserted} rows and replaced {done.updated} for "
-            f"{rows.num_rows} keys: the table holds keys twice; remove them, and append through memwal only"
+            f"{number} keys: the table holds keys twice; remove them, and append through memwal only"
         )
     return done
 
 
 def _execute(
-    dataset: lance.LanceDataset, builder: MergeInsertBuilder, rows: pa.Table, marker: Mapping[UUID, int] | None
+    dataset: lance.LanceDataset,
+    builder: MergeInsertBuilder,
+    rows: pa.Table | pa.RecordBatchReader,
+    marker: Mapping[UUID, int] | None,
 ) -> Written:
     read = dataset.version
     rows_before: int | None = dataset.count_rows()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.table import BaseTable
-from memwal.flush.commits.append_pass import AppendedRows
+from memwal.flush.commits.append_pass import AppendedSsts
 from memwal.flush.commits.changes import Changes, read_changes
 from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.foreign_writes import (
@@ -76,7 +76,7 @@ class Rounds:
     totals: CommitTotals = field(default_factory=CommitTotals)
     unchecked: pa.Table | None = None
     """Keys of an upserts pass that Lance put on top of versions that no round has read."""
-    appended: AppendedRows | None = None
+    appended: AppendedSsts | None = None
     """Without a key: the rows written last. After a conflict they are appended again, not written again."""
     failed: dict[UUID, BaseException] = field(default_factory=dict)
     """Regions that are held back in this commit, and why."""
@@ -224,7 +224,7 @@ class Rounds:
     def _append(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
         """Steps 3 to 6 of a table without a key."""
         if self.appended is None or not self.appended.serves(base, plans):
-            self.appended = AppendedRows(self.store, base, plans)
+            self.appended = AppendedSsts(self.store, base, plans)
             try:
                 self.appended.write()
             except BaseException as error:

@@ -13,7 +13,8 @@ exact for our commits, whose passes either delete or upsert.
 A commit that deletes rows and upserts others is two versions (flush.commits.committer, steps 5 and 6). The first
 carries no progress; it is recognised by the second, which was planned on it. A commit into a table without a key is a
 version that inserts rows and records the committed generations in its metadata, and one that only moves Lance's marker
-up to them ("mark").
+up to them ("mark"). A load (flush.commits.load) is one version that inserts and replaces rows, and has a marker of its
+own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from memwal.flush.base.load_id import is_load
 from memwal.flush.base.manifest import COMMITTED, MEM_WAL_INDEX
 from memwal.flush.base.state import Fragment, TableState, read_state, versions
 from memwal.wal import Corrupt, ObjectStore
@@ -114,7 +116,8 @@ def _is_deletes_pass(actions: Sequence[Action], state: TableState, following: Ta
     planned_on = following.transaction is not None and following.transaction.read_version == state.version
     # Its rows may have been deleted before: then it changed nothing.
     deletes_only = [action.kind for action in actions] in (["delete"], ["other"])
-    return deletes_only and planned_on and following.committed != state.committed
+    progressed = (id for id in following.committed if following.committed[id] != state.committed.get(id))
+    return deletes_only and planned_on and any(not is_load(id) for id in progressed)
 
 
 def _actions(before: TableState | None, after: TableState) -> Iterator[Action]:
@@ -184,7 +187,9 @@ def _rewritten_columns(
 def _progress(before: TableState, after: TableState) -> Iterator[Action]:
     for region in sorted(after.committed, key=str):
         first, last = before.committed.get(region, 0) + 1, after.committed[region]
-        if last >= first:
+        if last >= first and is_load(region):
+            yield Action("load", {"load": str(region)})
+        elif last >= first:
             yield Action("commit", {"region": str(region), "first": first, "last": last})
         elif before.marked.get(region, 0) < after.marked.get(region, 0):
             yield Action("mark", {"region": str(region), "last": after.marked[region]})

@@ -11,7 +11,8 @@ regions begin with this applied map. Any process may do the remaining steps, sev
  1. **Switch**: one version of the base table. In lance format `memwal:routing` and `memwal:regions` in its schema
     metadata; in arrow format the sharding spec in the details of Lance's MemWAL index, whose id is the routing's
     version, so that Lance's own writers and readers route by it too. Nothing else changes, and the
-    progress need not: every published generation is committed, and no region publishes one before it is opened.
+    progress need not: every published generation is committed, and no region publishes one before it is opened. (Loads
+    have progress of their own, which is put back: `flush.resizing.kept_loads`.)
  2. **Open** every region of the new version: see `wal.fence`, `opening`. Others stay sealed.
 
 The switch is a compare-and-swap: Lance refuses it where the same metadata, or the index, was replaced since the version
@@ -38,6 +39,7 @@ from memwal.flush.base.setup import REGIONS, ROUTING
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.parallel_map import AT_ONCE, each
+from memwal.flush.resizing.kept_loads import with_its_loads
 from memwal.wal import (
     Clock,
     Corrupt,
@@ -117,6 +119,7 @@ def finish(
         base = _switched(base, store, following, clock, ids)
     done = decided(store, base.routing_version)
     if done is not None:
+        base = with_its_loads(base, store)
         opened = partial(_open, base, store, done, clock=clock, ids=ids, options=options)
         for _ in each(opened, base.regions, at_once):
             continue

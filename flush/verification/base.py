@@ -4,7 +4,7 @@
                    index, by their total size
     check_fit      no column type and no file format that cannot hold puts and deletes
     check_indexes  the B-tree and full-text indexes of the set-up exist, and each index is on its column
-    check_marker   every committed generation is of an existing region, and was published
+    check_marker   every committed generation is of an existing region, and was published, or is that of a load
     check_index_rows (deep) every file of an index can be read
     check_base_rows  (deep) every row can be read; as many as recorded; each key once and never null, where it has a key
 
@@ -23,6 +23,7 @@ from lance.file import LanceFileReader
 
 from memwal.flush.base.adoptable import unfit_reason
 from memwal.flush.base.existing_indexes import has_files
+from memwal.flush.base.load_id import LANDED, is_load
 from memwal.flush.verification.finding import Finding, View, unreadable
 from memwal.flush.verification.sst import check_keys
 from memwal.wal import RegionStatus
@@ -115,9 +116,15 @@ def check_indexes(view: View) -> Iterator[Finding]:
 
 
 def check_marker(view: View) -> Iterator[Finding]:
-    """Check that every committed generation is of an existing region; check_list checks that it was published."""
+    """Check that every committed generation is of an existing region, or is the only one of a load; check_list checks
+    that it was published.
+    """
     for region, generation in view.base.committed.items():
-        if region not in view.regions:
+        if is_load(region):
+            if generation != LANDED:
+                what = f"its generation {generation} is committed, a load has only {LANDED}"
+                yield Finding("marker", f"load {region}", what, "find the program that committed it")
+        elif region not in view.regions:
             what = f"its generation {generation} is committed, but the region has no object on storage"
             yield Finding("marker", region_prefix(region), what, "restore the region's manifests from a backup")
         elif region not in view.base.regions and not _is_retired(view, region):

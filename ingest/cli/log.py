@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 from rich.console import Console, Group, RenderableType
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from memwal import flush, wal
 from memwal.flush.base.state import versions
+from memwal.flush.commits.load_notes import noted_token
 from memwal.flush.history.actions import Action, Change, History, read_history
 from memwal.flush.history.diff import VersionDiff, diff_versions
 from memwal.ingest.cli.print import count, plain_table, ranges, span, write_json
@@ -29,6 +31,7 @@ _STYLES: Mapping[str, str] = {
     "overwrite": "bold red",
     "restore": "bold red",
     "commit": "cyan",
+    "load": "cyan",
     "compact": "magenta",
     "create": "bold",
 }
@@ -44,7 +47,7 @@ def show_log(settings: Settings, environ: Mapping[str, str], console: Console, *
     """
     base, store = _opened(settings, environ)
     history = read_history(store, limit)
-    names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)}
+    names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)} | _tokens(store, history)
     if as_json:
         write_json(_history_json(history, names))
     else:
@@ -80,6 +83,13 @@ def show_diff(
     else:
         console.print(render_diff(base.uri, found, keys))
     return 0
+
+
+def _tokens(store: wal.ObjectStore, history: History) -> dict[str, str]:
+    """Return the tokens of the loads in `history` by load id; a load whose note is gone has none."""
+    actions = (action for change in history.changes for action in change.actions or ())
+    loads = {action.details["load"] for action in actions if action.kind == "load"}
+    return {load: token for load in loads if (token := noted_token(store, UUID(load))) is not None}
 
 
 def _opened(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, wal.ObjectStore]:
@@ -132,6 +142,7 @@ def _what(change: Change, regions: Mapping[str, str]) -> Text:
         operation = "" if change.state.transaction is None else f" (Lance: {change.state.transaction.operation})"
         return Text(f"unknown: the previous version was cleaned up{operation}", style=_PLAIN)
     parts = [*_rows_touched(change.actions), *_commits(change.actions, regions), *_indexes(change.actions)]
+    parts += [_loaded(each.details["load"], regions) for each in change.actions if each.kind == "load"]
     parts += [_phrase(each) for each in change.actions if each.kind in _PHRASES]
     if any(each.kind == "mark" for each in change.actions):
         parts.append(Text("Lance's progress marker updated", style=_PLAIN))
@@ -175,6 +186,11 @@ def _commits(actions: Iterable[Action], regions: Mapping[str, str]) -> list[Text
     parts = [f"{span(first, last)} of {_together(names)}" for (first, last), names in by_range.items()]
     several = len(parts) > 1 or any(first < last for first, last in by_range)
     return [Text(f"commit generation{'s' * several} {' and '.join(parts)}", style=_STYLES["commit"])] if parts else []
+
+
+def _loaded(load: str, tokens: Mapping[str, str]) -> Text:
+    """Return a phrase such as: load 'books-2026'."""
+    return Text(f"load {tokens[load]!r}" if load in tokens else f"load {load}", style=_STYLES["load"])
 
 
 def _together(names: Sequence[str]) -> str:
@@ -241,6 +257,8 @@ def _change_json(change: Change, regions: Mapping[str, str]) -> dict[str, Any]:
 
 def _action_json(action: Action, regions: Mapping[str, str]) -> dict[str, Any]:
     named = {"name": regions.get(action.details["region"])} if action.kind in ("commit", "mark") else {}
+    if action.kind == "load":
+        named = {"token": regions.get(action.details["load"])}
     return {"action": action.kind, **action.details, **named}
 
 

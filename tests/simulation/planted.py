@@ -276,7 +276,7 @@ def appends_without_the_swap() -> Planted:
     def append(self: AppendedRows, base: BaseTable) -> Written:
         operation = lance.LanceOperation.Append(self._fragments)
         lance.LanceDataset.commit(base.dataset, operation, read_version=base.version)
-        mark(lance.dataset(base.uri), {plan.region: plan.last for plan in self._plans})
+        mark(lance.dataset(base.uri), self._marker)
         return Written(inserted=self._rows)
 
     return patch.object(AppendedRows, "append", append)

@@ -1,0 +1,284 @@
+"""Load: rows that are in files already become part of the base table, past the log, in one version and exactly once.
+
+    invariant: the rows of a load, and the record that it has landed, are in one version of the base, or in none.
+
+A load is a region of its own (flush.base.load_id): its id is made of the token, and its only generation is 1. So its
+marker is the compare-and-swap that it is for the range of a commit: of any number of loads with one token, at once or
+after one another, one lands.
+
+The caller has flushed and committed every row that was acknowledged before, and has checked the rows of the load. Then:
+
+ 1. **Note** the token beside the table, so that `memwal log` can name it. *Crash here: a note of a load that never
+    landed; the next attempt writes the same one.*
+ 2. **Read** the newest base version. Where it has the marker, the load has landed: on to 6. Where its columns are not
+    those that the rows were checked for, the load ends.
+ 3. **Check** whether other programs added rows since the last commit and, where they did, whether a key stands twice
+    (flush.commits.foreign_writes). A row to repair is deleted, and back to 2; any other such key ends the load. *Crash
+    here: at most a row was repaired.*
+ 4. **Write** the rows with the marker, streamed: with a key by one merge (flush.commits.merge_passes), without one by
+    one append (flush.commits.append_pass). A conflict with another writer: back to 2. *Crash before the version exists:
+    files without a version, see flush.garbage.orphans. Crash after it: loaded; the next attempt with the token goes
+    from 2 to 6.*
+ 5. Where Lance put 4 on top of versions that 3 had not seen, and does not detect that both inserted one key: check as in
+    3 once more, and delete the row of the earlier version. *Crash before that: the next commit, or the next attempt,
+    does it: it looks back to the load until a commit of the same region has seen it.*
+ 6. **Finish** as a commit does: Lance's marker of a table without a key, index catch-up, sync, prune.
+
+Order. What was acknowledged before is committed, so the loaded row replaces it. A row that is put while the load runs
+is one of two concurrent writes: where it is committed when the load lands, the loaded row replaces it; where it is
+not, it hides the loaded row, and the commit after the load replaces that. A commit that read the base before the load
+landed conflicts where both write one row or insert one key. What is acknowledged after the load returned is committed by
+a commit that reads the base with the loaded rows, since it reads the region manifests before the base. Only a delete
+that is concurrent with the load may be ordered before it although readers have seen it: a commit without upserts that
+read the base before the load landed does not find the row.
+
+A restore of the base to a version before the load takes the marker back with the rows: the token may be used again.
+A record stays in the base for ever, some 40 bytes for each load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import pyarrow as pa
+
+from memwal.flush.base.caches import LanceCaches
+from memwal.flush.base.fsync import sync_table
+from memwal.flush.base.load_id import LANDED, load_id
+from memwal.flush.base.state import read_state, versions
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.append_pass import AppendedRows
+from memwal.flush.commits.committer import finished
+from memwal.flush.commits.conflict_retries import ConflictRetries
+from memwal.flush.commits.foreign_writes import (
+    added_keys,
+    delete_rows,
+    duplicates,
+    lance_detects_duplicates,
+    look_back,
+    rows_with_keys,
+)
+from memwal.flush.commits.load_notes import note_token
+from memwal.flush.commits.merge_passes import Written, upsert_pass
+from memwal.flush.commits.report import CommitTotals
+from memwal.flush.errors import CommitConflict, CountMismatch
+from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
+from memwal.wal.panics import panics_as_errors
+
+Step = Callable[[str], None]
+"""Called with a few words about the next step."""
+_CONFLICTS = (OSError, RuntimeError, ValueError, Corrupt)
+"""What an attempt raises when another writer's version came in between."""
+
+
+@dataclass(frozen=True)
+class RowsToLoad:
+    """Checked rows in base schema, each key once, that can be read several times."""
+
+    schema: pa.Schema
+    """The base schema that they were checked for."""
+    number: int
+    keys: pa.Table | None
+    """The key columns of all rows; None where the table has no key."""
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+    """Returns the same rows each time. What it raises ends the load, and nothing is written."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What one load did. All numbers are 0 where it had landed before."""
+
+    id: UUID
+    loaded_in: int | None
+    """The base-table version with its rows; None where it was cleaned up and only later ones are known."""
+    version: int
+    """Base-table version afterwards, index catch-up included."""
+    already: bool
+    """Whether an earlier attempt had landed, so that nothing was done."""
+    rows_inserted: int
+    rows_replaced: int
+    rows_repaired: int
+    """Rows deleted because another program, or a commit at the same time, wrote the same key."""
+    files_written: int
+    bytes_written: int
+    versions: int
+    """Base-table versions made, index catch-up included."""
+    seconds: float
+
+
+def loaded_in(store: ObjectStore, base: BaseTable, token: str) -> int | None:
+    """Return the version that brought the rows of `token`; 0 where they are not in `base`; None where that version
+    was cleaned up. Reads a few manifests. Raises Corrupt, StoreUnavailable, StoreRefused.
+    """
+    id = load_id(token)
+    if id not in base.committed:
+        return 0
+    kept = [version for version in versions(store) if version <= base.version]
+    low, high = 0, len(kept) - 1  # after a restore of a version with it, some version with it: its predecessor says so
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _holds(store, kept[middle], id) else (middle + 1, high)
+    known = low > 0 and kept[low - 1] == kept[low] - 1
+    return kept[low] if known else None
+
+
+def _holds(store: ObjectStore, version: int, id: UUID) -> bool:
+    try:
+        return id in read_state(store, version).committed
+    except Corrupt:  # cleaned up meanwhile
+        return False
+
+
+@panics_as_errors
+def load(
+    uri: str,
+    storage_options: Mapping[str, str] | None,
+    store: ObjectStore,
+    rows: RowsToLoad,
+    token: str,
+    *,
+    clock: Clock,
+    ids: Ids | None = None,
+    retries: int = 10,
+    caches: LanceCaches | None = None,
+    options: WalOptions | None = None,
+    on_step: Step = lambda _: None,
+) -> LoadReport:
+    """Load `rows` into the table at `uri`, the root of `store`, unless a load with `token` has landed there.
+
+    Steps: see the module docstring; the caller commits what was acknowledged before. `retries`: number of conflicts in
+    a row that are tolerated; each costs another pass over `rows` in a table with a key. Memory holds some batches, and
+    the keys of the base while Lance merges.
+    Thread safety. Any number of threads and processes; one token lands once.
+    Durability. The base is synced to the disk when it returns.
+    Raises CommitConflict; CountMismatch, DoubledKey (a key stands twice in the base; nothing was written); what
+    `rows.batches` raises; errors of BaseTable.open; StoreUnavailable, StoreRefused, OSError of storage. After any of
+    them load again with the same token.
+    """
+    began, id = clock.monotonic(), load_id(token)
+    run = _Run(uri, dict(storage_options or {}), store, ConflictRetries(uri, clock, retries), rows, id, on_step)
+    run.caches = caches or run.caches
+    note_token(store, id, token)
+    while (base := run.next()) is None:
+        continue
+    totals, mine = run.totals, run.landed
+    where = mine or loaded_in(store, base, token)
+    on_step("indexes")
+    base = finished(store, base, clock, ids, run.conflict_retries, totals, options=options)
+    sync_table(base.dataset)
+    return LoadReport(
+        id,
+        where,
+        base.version,
+        mine is None,
+        totals.inserted,
+        totals.updated,
+        totals.repaired,
+        totals.files,
+        totals.bytes,
+        totals.versions,
+        clock.monotonic() - began,
+    )
+
+
+@dataclass
+class _Run:
+    """Steps 2 to 5 of one load.
+
+    Thread safety. One thread only.
+    """
+
+    uri: str
+    storage_options: dict[str, str]
+    store: ObjectStore
+    conflict_retries: ConflictRetries
+    rows: RowsToLoad
+    id: UUID
+    on_step: Step
+    caches: LanceCaches = field(default_factory=LanceCaches)
+    totals: CommitTotals = field(default_factory=CommitTotals)
+    landed: int | None = None
+    """The version with the rows, once this run has written it."""
+    unchecked: bool = False
+    """Whether Lance put the rows on top of versions that step 3 has not read."""
+    appended: AppendedRows | None = None
+    """Without a key: the rows written last. After a conflict they are appended again, not written again."""
+    failure: BaseException | None = None
+    """What reading the rows raised: Lance passes on only its text."""
+
+    def next(self) -> BaseTable | None:
+        """Make one attempt. Return the base table once the rows are in it and checked, else None."""
+        base = BaseTable.open(self.uri, self.storage_options, caches=self.caches)
+        has_landed = base.committed.get(self.id, 0) >= LANDED
+        if has_landed and not self.unchecked and self.landed is not None:
+            return base
+        try:
+            with panics_as_errors:
+                if self._repaired(base, has_landed=has_landed):
+                    return None
+                if has_landed:
+                    self.unchecked = False
+                    return base
+                self._write(base)
+        except (CountMismatch, CommitConflict):
+            raise
+        except _CONFLICTS as error:
+            if self.failure is not None:
+                raise self.failure from error
+            if base.dataset.latest_version == base.dataset.version:
+                raise
+            self.conflict_retries.wait(error)
+        else:
+            self.conflict_retries.reset()
+        return None
+
+    def _repaired(self, base: BaseTable, *, has_landed: bool) -> bool:
+        """Step 3, and 5 after 4; return whether a row was deleted. Raises DoubledKey where nothing is written yet."""
+        if not base.key or self.rows.keys is None:
+            return False
+        foreign = look_back(self.store, base)
+        if not foreign.possible:
+            return False
+        keys = pa.concat_tables([self.rows.keys, added_keys(base, foreign).cast(self.rows.keys.schema)])
+        older, _, errors = duplicates(base, rows_with_keys(base, keys), foreign)
+        for error in () if has_landed else errors.values():
+            raise error
+        if older:
+            self.totals.repaired += delete_rows(base.dataset, older)
+            self.totals.versions += 1
+        return bool(older)
+
+    def _write(self, base: BaseTable) -> None:
+        """Step 4."""
+        if base.schema != self.rows.schema:
+            raise CommitConflict(f"{base.uri}: its columns changed while the rows were checked; load again")
+        self.on_step("merging" if base.key else "appending")
+        if not base.key:
+            self._append(base)
+            return
+        read = base.version
+        reader = pa.RecordBatchReader.from_batches(base.schema, self._batches())
+        written = upsert_pass(base.dataset, reader, base.key, {self.id: LANDED}, self.rows.number)
+        self.unchecked = base.dataset.version != read + 1 and not lance_detects_duplicates(base.schema, base.key)
+        self._wrote(base.dataset.version, written)
+
+    def _append(self, base: BaseTable) -> None:
+        if self.appended is None or not self.appended.fits(base):
+            self.appended = AppendedRows(base, {self.id: LANDED}, self._batches)
+            self.appended.write()
+        self._wrote(base.version + 1, self.appended.append(base))
+
+    def _wrote(self, version: int, written: Written) -> None:
+        self.landed = version
+        self.totals.wrote(written)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self.rows.batches()
+        except GeneratorExit:  # Lance has failed by itself and reads no further
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise

@@ -1,0 +1,55 @@
+"""The markers of loads that landed just before the switch of a resize, put back where the switch has replaced them.
+
+In arrow format the switch (flush.resizing.routing) replaces Lance's MemWAL index, which has the markers. No commit can
+come in between, since every region is sealed, but a load is of no region, and Lance takes it for no conflict: it puts
+the new index, planned on a version without the load, on top. Until a region is opened nothing else is committed, so a
+repeated load would write the same rows once more; after that it would undo newer ones. So whoever opens the regions
+puts the markers back first. *Crash before: the regions are sealed, and the next process does it.*
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from memwal.flush.base.load_id import LANDED, loads_in
+from memwal.flush.base.state import read_state
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.append_pass import mark
+from memwal.wal import Corrupt, ObjectStore
+from memwal.wal.panics import panics_as_errors
+
+_LOOK_BACK = 64
+"""Versions. Few are made while all regions are sealed."""
+
+
+def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
+    """Return the newest view, with the markers of loads that a switch has replaced; `base` where none is missing.
+
+    Raises OSError, RuntimeError of Lance; Corrupt, StoreUnavailable, StoreRefused.
+    """
+    if base.wal_format != "arrow":
+        return base
+    known = _known(store, base.version)
+    while missing := dict.fromkeys(known - base.committed.keys(), LANDED):
+        try:
+            with panics_as_errors:
+                mark(base.dataset, missing)
+        except (OSError, RuntimeError):
+            if base.dataset.latest_version == base.dataset.version:
+                raise
+        base = BaseTable.open(base.uri, base.storage_options)
+    return base
+
+
+def _known(store: ObjectStore, newest: int) -> frozenset[UUID]:
+    """Return the loads in the versions up to `newest`, back to a restore, which takes loads back on purpose."""
+    known: frozenset[UUID] = frozenset()
+    for version in range(newest, max(0, newest - _LOOK_BACK), -1):
+        try:
+            state = read_state(store, version)
+        except Corrupt:  # cleaned up
+            break
+        known |= loads_in(state.committed)
+        if state.transaction is not None and state.transaction.operation == "restore":
+            break
+    return known

@@ -1,0 +1,62 @@
+"""Loads into the tables of `tests.commit_world` and `tests.append_world`, and what must be true after one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from memwal.flush.commits.load import LoadReport, RowsToLoad, load
+from memwal.flush.verification.runner import verify_table
+from tests.append_world import AppendWorld
+from tests.clean import assert_clean, assert_collected
+from tests.commit_world import WIDTH, World
+from tests.support.clock import FakeClock
+
+
+def rows_of(table: pa.Table, key: Sequence[str] = (), batch: int = 7) -> RowsToLoad:
+    """The rows of `table`, in small batches."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from table.to_batches(batch)
+
+    return RowsToLoad(table.schema, table.num_rows, table.select(list(key)) if key else None, batches)
+
+
+def keyed(world: World, ids: Sequence[int], n: int) -> RowsToLoad:
+    """Rows with `ids` and `n`."""
+    vectors = np.random.default_rng(n).random((len(ids), WIDTH), dtype=np.float32)
+    columns = {
+        "note": pa.array([f"note {id}" for id in ids]),
+        "id": pa.array(list(ids), world.key_type),
+        "n": pa.array([n] * len(ids)),
+        "vector": pa.array(list(vectors), pa.list_(pa.float32(), WIDTH)),
+    }
+    return rows_of(pa.table(columns).cast(world.base.schema), ["id"])
+
+
+def load_keyed(world: World, ids: Sequence[int], n: int, token: str = "t", **more: Any) -> LoadReport:
+    """Load rows with `ids` and `n`; the dict of the world has them afterwards."""
+    report = load(world.uri, {}, world.store, keyed(world, ids, n), token, clock=FakeClock(), **more)
+    world.oracle |= {} if report.already else dict.fromkeys(ids, n)
+    return report
+
+
+def load_appended(world: AppendWorld, numbers: Sequence[int], token: str = "t", **more: Any) -> LoadReport:
+    """Load a row for each of `numbers`."""
+    report = load(world.uri, {}, world.store, rows_of(world.table(numbers)), token, clock=FakeClock(), **more)
+    world.oracle.update([] if report.already else numbers)
+    return report
+
+
+def settled(world: World | AppendWorld) -> None:
+    """The table has exactly the rows it should, verifies, and holds no file that nobody needs."""
+    assert world.found() == world.oracle
+    if isinstance(world, AppendWorld):  # it has SSTs, but never wrote their log
+        assert not [each for each in verify_table(world.store, world.uri, deep=True).findings if each.check != "hole"]
+        return
+    assert_clean(world.store, world.uri)
+    assert_collected(world.store, world.uri)
+    assert world.found() == world.oracle

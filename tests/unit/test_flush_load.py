@@ -1,0 +1,503 @@
+"""Loads past the log: exactly once by the token, whatever crashes and whoever else writes."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+import pytest
+
+from memwal import flush
+from memwal.flush import BaseTable, CommitConflict
+from memwal.flush.base.load_id import LANDED, is_load, load_id
+from memwal.flush.base.state import read_state, versions
+from memwal.flush.commits import committer, load_notes, rounds
+from memwal.flush.commits import load as loading
+from memwal.flush.commits.append_pass import AppendedRows
+from memwal.flush.commits.load import LoadReport, loaded_in
+from memwal.flush.errors import DoubledKey
+from memwal.flush.history.actions import read_history
+from memwal.flush.verification.runner import verify_table
+from memwal.memtable import IndexSpec
+from memwal.wal import LocalStore, SystemClock, SystemIds, bucket_region
+from memwal.wal.layout import UNSHARDED_REGION
+from tests.append_world import AppendWorld
+from tests.clean import assert_clean
+from tests.commit_world import World
+from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
+from tests.load_world import keyed, load_appended, load_keyed, rows_of, settled
+from tests.support.clock import FakeClock
+
+
+@pytest.fixture(params=["int64", "int16"])
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
+    """A table with a key; Lance detects that two merges insert one key for the first type only."""
+    return World(str(tmp_path / "table"), key_type=getattr(pa, request.param)())
+
+
+@pytest.fixture
+def appends(tmp_path: Path) -> AppendWorld:
+    return AppendWorld(str(tmp_path / "appended"))
+
+
+def copied(world: World, to: Path) -> World:
+    other = copy.copy(world)
+    other.uri, other.oracle = str(to / "table"), dict(world.oracle)
+    shutil.copytree(world.uri, other.uri)
+    other.store = LocalStore(other.uri)
+    return other
+
+
+def once_before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], Any]) -> None:
+    """Run `act` once before `owner.name`: after the load has read the base, before it writes."""
+    call, left = getattr(owner, name), [act]
+
+    def acting(*given: Any, **more: Any) -> Any:
+        if left:
+            left.pop()()
+        return call(*given, **more)
+
+    monkeypatch.setattr(owner, name, acting)
+
+
+# ---- ids -----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_tell_loads_from_regions() -> None:
+    assert is_load(load_id("books")) and load_id("books") == load_id("books") != load_id("Books")
+    assert load_id("books").version == 8 and load_id("").bytes[:4] == b"load"
+    regions = [bucket_region(0), UNSHARDED_REGION, SystemIds().uuid(), UUID(int=0)]
+    assert not any(map(is_load, regions))
+
+
+# ---- what a load does ----------------------------------------------------------------------------------------------
+
+
+def test_rows_are_inserted_and_replaced_and_a_token_lands_once(world: World) -> None:
+    world.put(range(20), 1)
+    world.commit()
+    report = load_keyed(world, range(10, 30), 2)
+    assert (report.rows_inserted, report.rows_replaced, report.already) == (10, 10, False)
+    assert report.loaded_in == world.version() and report.files_written == 1 and report.bytes_written
+    settled(world)
+    again = load_keyed(world, range(40, 50), 3)
+    assert again.already and (again.rows_inserted, again.loaded_in) == (0, report.loaded_in)
+    settled(world)
+    load_keyed(world, range(5), 4, token="another")
+    settled(world)
+
+
+def test_without_a_key_rows_are_appended_once(appends: AppendWorld) -> None:
+    appends.put([1, 2])
+    appends.commit()
+    report = load_appended(appends, [1, 1, 7])
+    assert (report.rows_inserted, report.rows_replaced, report.already) == (3, 0, False)
+    assert load_appended(appends, [8]).already
+    settled(appends)
+    base = BaseTable.open(appends.uri)
+    assert base.marked[load_id("t")] == base.committed[load_id("t")] == LANDED
+
+
+def test_into_an_empty_table_and_after_a_later_version_was_read(world: World) -> None:
+    assert load_keyed(world, range(300), 1).rows_inserted == 300
+    world.put(range(290, 310), 2)
+    world.commit()
+    settled(world)
+    assert loaded_in(world.store, BaseTable.open(world.uri), "t") == 3
+    assert loaded_in(world.store, BaseTable.open(world.uri), "other") == 0
+
+
+def test_a_row_in_an_sst_hides_the_loaded_row_and_replaces_it(world: World) -> None:
+    world.put([1], 1)  # published, not committed: as put while the load runs
+    load_keyed(world, [1, 2], 2)
+    world.oracle[1] = 1
+    world.commit()
+    settled(world)
+
+
+def test_history_and_the_note_name_the_load(world: World, appends: AppendWorld) -> None:
+    for each, report in ((world, load_keyed(world, [1, 2], 2)), (appends, load_appended(appends, [3]))):
+        (change,) = (c for c in read_history(each.store).changes if c.state.version == report.loaded_in)
+        assert [action.kind for action in change.actions or ()] == ["insert", "load"]
+        assert load_notes.noted_token(each.store, report.id) == "t"
+    assert load_notes.noted_token(world.store, load_id("other")) is None
+
+
+def test_a_delete_before_a_load_is_no_half_of_it(world: World) -> None:
+    load_keyed(world, range(4), 1)
+    lance.dataset(world.uri).delete("id = 3")
+    load_keyed(world, [1], 2, token="second")
+    deleted = [c for c in read_history(world.store).changes if c.actions and c.actions[0].kind == "delete"]
+    assert [change.part_of for change in deleted] == [None]
+
+
+def test_indexes_are_extended(tmp_path: Path) -> None:
+    indexes = [IndexSpec("vector", "ivf_pq"), IndexSpec("note", "fts"), IndexSpec("n", "btree")]
+    world = World(str(tmp_path / "table"), indexes=indexes)
+    world.put(range(400), 1)
+    world.commit()
+    load_keyed(world, range(300, 900), 2)
+    dataset = lance.dataset(world.uri)
+    fragments = {fragment.fragment_id for fragment in dataset.get_fragments()}
+    built = {index.name: index for index in dataset.describe_indices() if not index.name.startswith("__")}
+    assert len(built) == 3
+    for index in built.values():
+        assert {f for segment in index.segments for f in segment.fragment_ids} >= fragments, index.name
+    settled(world)
+    assert dataset.to_table(filter="n = 2").num_rows == 600
+    assert dataset.to_table(full_text_query="899").column("id").to_pylist() == [899]
+    row = dataset.to_table(filter="id = 777").to_pylist()[0]
+    near = dataset.to_table(nearest={"column": "vector", "q": row["vector"], "k": 5, "refine_factor": 50})
+    assert 777 in near.column("id").to_pylist()
+
+
+def test_restoring_the_base_takes_the_token_back(world: World) -> None:
+    world.put([1], 1)
+    before = world.commit().version
+    load_keyed(world, [1, 2], 2)
+    dataset = lance.dataset(world.uri, version=before)
+    dataset.restore()
+    world.oracle = {1: 1}
+    settled(world)
+    assert not load_keyed(world, [1, 2], 3).already
+    settled(world)
+
+
+# ---- crashes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
+    world = World(
+        str(tmp_path_factory.mktemp("prepared") / "table"), 1, [IndexSpec("n", "btree")], key_type=pa.int16()
+    )
+    world.put(range(20), 1)
+    world.commit()
+    return world
+
+
+def loaded_after_a_crash(world: World) -> LoadReport:
+    assert_clean(world.store, world.uri)
+    report = load_keyed(world, range(10, 30), 2)
+    world.oracle |= dict.fromkeys(range(10, 30), 2)
+    settled(world)
+    assert load_keyed(world, [1], 9).already
+    return report
+
+
+def test_killed_at_any_call_of_the_store(prepared: World, tmp_path: Path) -> None:
+    clean = copied(prepared, tmp_path / "clean")
+    clean.store = store = FaultyStore(clean.store, FakeClock())
+    load_keyed(clean, range(10, 30), 2)
+    calls = list(dict.fromkeys(store.calls))
+    assert Call("put", f"_mem_wal/loads/{load_id('t')}.json", 1) in calls
+    for number, call in enumerate(calls):
+        for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
+            world = copied(prepared, tmp_path / f"{number} {fault}")
+            inner, world.store = world.store, FaultyStore(world.store, FakeClock())
+            world.store.arm(FAULTS[fault], call)
+            with pytest.raises(Killed):
+                load_keyed(world, range(10, 30), 2)
+            world.store = inner
+            loaded_after_a_crash(world)
+            shutil.rmtree(tmp_path / f"{number} {fault}")
+
+
+LANCES = (
+    (loading, "note_token", False),
+    (loading, "upsert_pass", False),
+    (loading, "upsert_pass", True),
+    (committer, "catch_up", False),
+    (committer, "catch_up", True),
+    (loading, "sync_table", True),
+)
+
+
+@pytest.mark.parametrize(("owner", "name", "after"), LANCES, ids=[f"{name} {after}" for _, name, after in LANCES])
+def test_killed_at_any_call_of_lance(
+    prepared: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
+) -> None:
+    world = copied(prepared, tmp_path)
+    world.put([2], 3)
+    with monkeypatch.context() as killing:
+        killing.setattr(owner, name, killed(getattr(owner, name), after=after))
+        with pytest.raises(Killed):
+            load_keyed(world, range(10, 30), 2)
+    world.commit()
+    report = loaded_after_a_crash(world)
+    assert report.already == ((name, after) not in {("note_token", False), ("upsert_pass", False)})
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["write", "append", "mark"])
+def test_killed_without_a_key(
+    appends: AppendWorld, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
+) -> None:
+    appends.put([1, 2])
+    appends.commit()
+    owner: Any = committer if name == "mark" else AppendedRows
+    with monkeypatch.context() as killing:
+        killing.setattr(owner, name, killed(getattr(owner, name), after=after))
+        with pytest.raises(Killed):
+            load_appended(appends, [5, 5, 6])
+    appends.oracle.update([5, 5, 6])
+    report = load_appended(appends, [5, 5, 6])
+    assert report.already == (name == "mark" or (name, after) == ("append", True))
+    appends.oracle.subtract([] if report.already else [5, 5, 6])
+    settled(appends)
+
+
+def test_an_answer_that_is_lost_is_no_second_load(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    upsert = loading.upsert_pass
+
+    def landed_without_an_answer(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(loading, "upsert_pass", upsert)
+        upsert(*given, **more)
+        lance.dataset(world.uri).delete("id = 999")  # another version, so that this looks like a conflict
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(loading, "upsert_pass", landed_without_an_answer)
+    assert load_keyed(world, [1, 2], 2).already
+    world.oracle = {1: 2, 2: 2}
+    settled(world)
+
+
+def test_rows_that_cannot_be_read_load_nothing(world: World, appends: AppendWorld) -> None:
+    class Unreadable(Exception):
+        pass
+
+    for each, rows in ((world, keyed(world, range(20), 1)), (appends, rows_of(appends.table(range(20))))):
+
+        def broken(rows: Any = rows) -> Iterator[pa.RecordBatch]:
+            yield next(rows.batches())
+            raise Unreadable("file 2")
+
+        version = lance.dataset(each.uri).version
+        given = loading.RowsToLoad(rows.schema, rows.number, rows.keys, broken)
+        with pytest.raises(Unreadable, match="file 2"):
+            loading.load(each.uri, {}, each.store, given, "t", clock=FakeClock())
+        assert lance.dataset(each.uri).version == version
+        settled(each)
+
+
+# ---- others at the same time ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [("t", "t"), ("t", "u")], ids=["one token", "two tokens"])
+@pytest.mark.parametrize("has_key", [True, False], ids=["keyed", "appended"])
+def test_loads_in_two_threads(
+    world: World, appends: AppendWorld, tokens: tuple[str, str], has_key: bool
+) -> None:
+    def one(number: int) -> LoadReport:
+        rows = keyed(world, range(number, number + 50), 2) if has_key else rows_of(appends.table(range(50)))
+        table: World | AppendWorld = world if has_key else appends
+        return loading.load(table.uri, {}, table.store, rows, tokens[number], clock=SystemClock(), retries=100)
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(one, range(2)))
+    both = tokens[0] != tokens[1]
+    assert sorted(report.already for report in reports) == ([False, False] if both else [False, True])
+    if has_key:
+        landed = [number for number, report in enumerate(reports) if not report.already]
+        world.oracle = {id: 2 for number in landed for id in range(number, number + 50)}
+        settled(world)
+    else:
+        appends.oracle.update([*range(50)] * (1 + both))
+        settled(appends)
+
+
+def test_a_commit_of_the_same_keys_comes_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both insert keys 1 to 4, and neither has seen the other: no key stands there twice."""
+
+    def commit() -> None:
+        world.put(range(1, 5), 1)
+        world.commit()
+
+    once_before(monkeypatch, loading, "upsert_pass", commit)
+    report = load_keyed(world, range(3, 9), 2)
+    assert report.rows_repaired == (2 if world.key_type == pa.int16() else 0)
+    settled(world)
+
+
+def test_a_load_of_the_same_keys_comes_in_between_a_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.put(range(1, 5), 1)
+    once_before(monkeypatch, rounds, "upsert_pass", lambda: load_keyed(world, range(3, 9), 2))
+    world.commit()
+    world.oracle |= {3: 1, 4: 1}  # not committed when the load landed
+    settled(world)
+
+
+def test_several_commits_come_in_between_and_the_load_crashes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load lands on top of three versions that it has not seen, and ends before it looks at them."""
+
+    def commits() -> None:
+        for id in (3, 50, 60):
+            world.put([id], 1)
+            world.commit()
+
+    with monkeypatch.context() as killing:
+        once_before(killing, loading, "upsert_pass", commits)
+        landing = loading.upsert_pass
+
+        def killed_once_landed(*given: Any, **more: Any) -> Any:
+            landing(*given, **more)
+            raise Killed
+
+        killing.setattr(loading, "upsert_pass", killed_once_landed)
+        with pytest.raises(Killed):  # of an int64 key in the second attempt, since Lance refuses the first one
+            load_keyed(world, range(3, 9), 2)
+    world.oracle |= dict.fromkeys(range(3, 9), 2)
+    world.put([70], 5)
+    assert world.commit().rows_repaired == (1 if world.key_type == pa.int16() else 0)
+    settled(world)
+    assert load_keyed(world, range(3, 9), 2).already
+
+
+@pytest.mark.parametrize("name", ["append", "delete", "compact"])
+def test_another_program_comes_in_between(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for begin in range(3):
+        world.put(range(begin * 10, begin * 10 + 10), 1)
+        world.commit()
+    acts: dict[str, Callable[[], Any]] = {
+        "append": lambda: world.stranger_row(500, 5),
+        "delete": lambda: lance.dataset(world.uri).delete("id = 5"),
+        "compact": lambda: lance.dataset(world.uri).optimize.compact_files(),
+    }
+    once_before(monkeypatch, loading, "upsert_pass", acts[name])
+    world.oracle |= {500: 5} if name == "append" else {}
+    load_keyed(world, range(4, 40), 2)
+    settled(world)
+
+
+def test_a_key_that_stands_twice_is_refused_before_anything_is_written(world: World) -> None:
+    load_keyed(world, [1], 1)
+    for _ in range(2):
+        world.stranger_row(7, 1)
+    version = world.version()
+    with pytest.raises(DoubledKey, match="holds 2 rows with id = 7"):
+        load_keyed(world, [3], 2, token="u")
+    assert world.version() == version
+
+
+def test_changed_columns_end_a_load(world: World) -> None:
+    rows = keyed(world, [1], 1)
+    lance.dataset(world.uri).add_columns(pa.field("more", pa.int64()))
+    with pytest.raises(CommitConflict, match="columns changed"):
+        loading.load(world.uri, {}, world.store, rows, "t", clock=FakeClock())
+
+
+def test_conflicts_without_an_end_are_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    upsert = loading.upsert_pass
+
+    def overtaken(*given: Any, **more: Any) -> Any:
+        world.stranger_row(world.version() + 1000, 5)
+        return upsert(*given, **more)
+
+    monkeypatch.setattr(loading, "upsert_pass", overtaken)
+    with pytest.raises(CommitConflict, match="3 commits in a row"):
+        load_keyed(world, [1], 1, retries=2)
+
+
+# ---- resizing, and what verify finds -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
+def test_a_resize_keeps_the_token(tmp_path: Path, wal_format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.commit_world import SCHEMA
+
+    uri = str(tmp_path / "table")
+    base = BaseTable.create(uri, SCHEMA, ["id"], 2, [], wal_format=wal_format)
+    store = LocalStore(uri)
+    table = pa.Table.from_pylist([{"id": id, "n": 1} for id in range(9)], base.schema)
+
+    def one(token: str) -> LoadReport:
+        return loading.load(uri, {}, store, rows_of(table, ["id"]), token, clock=FakeClock())
+
+    one("before")
+    switch, left = lance.LanceDataset.commit, ["while"]
+
+    def switched(*given: Any, **more: Any) -> Any:
+        if left:
+            one(left.pop())
+        return switch(*given, **more)
+
+    monkeypatch.setattr(lance.LanceDataset, "commit", staticmethod(switched))
+    flush.resize(uri, {}, store, 3, clock=SystemClock(), ids=SystemIds())
+    assert one("before").already and one("while").already
+    assert not one("after").already
+    assert lance.dataset(uri).count_rows() == 9
+    assert_clean(store, uri)
+
+
+def test_verify_knows_loads(world: World) -> None:
+    load_keyed(world, [1], 1)
+    assert_clean(world.store, world.uri)
+    base = BaseTable.open(world.uri)
+    from memwal.flush.commits.append_pass import mark
+
+    mark(base.dataset, {load_id("odd"): 2})
+    (finding,) = verify_table(world.store, world.uri).findings
+    assert "its generation 2 is committed, a load has only 1" in str(finding)
+
+
+def test_every_version_keeps_the_markers(world: World) -> None:
+    load_keyed(world, [1], 1)
+    world.put([1, 2, 3], 2)
+    world.delete([2])
+    world.commit()
+    lance.dataset(world.uri).optimize.compact_files()
+    newest = max(versions(world.store))
+    assert load_id("t") in read_state(world.store, newest).committed
+
+
+# ---- planted faults ------------------------------------------------------------------------------------------------
+
+
+def test_without_the_marker_rows_would_double(appends: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault that the tests above must find."""
+    init = AppendedRows.__init__
+    with monkeypatch.context() as planted:
+        planted.setattr(AppendedRows, "__init__", lambda self, base, _, source: init(self, base, {}, source))
+        planted.setattr(AppendedRows, "append", killed(AppendedRows.append, after=True))
+        with pytest.raises(Killed):
+            load_appended(appends, [1])
+    load_appended(appends, [1])
+    assert appends.found() != appends.oracle
+
+
+def test_without_the_look_back_a_key_would_stand_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(str(tmp_path / "table"), key_type=pa.int16())
+
+    def commit() -> None:
+        world.put([3], 1)
+        world.commit()
+
+    once_before(monkeypatch, loading, "upsert_pass", commit)
+    monkeypatch.setattr(loading, "lance_detects_duplicates", lambda *_: True)
+    load_keyed(world, [3], 2)
+    with pytest.raises(AssertionError, match="a row is there twice"):
+        world.found()
+
+
+# ---- the request to wait -------------------------------------------------------------------------------------------
+
+
+def test_a_request_to_wait_ends_by_itself(world: World) -> None:
+    clock = FakeClock()
+    assert not load_notes.is_asked_to_wait(world.store, clock)
+    load_notes.ask_to_wait(world.store, load_id("t"), clock, 20.0)
+    assert load_notes.is_asked_to_wait(world.store, clock)
+    clock.sleep(21.0)
+    assert not load_notes.is_asked_to_wait(world.store, clock)
+    load_notes.ask_to_wait(world.store, load_id("t"), clock, 3600.0)  # of a machine whose clock is an hour ahead
+    assert not load_notes.is_asked_to_wait(world.store, clock)
+    load_notes.withdraw(world.store)
+    world.store.put("_mem_wal/loading.json", b"nonsense")
+    assert not load_notes.is_asked_to_wait(world.store, clock)
