@@ -7,6 +7,7 @@ from memwal.flush.commits.committer import commit, prune
 from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
 from memwal.flush.commits.index_changes import add_index, drop_index
 from memwal.flush.commits.index_listing import list_indexes, undeclared
+from memwal.flush.commits.load import LoadReport, RowsToLoad, load, loaded_in
 from memwal.flush.commits.report import CommitReport
 from memwal.flush.errors import (
     CommitConflict,
@@ -49,6 +50,7 @@ __all__ = [
     "FlushOutOfOrder",
     "InvalidFileOptions",
     "InvalidResize",
+    "LoadReport",
     "NotALanceTable",
     "NotInitialised",
     "OnDuplicate",
@@ -56,6 +58,7 @@ __all__ = [
     "PlanCollector",
     "PlanGarbage",
     "ResizeReport",
+    "RowsToLoad",
     "SstCollector",
     "SstFormat",
     "SstGarbage",
@@ -79,6 +82,8 @@ __all__ = [
     "held_at",
     "is_being_resized",
     "list_indexes",
+    "load",
+    "loaded_in",
     "needed_for_tags",
     "prune",
     "read_sst",

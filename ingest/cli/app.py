@@ -259,6 +259,34 @@ def commit(config: Config, as_json: AsJson = False) -> int:
 
 
 @app.command()
+def load(
+    config: Config,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILES...",
+            help="Parquet, CSV, NDJSON, Arrow files, Lance tables; globs; local or s3://",
+            show_default=False,
+        ),
+    ],
+    token: Annotated[
+        str | None,
+        typer.Option(help="name of this load, which lands once; default: a hash of the contents of the files"),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="format of the files: parquet, csv, ndjson or arrow; default: by their endings")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="check every row, but load nothing")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Load files into the base table past the log, in one version and exactly once; safe while writers run."""
+    from memwal.ingest.cli.load import Asked
+    from memwal.ingest.cli.load import load as load_files
+
+    return load_files(settings_of(config), os.environ, Asked(files, token, format, dry_run, as_json), console())
+
+
+@app.command()
 def gc(
     config: Config,
     dry_run: DryRun = False,

@@ -25,10 +25,13 @@ _Tree = dict[str, "_Tree | pa.DataType"]
 _WRAPPER: Path = ("payload",)
 
 
-def plain(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
-    """Return the columns of `fields`, in order; None if any value does not fit. `values`: binary, no nulls."""
+def plain(values: pa.Array, fields: Sequence[Read], *, closed: bool = False) -> list[pa.Array] | None:
+    """Return the columns of `fields`, in order; None if any value does not fit. `values`: binary, no nulls.
+
+    `closed`: return None too if a value has a field that is not in `fields`.
+    """
     try:
-        struct = _struct(values, fields)
+        struct = _struct(values, fields, "error" if closed else "ignore")
         return None if struct is None else [finished(at(struct, path), *how) for path, *how in fields]
     except _REFUSED:
         return None
@@ -95,12 +98,12 @@ def _sides_present(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -
     return True
 
 
-def _struct(values: pa.Array, fields: Sequence[Read]) -> pa.StructArray | None:
+def _struct(values: pa.Array, fields: Sequence[Read], other_fields: str = "ignore") -> pa.StructArray | None:
     text = values.cast(pa.string())  # the reader itself does not check the encoding
     tree: _Tree = {}
     for path, kind, unit in fields:
         _grow(tree, path, json_type(kind, unit))
-    return _parsed(text, _schema(tree))
+    return _parsed(text, _schema(tree), other_fields)
 
 
 def at(struct: pa.StructArray, path: Path) -> pa.Array:
@@ -129,7 +132,7 @@ def _kind(below: _Tree | pa.DataType) -> pa.DataType:
     return pa.struct(list(_schema(below))) if isinstance(below, dict) else below
 
 
-def _parsed(text: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
+def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructArray | None:
     import pyarrow.json as reader
 
     trimmed = pc.ascii_trim(text, " \t\r\n")
@@ -145,7 +148,7 @@ def _parsed(text: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
         pa.BufferReader(buffer),
         read_options=reader.ReadOptions(use_threads=False, block_size=buffer.size + 1),
         parse_options=reader.ParseOptions(
-            explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore"
+            explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior=other_fields
         ),
     )
     return table.to_struct_array().combine_chunks() if len(table) == len(text) else None

@@ -5,7 +5,7 @@ peers say that they hold. The others publish their memtables in time for that, a
 does not need exactly one leader: with two, commits meet on storage and wait for each other.
 
 1. Look at what the regions hold, in memory: no request while no row waits.
-2. Decide (`ingest.table.commit_policy`), and flush or not.
+2. Decide (`ingest.table.commit_policy`), and flush or not. If a load past the log asks for it, wait, for a bounded time.
 3. Commit. A region that cannot be flushed does not keep other regions' SSTs from the commit.
 4. Maintenance, if something is due; it fails no commit.
 
@@ -32,6 +32,8 @@ LOOK_EVERY, LOOKS = 1.0, 10
 """Most seconds between two looks, and least looks per interval."""
 PAUSE_MAX = 5.0
 """Longest pause, in seconds, after a failure; the interval if that is shorter."""
+GIVE_WAY_MAX = 300.0
+"""Seconds for which commits by the policy wait for loads (`flush.commits.load_notes`) before one is made anyway."""
 
 
 class CommitSteps(Protocol):
@@ -59,6 +61,10 @@ class CommitSteps(Protocol):
         """Learn what another process has committed."""
         ...
 
+    def asked_to_wait(self) -> bool:
+        """Return whether a load asks that no commit is made now."""
+        ...
+
     def maintain(self) -> object:
         """Do the maintenance that is due."""
         ...
@@ -78,6 +84,7 @@ class CommitLoop:
         self._steps, self._limits, self._clock = steps, limits, clock
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
         self._took = 0.0
+        self._waits_since: float | None = None
         self._one_at_a_time = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()
         self._worker: Worker | None = None
@@ -93,8 +100,8 @@ class CommitLoop:
         if not self._steps.leads():
             return self._follow(waiting)
         decision = decide([*waiting, *self._steps.others()], self._limits, self._took + self._look_every)
-        if decision == "nothing":
-            return decision
+        if decision == "nothing" or self._gives_way():
+            return "nothing"
         began = self._clock.monotonic()
         try:
             if decision == "flush":
@@ -118,6 +125,17 @@ class CommitLoop:
         if self._worker is not None:
             self._worker.wait()
 
+    def _gives_way(self) -> bool:
+        """Return whether to wait for a load."""
+        now = self._clock.monotonic()
+        if not self._steps.asked_to_wait():
+            self._waits_since = None
+            return False
+        if self._waits_since is None:
+            self._waits_since = now
+            _LOG.info("a load asks commits to wait, for at most %g s", GIVE_WAY_MAX)
+        return now - self._waits_since < GIVE_WAY_MAX
+
     def _follow(self, waiting: Sequence[Backlog]) -> Decision:
         """Take the step of a process that does not lead."""
         due = flush_due(waiting, self._limits)
@@ -129,6 +147,7 @@ class CommitLoop:
     def _commit(self, began: float) -> CommitReport:
         with self._one_at_a_time:
             report = self._steps.commit()
+            self._waits_since = None
             self._took = self._clock.monotonic() - began
             self._steps.maintain()
             return report

@@ -16,6 +16,7 @@ from uuid import UUID
 from memwal import flush, wal
 from memwal.flush import BaseTable, CommitReport
 from memwal.flush.commits.held_back import HeldBack
+from memwal.flush.commits.load_notes import is_asked_to_wait
 from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.read.reader import Reader
@@ -156,6 +157,14 @@ class TableUpkeep:
             ),
             context.clock,
         )
+
+    def asked_to_wait(self) -> bool:
+        """Return whether a load asks that no commit is made now; one small read. False if storage does not answer."""
+        context = self._regions.context
+        try:
+            return is_asked_to_wait(context.store, context.clock)
+        except wal.WalError:
+            return False
 
     def catch_up(self) -> None:
         """Take over what another process has committed: pruned manifests, new vector models, changed columns.

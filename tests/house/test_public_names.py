@@ -52,6 +52,7 @@ COMMANDS = {
     "run": {"config", "once"},
     "serve": {"config", "on-spark", "take-over"},
     "init": {"config"},
+    "load": {"config", "files", "token", "format", "dry-run", "json"},
     "status": {"config", "json", "watch"},
     "query": {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),

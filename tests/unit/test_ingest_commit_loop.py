@@ -27,7 +27,7 @@ class Region:
         """The longest that a row stayed out of the base table."""
         self.fails: dict[str, BaseException] = {}
         self._takes = {"flush": flush_takes, "commit": commit_takes}
-        self.leads, self.others = True, list[Backlog]()
+        self.leads, self.others, self.loading = True, list[Backlog](), False
         steps = SimpleNamespace(
             waiting=lambda: [self.waiting()],
             flush=self.flush,
@@ -36,6 +36,7 @@ class Region:
             leads=lambda: self.leads,
             others=lambda: self.others,
             catch_up=lambda: self.done.append("catch up"),
+            asked_to_wait=lambda: self.loading,
         )
         self.loop = CommitLoop(steps, CommitLimits(interval, ssts_max=8, size_max=1 << 30), self.clock)
 
@@ -185,3 +186,22 @@ def test_a_panic_of_lance_does_not_end_what_is_done_at_intervals(wait_until: Cal
     work.start()
     wait_until(lambda: len(times) >= 2)
     work.stop()
+
+
+def test_commits_wait_for_a_load_but_not_for_ever() -> None:
+    region = Region(30.0)
+    region.loading = True
+    region.put()
+    for _ in range(299):
+        region.clock.advance(1.0)
+        assert region.loop.step() == "nothing"
+    region.clock.advance(60.0)
+    assert region.loop.step() == "flush" and not region.memtable  # flushed and committed
+    assert region.done == ["flush", "commit", "maintain"]
+    region.put()
+    region.clock.advance(60.0)
+    assert region.loop.step() == "nothing"
+    region.loop.commit()  # on demand a commit is made at once
+    assert region.done[3:] == ["commit", "maintain"]
+    region.loading = False
+    assert region.loop.step() == "flush"

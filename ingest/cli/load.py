@@ -1,0 +1,271 @@
+"""`memwal load`: files into the base table past the log, in one version and exactly once by a token.
+
+1. Find the files, and the token: the one given, else one made of their contents. A token that has landed ends it here.
+2. Check every row as a put would (`ingest.loads.checked`). Nothing is written before all are right.
+3. Flush and commit what was acknowledged before, through the daemons that own the regions; if none answers, by claiming
+   the regions that hold rows. What the log held when this began must be in the base, or the load ends.
+4. Ask automatic commits to wait, and load (`flush.commits.load`); the files are read once more meanwhile.
+
+*Crash anywhere: the same command again loads what was not loaded, and nothing twice.*
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from uuid import UUID
+
+from rich.console import Console
+from rich.filesize import decimal
+
+from memwal import flush, wal
+from memwal.flush.base.load_id import load_id
+from memwal.flush.commits.load_notes import PAUSE_MAX, ask_to_wait, withdraw
+from memwal.ingest.cli.open import open_base, open_for_reading
+from memwal.ingest.cli.print import count, write_json
+from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.loads.checked import CheckedRows, check_files, check_rules
+from memwal.ingest.loads.files import find_files, token_of
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.table.open import open_table, without_upkeep
+from memwal.ingest.threads import Periodic
+
+TOKEN_MAX = 200
+_SETTLE_ATTEMPTS = 5
+_TOLD_EVERY = 100_000
+"""Rows between two lines of progress, where standard error is no terminal."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of one `memwal load`."""
+
+    files: Sequence[str]
+    token: str | None
+    format: str | None
+    dry_run: bool
+    as_json: bool
+
+
+def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: Console) -> int:
+    """Load files; print what was done, and return the exit code. Progress is printed to standard error.
+
+    Raises: Invalid for wrong files, rows, rules or a wrong token, and if the table does not exist; Unavailable; flush
+    and wal errors.
+    """
+    clock = wal.SystemClock()
+    began, progress = clock.monotonic(), _Progress(Console(stderr=True, emoji=False))
+    if asked.token is not None:
+        _check_token(asked.token)
+    base, store = open_base(settings, environ)
+    check_rules(base)
+    files = find_files(asked.files, asked.format, settings.storage_options(environ))
+    with progress:
+        if asked.token is None:
+            progress.tell("reading the files for a token")
+        token = asked.token or token_of(files)
+        if (landed := flush.loaded_in(store, base, token)) != 0:
+            return _already(base.uri, token, landed, console, as_json=asked.as_json)
+        checked = check_files(base, files, progress.rows)
+        progress.tell(f"checked {count(checked.read, 'row')} of {count(len(files), 'file')}")
+        if asked.dry_run:
+            return _dry(base.uri, checked, token, console, as_json=asked.as_json)
+        progress.tell("committing what was put before")
+        _settle(settings, environ, base, store, clock)
+        with _commits_waiting(store, load_id(token), clock):
+            report = _load(settings, base, store, checked, token, clock, progress)
+    if report.already:
+        return _already(base.uri, token, report.loaded_in, console, as_json=asked.as_json)
+    seconds = clock.monotonic() - began
+    if asked.as_json:
+        found = {"token": token, "rows_read": checked.read, "rows_duplicate": checked.duplicates, "seconds": seconds}
+        write_json(asdict(report) | found)
+    else:
+        console.out(_line(base.uri, report, checked, token, seconds), highlight=False)
+    return 0
+
+
+def _load(
+    settings: Settings,
+    base: flush.BaseTable,
+    store: wal.ObjectStore,
+    checked: CheckedRows,
+    token: str,
+    clock: wal.Clock,
+    progress: _Progress,
+) -> flush.LoadReport:
+    return flush.load(
+        base.uri,
+        base.storage_options,
+        store,
+        checked.rows,
+        token,
+        clock=clock,
+        retries=settings.commit.retries,
+        options=settings.wal.options(),
+        on_step=progress.tell,
+    )
+
+
+def _check_token(token: str) -> None:
+    if not token.strip() or len(token) > TOKEN_MAX or not token.isprintable():
+        raise Invalid(f"--token {token[:40]!r}: write 1 to {TOKEN_MAX} printable characters, such as books-2026-11-25")
+
+
+# ---- before --------------------------------------------------------------------------------------------------------
+
+
+def _settle(
+    settings: Settings,
+    environ: Mapping[str, str],
+    base: flush.BaseTable,
+    store: wal.ObjectStore,
+    clock: wal.Clock,
+) -> None:
+    """Step 3. Raises: Unavailable if rows that the log held when this began stay there."""
+    tips = {region: _tip(base, store, region) for region in wal.regions(store)}
+    options = settings.wal.options()
+    for _ in range(_SETTLE_ATTEMPTS):
+        _flush(settings, environ)
+        flush.commit(
+            base.uri,
+            base.storage_options,
+            store,
+            clock=clock,
+            retries=settings.commit.retries,
+            memory_max=settings.commit.memory_max,
+            options=options,
+        )
+        left = [region for region, tip in tips.items() if _holds_rows(base, store, region, tip, options)]
+        if not left:
+            return
+        clock.sleep(0.5)
+    raise Unavailable(
+        f"{base.uri}: {count(len(left), 'region')} still held rows in the log after {_SETTLE_ATTEMPTS} flushes; "
+        "nothing was loaded: see `memwal status`, and load again"
+    )
+
+
+def _flush(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Publish the memtables, and rows of logs that no process owns."""
+    found = open_for_reading(settings, environ)
+    if isinstance(found, RemoteTable):
+        with found:
+            found.flush()
+    elif any(region["memtable_rows"] for region in found.status()["regions"]):
+        with closing(open_table(without_upkeep(settings), environ)) as table:
+            table.flush()
+
+
+def _tip(base: flush.BaseTable, store: wal.ObjectStore, region: UUID) -> int:
+    manifest = wal.ManifestStore(store, region).latest()
+    known = 0 if manifest is None else max(manifest.last_seen, manifest.replay_after)
+    return wal.find_tip(store, region, base.codec.suffix, known)
+
+
+def _holds_rows(
+    base: flush.BaseTable, store: wal.ObjectStore, region: UUID, tip: int, options: wal.WalOptions
+) -> bool:
+    """Return whether an entry up to `tip` has rows that were not flushed; a claim writes entries without any."""
+    manifest = wal.ManifestStore(store, region).latest()
+    if manifest is None or manifest.replay_after >= tip:
+        return False
+    entries, _ = wal.read_tail(store, region, base.codec, manifest.replay_after, upto=tip, options=options)
+    return any(entry.rows.num_rows for entry in entries if entry.position <= tip)
+
+
+@contextmanager
+def _commits_waiting(store: wal.ObjectStore, load: UUID, clock: wal.Clock) -> Iterator[None]:
+    """Ask automatic commits to wait while the block runs."""
+    renewing = Periodic("load", lambda: ask_to_wait(store, load, clock, PAUSE_MAX / 2), PAUSE_MAX / 6)
+    ask_to_wait(store, load, clock, PAUSE_MAX / 2)
+    renewing.start()
+    try:
+        yield
+    finally:
+        renewing.stop()
+        with suppress(wal.WalError):  # it ends by itself
+            withdraw(store)
+
+
+# ---- printing ------------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """Tells on standard error what is done now: one line that changes, or lines where that is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("looking at the files") if console.is_terminal else None
+        self._told = 0
+
+    def __enter__(self) -> _Progress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def tell(self, what: str) -> None:
+        """Tell the next step."""
+        self._told = 0
+        if self._status is not None:
+            self._status.update(what)
+        else:
+            self._console.out(what, highlight=False)
+
+    def rows(self, read: int, file: str) -> None:
+        """Tell how many rows were read so far, now of `file`."""
+        what = f"{count(read, 'row')} read, of {file}"
+        if self._status is not None:
+            self._status.update(what)
+        elif read - self._told >= _TOLD_EVERY:
+            self._told = read
+            self._console.out(what, highlight=False)
+
+
+def _already(uri: str, token: str, version: int | None, console: Console, *, as_json: bool) -> int:
+    where = "an older version" if version is None else f"version {version}"
+    if as_json:
+        write_json({"token": token, "already": True, "loaded_in": version})
+    else:
+        console.out(
+            f"already loaded in {where} of {uri} (token {token}); nothing was done. To load the files again, give "
+            "another --token",
+            highlight=False,
+        )
+    return 0
+
+
+def _dry(uri: str, checked: CheckedRows, token: str, console: Console, *, as_json: bool) -> int:
+    if as_json:
+        found = {"rows_read": checked.read, "rows": checked.rows.number, "rows_duplicate": checked.duplicates}
+        write_json({"token": token, "dry_run": True, **found})
+    else:
+        more = f", {_duplicates(checked)}" if checked.duplicates else ""
+        console.out(
+            f"would load {count(checked.rows.number, 'row')} into {uri}{more} (token {token})", highlight=False
+        )
+    return 0
+
+
+def _line(uri: str, report: flush.LoadReport, checked: CheckedRows, token: str, seconds: float) -> str:
+    rows = [
+        f"{count(report.rows_inserted, 'row')} inserted" if report.rows_inserted or not report.rows_replaced else "",
+        f"{count(report.rows_replaced, 'row')} replaced" if report.rows_replaced else "",
+        _duplicates(checked) if checked.duplicates else "",
+        f"{count(report.rows_repaired, 'row')} repaired" if report.rows_repaired else "",
+    ]
+    return (
+        f"loaded {', '.join(filter(None, rows))} as version {report.loaded_in} of {uri}: "
+        f"{decimal(report.bytes_written)} written to {count(report.files_written, 'file')} in {seconds:.2f} s "
+        f"(token {token})"
+    )
+
+
+def _duplicates(checked: CheckedRows) -> str:
+    return f"{count(checked.duplicates, 'row')} left out, whose keys other rows of the files have"
