@@ -1,7 +1,7 @@
 """Which marker says that a load has landed (flush.commits.load): that of a region of its own, which never exists.
 
 The id is made of the load's token: `load` in ASCII, then 12 bytes of the SHA-256 of the token, as a UUID of version 8,
-which is for ids of one's own (RFC 9562). Regions have ids of version 5 or 4, so the id alone tells a load from a region.
+which is for ids of one's own (RFC 9562). Regions have ids of version 5 or 4, so the id tells a load from a region.
 """
 
 from __future__ import annotations

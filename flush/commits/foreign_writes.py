@@ -17,8 +17,8 @@ Lance detects two rows of one key only where both writers say which keys they in
  3. **Foreign versions**: scan the key columns once, for the keys to be written and those that others added. A key
     found twice:
     - One row by a commit, the other by a foreign merge or a load, and a type for which Lance detects no duplicates:
-      neither writer saw the other. The row of the later version stands, as if the two had come one after the other; the older
-      one is deleted, in a version of its own, and the commit begins again.
+      neither writer saw the other. The row of the later version stands, as if the two had come one after the other; the
+      older one is deleted, in a version of its own, and the commit begins again.
     - Any other pair: which row is meant is not ours to decide. The key's region is held back where the commit would
       write the key (`DoubledKey`, before anything is written over it); every other region is committed. A key that the
       commit does not write is reported, and looked up by each commit of this process until it stands there once; after

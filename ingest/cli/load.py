@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from typing import Self
 from uuid import UUID
 
 from rich.console import Console
@@ -165,9 +166,7 @@ def _tip(base: flush.BaseTable, store: wal.ObjectStore, region: UUID) -> int:
     return wal.find_tip(store, region, base.codec.suffix, known)
 
 
-def _holds_rows(
-    base: flush.BaseTable, store: wal.ObjectStore, region: UUID, tip: int, options: wal.WalOptions
-) -> bool:
+def _holds_rows(base: flush.BaseTable, store: wal.ObjectStore, region: UUID, tip: int, options: wal.WalOptions) -> bool:
     """Return whether an entry up to `tip` has rows that were not flushed; a claim writes entries without any."""
     manifest = wal.ManifestStore(store, region).latest()
     if manifest is None or manifest.replay_after >= tip:
@@ -201,7 +200,7 @@ class _Progress:
         self._status = console.status("looking at the files") if console.is_terminal else None
         self._told = 0
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Self:
         if self._status is not None:
             self._status.start()
         return self
@@ -247,9 +246,7 @@ def _dry(uri: str, checked: CheckedRows, token: str, console: Console, *, as_jso
         write_json({"token": token, "dry_run": True, **found})
     else:
         more = f", {_duplicates(checked)}" if checked.duplicates else ""
-        console.out(
-            f"would load {count(checked.rows.number, 'row')} into {uri}{more} (token {token})", highlight=False
-        )
+        console.out(f"would load {count(checked.rows.number, 'row')} into {uri}{more} (token {token})", highlight=False)
     return 0
 
 

@@ -1,8 +1,8 @@
 """The rows of files, checked as a put checks them, for a load: once before anything is written, and each time they are
 read again.
 
-Memory holds some thousand rows, and of a table with a key the keys of all rows: they tell which of several rows with one
-key counts, and that the files are still the same when they are read again.
+Memory holds some thousand rows, and of a table with a key the keys of all rows: they tell which of several rows with
+one key counts, and that the files are still the same when they are read again.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -131,9 +132,11 @@ def _names(pattern: str, storage_options: Mapping[str, str]) -> list[str]:
         raise Invalid(f"{pattern}: files are read from local paths and s3:// only")
     if scheme == "file" and is_url:
         pattern, is_url = urlsplit(pattern).path, ""
-    if not any(letter in pattern for letter in _WILD) or (not is_url and os.path.exists(pattern)):
+    if not any(letter in pattern for letter in _WILD) or (not is_url and Path(pattern).exists()):
         return [pattern]
-    names = sorted(_on_s3(pattern, storage_options) if is_url else glob.glob(pattern, recursive=True))
+    # Not by Path: its patterns must be relative.
+    found = _on_s3(pattern, storage_options) if is_url else glob.glob(pattern, recursive=True)  # noqa: PTH207
+    names = sorted(found)
     if not names:
         raise Invalid(f"{pattern}: no file has such a name")
     return names
@@ -155,7 +158,7 @@ def _on_s3(pattern: str, storage_options: Mapping[str, str]) -> Iterable[str]:
 def _file(name: str, form: str | None, storage_options: Mapping[str, str]) -> InputFile:
     bucket = name.removeprefix("s3://").partition("/")[0] if name.startswith("s3://") else ""
     system = _filesystem(bucket, storage_options) if bucket else fs.LocalFileSystem()
-    path = name.removeprefix("s3://") if bucket else os.path.abspath(name)
+    path = name.removeprefix("s3://") if bucket else str(Path(name).absolute())
     info = _asked(name, lambda: system.get_file_info(path.rstrip("/")))
     if info.type == fs.FileType.NotFound:
         raise Invalid(f"{name}: the file does not exist")
@@ -178,7 +181,7 @@ def _format(name: str, form: str | None) -> Format:
         if form not in known:
             raise Invalid(f"--format {form}: no format of files{suggestion(form, known)}")
         return ENDINGS["json" if form == "ndjson" else form]
-    endings = os.path.basename(name).lower().split(".")[1:]
+    endings = Path(name).name.lower().split(".")[1:]
     ending = endings[-2] if len(endings) > 1 and endings[-1] in _COMPRESSED else endings[-1] if endings else ""
     if ending not in ENDINGS or ENDINGS[ending] == "lance":
         raise Invalid(f"{name}: no format is known by this ending; give --format {' | '.join(known)}")

@@ -1,8 +1,8 @@
 """Reads files as tables of some thousand rows each; texts of CSV and NDJSON as strictly as values of Kafka.
 
-Parquet, Arrow and Lance have types of their own: their columns are handed on as they are, and the check of a put decides
-whether they fit (`memtable.conversion`). CSV has texts only, and an empty value without quotes is null. NDJSON is one
-object per line. Both become values by `mapping.values`: nothing is guessed, cut off or rounded.
+Parquet, Arrow and Lance have types of their own: their columns are handed on as they are, and the check of a put
+decides whether they fit (`memtable.conversion`). CSV has texts only, and an empty value without quotes is null. NDJSON
+is one object per line. Both become values by `mapping.values`: nothing is guessed, cut off or rounded.
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ def _of_texts(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Problems]:
     try:
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             return texts.cast(kind), {}
-        if kind in (pa.float32(), pa.float64()) and pc.all(pc.is_finite(numbers := texts.cast(kind))).as_py() is not False:
+        if (
+            kind in (pa.float32(), pa.float64())
+            and pc.all(pc.is_finite(numbers := texts.cast(kind))).as_py() is not False
+        ):
             return numbers, {}
     except pa.ArrowInvalid:
         pass
@@ -144,9 +147,7 @@ def _of_objects(
             reason = row.problem.removeprefix("parse: ")
             raise Invalid(f"{file.name}: row {read + number + 1:,}: {reason}; write one JSON object per line")
         _check_names(file, list(row.fields or ()), schema, f"row {read + number + 1:,}: ")
-    return {
-        each.name: column([field(row, (each.name,)) for row in rows], each.type, "") for each in schema
-    }
+    return {each.name: column([field(row, (each.name,)) for row in rows], each.type, "") for each in schema}
 
 
 def _checked(file: InputFile, read: int, found: Mapping[str, tuple[pa.Array, Problems]]) -> pa.Table:

@@ -5,7 +5,7 @@ peers say that they hold. The others publish their memtables in time for that, a
 does not need exactly one leader: with two, commits meet on storage and wait for each other.
 
 1. Look at what the regions hold, in memory: no request while no row waits.
-2. Decide (`ingest.table.commit_policy`), and flush or not. If a load past the log asks for it, wait, for a bounded time.
+2. Decide (`ingest.table.commit_policy`), and flush or not. If a load past the log asks for it, wait, but not for ever.
 3. Commit. A region that cannot be flushed does not keep other regions' SSTs from the commit.
 4. Maintenance, if something is due; it fails no commit.
 

@@ -71,8 +71,10 @@ def once_before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Cal
 
 
 def test_ids_tell_loads_from_regions() -> None:
-    assert is_load(load_id("books")) and load_id("books") == load_id("books") != load_id("Books")
-    assert load_id("books").version == 8 and load_id("").bytes[:4] == b"load"
+    assert is_load(load_id("books"))
+    assert load_id("books") == load_id("books") != load_id("Books")
+    assert load_id("books").version == 8
+    assert load_id("").bytes[:4] == b"load"
     regions = [bucket_region(0), UNSHARDED_REGION, SystemIds().uuid(), UUID(int=0)]
     assert not any(map(is_load, regions))
 
@@ -85,10 +87,13 @@ def test_rows_are_inserted_and_replaced_and_a_token_lands_once(world: World) -> 
     world.commit()
     report = load_keyed(world, range(10, 30), 2)
     assert (report.rows_inserted, report.rows_replaced, report.already) == (10, 10, False)
-    assert report.loaded_in == world.version() and report.files_written == 1 and report.bytes_written
+    assert report.loaded_in == world.version()
+    assert report.files_written == 1
+    assert report.bytes_written
     settled(world)
     again = load_keyed(world, range(40, 50), 3)
-    assert again.already and (again.rows_inserted, again.loaded_in) == (0, report.loaded_in)
+    assert again.already
+    assert (again.rows_inserted, again.loaded_in) == (0, report.loaded_in)
     settled(world)
     load_keyed(world, range(5), 4, token="another")
     settled(world)
@@ -175,9 +180,7 @@ def test_restoring_the_base_takes_the_token_back(world: World) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
-    world = World(
-        str(tmp_path_factory.mktemp("prepared") / "table"), 1, [IndexSpec("n", "btree")], key_type=pa.int16()
-    )
+    world = World(str(tmp_path_factory.mktemp("prepared") / "table"), 1, [IndexSpec("n", "btree")], key_type=pa.int16())
     world.put(range(20), 1)
     world.commit()
     return world
@@ -237,9 +240,7 @@ def test_killed_at_any_call_of_lance(
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", ["write", "append", "mark"])
-def test_killed_without_a_key(
-    appends: AppendWorld, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
-) -> None:
+def test_killed_without_a_key(appends: AppendWorld, monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
     appends.put([1, 2])
     appends.commit()
     owner: Any = committer if name == "mark" else AppendedRows
@@ -292,9 +293,7 @@ def test_rows_that_cannot_be_read_load_nothing(world: World, appends: AppendWorl
 
 @pytest.mark.parametrize("tokens", [("t", "t"), ("t", "u")], ids=["one token", "two tokens"])
 @pytest.mark.parametrize("has_key", [True, False], ids=["keyed", "appended"])
-def test_loads_in_two_threads(
-    world: World, appends: AppendWorld, tokens: tuple[str, str], has_key: bool
-) -> None:
+def test_loads_in_two_threads(world: World, appends: AppendWorld, tokens: tuple[str, str], has_key: bool) -> None:
     def one(number: int) -> LoadReport:
         rows = keyed(world, range(number, number + 50), 2) if has_key else rows_of(appends.table(range(50)))
         table: World | AppendWorld = world if has_key else appends
@@ -368,7 +367,7 @@ def test_another_program_comes_in_between(world: World, monkeypatch: pytest.Monk
     acts: dict[str, Callable[[], Any]] = {
         "append": lambda: world.stranger_row(500, 5),
         "delete": lambda: lance.dataset(world.uri).delete("id = 5"),
-        "compact": lambda: lance.dataset(world.uri).optimize.compact_files(),
+        "compact": lance.dataset(world.uri).optimize.compact_files,
     }
     once_before(monkeypatch, loading, "upsert_pass", acts[name])
     world.oracle |= {500: 5} if name == "append" else {}
@@ -430,7 +429,8 @@ def test_a_resize_keeps_the_token(tmp_path: Path, wal_format: Any, monkeypatch: 
 
     monkeypatch.setattr(lance.LanceDataset, "commit", staticmethod(switched))
     flush.resize(uri, {}, store, 3, clock=SystemClock(), ids=SystemIds())
-    assert one("before").already and one("while").already
+    assert one("before").already
+    assert one("while").already
     assert not one("after").already
     assert lance.dataset(uri).count_rows() == 9
     assert_clean(store, uri)

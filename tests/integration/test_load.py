@@ -1,0 +1,376 @@
+"""`memwal load` as a user runs it: beside daemons and writers, twice at once, on S3; what others read afterwards."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet
+
+import memwal
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.flush.base.load_id import load_id
+from tests.clean import assert_clean
+from tests.conftest import Made, wait_until
+from tests.lance_scan import scanned
+from tests.s3_fixtures import S3Table
+
+
+def written(path: Path, rows: pa.Table) -> Path:
+    pa.parquet.write_table(rows, path)
+    return path
+
+
+def names(table: Any, level: str = "latest") -> dict[int, str]:
+    found = table.scan(["id", "name"], level=level).read_all().to_pylist()
+    assert len({row["id"] for row in found}) == len(found), "a key stands twice"
+    return {row["id"]: row["name"] for row in found}
+
+
+def clean(uri: str) -> None:
+    assert_clean(wal.open_store(uri), uri)
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_a_load_in_the_command_line(
+    cli: Callable[..., Any],
+    small_config: Callable[..., Path],
+    open_small: Callable[..., Any],
+    uri: str,
+    made: Made,
+    tmp_path: Path,
+) -> None:
+    """Rows in the log, in an SST and in the base are all older than the load, and replaced."""
+    config = small_config()
+    with open_small() as table:
+        table.put(made.rows(range(20)))
+        table.flush()
+        table.commit()
+        table.put(made.rows(range(10, 30), 1))
+        table.flush()
+        table.put(made.rows(range(20, 40), 2))
+        table.delete([0, 45])
+    one = written(tmp_path / "1.parquet", made.table(range(35, 400), 3))
+    two = written(tmp_path / "2.parquet", made.table([0, 1, 399], 4))
+    dry = cli("load", config, one, two, "--dry-run")
+    assert (dry.code, dry.out) == (
+        0,
+        (
+            f"would load 367 rows into {uri}, 1 row left out, whose keys other rows of the files have "
+            f"(token {dry.out.rpartition('token ')[2]}"
+        ),
+    )
+    assert lance.dataset(uri).count_rows() == 20
+    done = cli("load", config, tmp_path / "[12].parquet", "--token", "books 1")
+    assert done.code == 0
+    assert done.out.startswith(
+        "loaded 360 rows inserted, 7 rows replaced, 1 row left out, whose keys other rows of the files have as version "
+    )
+    assert done.out.endswith(" s (token books 1)\n")
+    assert done.err.splitlines() == [
+        "checked 368 rows of 2 files",
+        "committing what was put before",
+        "merging",
+        "indexes",
+    ]
+    wanted = {
+        id: f"row {id} v{version}"
+        for first, last, version in ((2, 10, 0), (10, 20, 1), (20, 35, 2), (35, 399, 3))
+        for id in range(first, last)
+    } | {id: f"row {id} v4" for id in (0, 1, 399)}
+    with memwal.open(uri, read_only=True) as table:
+        assert names(table) == names(table, "committed") == wanted
+        assert table.get([0]).to_pylist()[0]["name"] == "row 0 v4"
+        row = made.row(200, 3)
+        assert table.search("vector", row["vector"], k=1, columns=["id"])["id"].to_pylist() == [200]
+        assert 200 in table.match("body", row["body"], k=400, columns=["id"])["id"].to_pylist()
+        assert table.count(f"price = {row['price']}") >= 1
+    version = lance.dataset(uri).version
+    again = cli("load", config, one, "--token", "books 1")
+    loaded_in = int(done.out.partition("as version ")[2].partition(" ")[0])
+    assert (again.code, again.err) == (0, "")
+    assert again.out == (
+        f"already loaded in version {loaded_in} of {uri} (token books 1); nothing was done. To load the files again, "
+        "give another --token\n"
+    )
+    assert lance.dataset(uri).version == version
+    told = json.loads(cli("load", config, one, "--token", "books 1", "--json").out)
+    assert told == {"token": "books 1", "already": True, "loaded_in": loaded_in}
+    log = json.loads(cli("log", config, "--json").out)["versions"]
+    (actions,) = [each["actions"] for each in log if each["version"] == loaded_in]
+    assert [action["action"] for action in actions] == ["insert", "update", "load"]
+    assert (actions[-1]["token"], actions[-1]["load"]) == ("books 1", str(load_id("books 1")))
+    assert "load 'books 1'" in cli("log", config, env={"COLUMNS": "200"}).out
+    assert cli("verify", config, "--deep").code == 0
+    report = json.loads(cli("load", config, one, "--json").out)
+    counts = {
+        name: report[name] for name in ("rows_inserted", "rows_replaced", "rows_read", "rows_duplicate", "already")
+    }
+    assert counts == {
+        "rows_inserted": 0,
+        "rows_replaced": 365,
+        "rows_read": 365,
+        "rows_duplicate": 0,
+        "already": False,
+    }
+
+
+def test_wrong_input_is_one_line_and_exit_code_2(
+    cli: Callable[..., Any], small_config: Callable[..., Path], open_small: Callable[..., Any], uri: str, tmp_path: Path
+) -> None:
+    config = small_config()
+    (tmp_path / "a.csv").write_text("id,price\n1,2\n2,x\n")
+    missing = cli("load", config, tmp_path / "a.csv")
+    assert (missing.code, missing.err.splitlines()[-1]) == (
+        2,
+        f"memwal: {uri}: the table does not exist; `memwal init` or `memwal run` creates it",
+    )
+    open_small().close()
+    version = lance.dataset(uri).version
+    for arguments, said in (
+        ((tmp_path / "a.csv",), f"memwal: {tmp_path}/a.csv: row 2, column 'price': 'x' is not a valid int64"),
+        ((tmp_path / "b.csv",), f"memwal: {tmp_path}/b.csv: the file does not exist"),
+        (
+            (tmp_path / "a.csv", "--token", " "),
+            "memwal: --token ' ': write 1 to 200 printable characters, such as books-2026-11-25",
+        ),
+        ((), "memwal: Missing argument 'FILES...'. (see memwal --help)"),
+    ):
+        ran = cli("load", config, *arguments)
+        assert (ran.code, ran.err.splitlines()[-1], ran.out) == (2, said, "")
+    assert lance.dataset(uri).version == version
+
+
+def test_a_program_that_has_rows_in_memory_is_not_fenced(
+    cli: Callable[..., Any],
+    small_config: Callable[..., Path],
+    serve: Callable[..., Any],
+    script: Callable[..., Any],
+    open_small: Callable[..., Any],
+    made: Made,
+    uri: str,
+    tmp_path: Path,
+    start: Callable[..., Any],
+) -> None:
+    import sys
+
+    open_small().close()
+    program = (
+        f"import memwal\nt = memwal.open({uri!r}, settings={{'commit': {{'interval': '0s'}}}})\n"
+        "t.put([{'id': 1, 'name': 'mine'}])\nprint('open', flush=True)\ninput()\n"
+        "t.put([{'id': 2}])\nprint('done', flush=True)\ninput()\n"
+    )
+    running = start([sys.executable, "-c", program])
+    running.line_with("open")
+    ran = cli("load", small_config(), written(tmp_path / "a.parquet", made.table([1])), "--token", "t")
+    assert ran.code == 1
+    assert f"{uri}: opened by " in ran.err.splitlines()[-1]
+    running.tell("go on\n")
+    running.line_with("done")  # it was not fenced
+    assert load_id("t") not in BaseTable.open(uri).committed
+
+
+def test_without_a_key(cli: Callable[..., Any], tmp_path: Path) -> None:
+    config, uri = tmp_path / "c.toml", str(tmp_path / "events.lance")
+    config.write_text(f'[table]\nuri = "{uri}"\nappend_only = true\ncolumns = {{ n = "int64" }}\n')
+    (tmp_path / "a.csv").write_text("n\n1\n1\n")
+    assert cli("init", config).code == 0
+    with memwal.open(uri, settings={"commit": {"interval": "0s"}}) as table:
+        table.put([{"n": 1}])
+    assert cli("load", config, tmp_path / "a.csv").out.startswith("loaded 2 rows inserted as version ")
+    assert cli("load", config, tmp_path / "a.csv").out.startswith("already loaded in version ")
+    with memwal.open(uri, read_only=True) as table:
+        assert table.scan().read_all().column("n").to_pylist() == [1, 1, 1]
+    assert cli("verify", config, "--deep").code == 0
+
+
+# ---- at the same time ----------------------------------------------------------------------------------------------
+
+
+class Writers:
+    """Puts and deletes keys of a table all the time, and notes each acknowledged write with its number."""
+
+    def __init__(self, table: Any, made: Made, keys: int) -> None:
+        self._table, self._made, self._keys = table, made, keys
+        self.acked: list[tuple[int, int | None]] = []
+        """Key and version, None for a delete, in the order in which they were acknowledged."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        version = 100
+        while not self._stop.is_set():
+            version += 1
+            ids = [(version * 7 + step * 3) % self._keys for step in range(5)]
+            if version % 4:
+                self._table.put(self._made.rows(sorted(set(ids)), version))
+                self.acked += [(id, version) for id in sorted(set(ids))]
+            else:
+                self._table.delete(sorted(set(ids)))
+                self.acked += [(id, None) for id in sorted(set(ids))]
+
+
+def test_beside_a_daemon_that_commits_all_the_time(
+    cli: Callable[..., Any],
+    small_config: Callable[..., Path],
+    serve: Callable[..., Any],
+    made: Made,
+    tmp_path: Path,
+    uri: str,
+) -> None:
+    """For each key: the loaded row, unless a later write was acknowledged; no write from before the load, and after it
+    no loaded row where a newer one was acknowledged.
+    """
+    running, endpoint = serve(small_config(commit={"interval": "100ms"}))
+    table = memwal.connect(endpoint)
+    keys = 600
+    rows = written(tmp_path / "a.parquet", made.table(range(keys), 1))
+    with Writers(table, made, keys) as writers:
+        wait_until(lambda: len(writers.acked) > 200)
+        before = len(writers.acked)
+        ran = cli("load", small_config(), rows, "--token", "t", process=True)
+        assert ran.code == 0, ran.err
+        returned = len(writers.acked)
+        wait_until(lambda: len(writers.acked) > returned + 200)
+    last: dict[int, int] = {id: place for place, (id, _) in enumerate(writers.acked)}
+    first_after = {id: place for place, (id, _) in reversed(list(enumerate(writers.acked))) if place >= returned}
+
+    def allowed(id: int) -> set[str | None]:
+        """What may stand for a key; a write is acknowledged a little before it is noted, so one is of both kinds."""
+        place = last.get(id, -1)
+        version = writers.acked[place][1] if place >= 0 else 1
+        newest = None if version is None else f"row {id} v{version}"
+        if place >= returned and first_after.get(id, place) <= place:
+            return {newest} if place >= returned + 5 else {newest, f"row {id} v1"}
+        return {f"row {id} v1", newest} if place >= before - 5 else {f"row {id} v1"}
+
+    for level in ("latest", "committed"):
+        if level == "committed":
+            table.flush()
+            table.commit()
+        found = names(table, level)
+        wrong = {id: found.get(id) for id in range(keys) if found.get(id) not in allowed(id)}
+        assert not wrong
+        assert set(found) <= set(range(keys))
+    assert sum(f"row {id} v1" in allowed(id) for id in range(keys)) > 100, "the writers wrote every key after the load"
+    table.close()
+    clean(uri)
+    assert running.errors == []
+
+
+def test_a_daemon_waits_for_a_load_and_goes_on(
+    small_config: Callable[..., Path], serve: Callable[..., Any], made: Made, uri: str
+) -> None:
+    from memwal.flush.commits.load_notes import ask_to_wait, withdraw
+
+    running, endpoint = serve(small_config(commit={"interval": "100ms"}))
+    store, clock = wal.open_store(uri), wal.SystemClock()
+    with memwal.connect(endpoint) as table:
+        ask_to_wait(store, load_id("t"), clock, 50.0)
+        table.put(made.rows(range(10)))
+        wait_until(lambda: any("a load asks commits to wait" in line for line in running.errors))
+        assert names(table, "committed") == {}
+        assert len(names(table)) == 10
+        table.flush()
+        assert table.commit().rows_inserted == 10  # on demand a commit is made at once
+        table.put(made.rows(range(10), 1))
+        withdraw(store)
+        wait_until(lambda: names(table, "committed").get(3) == "row 3 v1")
+
+
+def test_two_processes_with_one_token(
+    cli: Callable[..., Any],
+    small_config: Callable[..., Path],
+    open_small: Callable[..., Any],
+    made: Made,
+    tmp_path: Path,
+    uri: str,
+) -> None:
+    config = small_config()
+    open_small().close()
+    rows = written(tmp_path / "a.parquet", made.table(range(3000)))
+    with ThreadPoolExecutor(2) as pool:
+        ran = list(pool.map(lambda _: cli("load", config, rows, process=True), range(2)))
+    assert [each.code for each in ran] == [0, 0], [each.err for each in ran]
+    assert sorted(each.out.split(" ")[0] for each in ran) == ["already", "loaded"]
+    assert lance.dataset(uri).count_rows() == 3000
+    clean(uri)
+
+
+# ---- others --------------------------------------------------------------------------------------------------------
+
+
+def test_lances_own_reader_and_lancedb_read_a_loaded_table(
+    cli: Callable[..., Any],
+    small_config: Callable[..., Path],
+    open_small: Callable[..., Any],
+    made: Made,
+    tmp_path: Path,
+    uri: str,
+) -> None:
+    """The marker of a load is of a region that does not exist; Lance's planners take no notice."""
+    config = small_config()
+    with open_small() as table:
+        table.put(made.rows(range(10)))
+        table.flush()
+        table.commit()
+    assert cli("load", config, written(tmp_path / "a.parquet", made.table(range(5, 300), 1))).code == 0
+    with open_small() as table:
+        table.put(made.rows(range(295, 310), 2))
+        table.flush()
+        wanted = names(table)
+    store = wal.open_store(uri)
+    manifests = [wal.ManifestStore(store, region).latest() for region in BaseTable.open(uri).regions]
+    found = scanned(uri, [manifest for manifest in manifests if manifest is not None]).to_pylist()
+    assert {row["id"]: row["name"] for row in found} == wanted
+    assert len(found) == len(wanted)
+    rows = lance.dataset(uri)
+    rows.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().use_index(False).execute(
+        made.table([1000], 5)
+    )
+    assert cli("load", config, written(tmp_path / "b.parquet", made.table([1000], 6))).out.startswith(
+        "loaded 1 row replaced as version "
+    )
+    clean(uri)
+
+
+def test_on_s3(cli: Callable[..., Any], s3_table: S3Table, made: Made, tmp_path: Path) -> None:
+    """Table and files on S3, with the options of the table for both."""
+    uri, options = s3_table.uri, s3_table.storage_options
+    place = uri.rpartition("/")[0]
+    config = tmp_path / "c.toml"
+    listed = "".join(f'"{name}" = "{value}"\n' for name, value in options.items())
+    config.write_text(
+        f'[table]\nuri = "{uri}"\nkey = ["id"]\ncolumns = {{ id = "int64", name = "string" }}\n'
+        f"[table.storage_options]\n{listed}"
+    )
+    assert cli("init", config).code == 0
+    store = wal.open_store(f"{place}/in", options)
+    for number in range(3):
+        store.put(f"part-{number}.csv", f"id,name\n{number},of {number}\n".encode())
+    lance.write_dataset(pa.table({"id": [7, 8]}), f"{place}/more.lance", storage_options=options)
+    ran = cli("load", config, f"{place}/in/part-*.csv", f"{place}/more.lance")
+    assert ran.out.startswith("loaded 5 rows inserted as version "), ran.err
+    assert cli("load", config, f"{place}/in/part-*.csv", f"{place}/more.lance").out.startswith("already loaded")
+    missing = cli("load", config, f"{place}/in/none-*.csv")
+    assert (missing.code, missing.err) == (2, f"memwal: {place}/in/none-*.csv: no file has such a name\n")
+    with memwal.open(uri, storage_options=options, read_only=True) as table:
+        assert names(table) == {0: "of 0", 1: "of 1", 2: "of 2", 7: None, 8: None}
+    assert cli("verify", config, "--deep").code == 0
