@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import lance
+import lancedb
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -73,7 +74,7 @@ def test_a_load_in_the_command_line(
     done = cli("load", config, tmp_path / "[12].parquet", "--token", "books 1")
     assert done.code == 0
     assert done.out.startswith(
-        "loaded 360 rows inserted, 7 rows replaced, 1 row left out, whose keys other rows of the files have as version "
+        "loaded 361 rows inserted, 6 rows replaced, 1 row left out, whose keys other rows of the files have as version "
     )
     assert done.out.endswith(" s (token books 1)\n")
     assert done.err.splitlines() == [
@@ -242,24 +243,26 @@ def test_beside_a_daemon_that_commits_all_the_time(
     table = memwal.connect(endpoint)
     keys = 600
     rows = written(tmp_path / "a.parquet", made.table(range(keys), 1))
-    with Writers(table, made, keys) as writers:
+    with Writers(table, made, keys // 2) as writers:
+        table.put(made.rows(range(keys // 2, keys - 50), 50))
         wait_until(lambda: len(writers.acked) > 200)
         before = len(writers.acked)
-        ran = cli("load", small_config(), rows, "--token", "t", process=True)
+        ran = cli("load", small_config(), rows, "--token", "t")
         assert ran.code == 0, ran.err
         returned = len(writers.acked)
         wait_until(lambda: len(writers.acked) > returned + 200)
     last: dict[int, int] = {id: place for place, (id, _) in enumerate(writers.acked)}
-    first_after = {id: place for place, (id, _) in reversed(list(enumerate(writers.acked))) if place >= returned}
 
     def allowed(id: int) -> set[str | None]:
-        """What may stand for a key; a write is acknowledged a little before it is noted, so one is of both kinds."""
+        """What may stand for a key. The five writes of one call may be acknowledged before the load ends, and noted
+        after it.
+        """
         place = last.get(id, -1)
-        version = writers.acked[place][1] if place >= 0 else 1
+        if place < before:
+            return {f"row {id} v1"}
+        version = writers.acked[place][1]
         newest = None if version is None else f"row {id} v{version}"
-        if place >= returned and first_after.get(id, place) <= place:
-            return {newest} if place >= returned + 5 else {newest, f"row {id} v1"}
-        return {f"row {id} v1", newest} if place >= before - 5 else {f"row {id} v1"}
+        return {newest} if place >= returned + 5 else {newest, f"row {id} v1"}
 
     for level in ("latest", "committed"):
         if level == "committed":
@@ -269,7 +272,6 @@ def test_beside_a_daemon_that_commits_all_the_time(
         wrong = {id: found.get(id) for id in range(keys) if found.get(id) not in allowed(id)}
         assert not wrong
         assert set(found) <= set(range(keys))
-    assert sum(f"row {id} v1" in allowed(id) for id in range(keys)) > 100, "the writers wrote every key after the load"
     table.close()
     clean(uri)
     assert running.errors == []
@@ -280,7 +282,7 @@ def test_a_daemon_waits_for_a_load_and_goes_on(
 ) -> None:
     from memwal.flush.commits.load_notes import ask_to_wait, withdraw
 
-    running, endpoint = serve(small_config(commit={"interval": "100ms"}))
+    running, endpoint = serve(small_config(commit={"interval": "100ms"}, log={"level": "info"}))
     store, clock = wal.open_store(uri), wal.SystemClock()
     with memwal.connect(endpoint) as table:
         ask_to_wait(store, load_id("t"), clock, 50.0)
@@ -336,6 +338,8 @@ def test_lances_own_reader_and_lancedb_read_a_loaded_table(
         table.put(made.rows(range(295, 310), 2))
         table.flush()
         wanted = names(table)
+    found = lancedb.connect(tmp_path).open_table("table").to_arrow().to_pylist()
+    assert {row["id"]: row["name"] for row in found} == wanted
     store = wal.open_store(uri)
     manifests = [wal.ManifestStore(store, region).latest() for region in BaseTable.open(uri).regions]
     found = scanned(uri, [manifest for manifest in manifests if manifest is not None]).to_pylist()
