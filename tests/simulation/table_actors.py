@@ -9,6 +9,7 @@ import lance
 import pyarrow as pa
 
 from memwal import flush, wal
+from memwal.flush.commits.load import RowsToLoad, load
 from memwal.flush.commits.maintenance import clean_up, compact, merge_segments
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
 from tests.simulation.oracle import Wrong
@@ -171,3 +172,42 @@ class Meddler(Stranger):
 
     def _rows(self, keys: list[int]) -> pa.Table:
         return pa.table({"id": keys, "v": [0] * len(keys)}, schema=self.world.base.schema)
+
+
+class Loader(Visitor):
+    """Loads three keys of its own past the log, again and again, and tokens that have landed once more: a load that
+    lands twice takes the rows back to older values.
+    """
+
+    pace = (1.0, 3.0, 6.0)
+    keys = (20_000, 20_001, 20_002)
+
+    @staticmethod
+    def token(number: int) -> str:
+        """The token of a load."""
+        return f"load {number}"
+
+    @staticmethod
+    def value(number: int) -> int:
+        """The value of its rows; no writer has such ones."""
+        return 1_000_000 + number
+
+    def step(self) -> None:
+        world = cast("TableWorld", self.world)
+        landed, ids = world.loads, world.ids(self.name)
+        number = landed if not landed or world.random.random() < 0.6 else world.random.randrange(landed)
+        table = pa.table({"id": self.keys, "v": [self.value(number)] * 3}, schema=world.base.schema)
+        rows = RowsToLoad(table.schema, 3, table.select(["id"]), lambda: iter(table.to_batches()))
+        patience = world.shape.patience
+        try:
+            report = load(
+                world.uri, None, self.store, rows, self.token(number), clock=self.clock, ids=ids, retries=patience
+            )
+        except (*EXPECTED, flush.CommitConflict, RuntimeError) as error:
+            world.say(f"load {number}: {type(error).__name__}")
+        else:
+            world.say(f"load {number}: {'landed before' if report.already else 'landed'}")
+            if number < landed and not report.already:
+                raise Wrong(f"{self.name}: load {number} landed twice")
+        finally:  # answers get lost, and processes are killed
+            world.loads = world.landed()

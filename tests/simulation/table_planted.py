@@ -13,10 +13,12 @@ from unittest.mock import patch
 
 import memwal.flush.commits.changes
 import memwal.flush.commits.committer
+import memwal.flush.commits.load
 import memwal.flush.commits.rounds
 import memwal.flush.sst.files
 import memwal.flush.sst.flusher
 from memwal.flush import SstCollector
+from memwal.flush.commits.append_pass import mark
 from memwal.flush.commits.changes import Newest, newest_per_key
 from memwal.flush.commits.plan import RegionPlan
 from memwal.flush.garbage.ssts import Verdict
@@ -126,6 +128,18 @@ def publishes_before_the_sidecar() -> Iterator[None]:
         yield
 
 
+def records_a_load_after_its_rows() -> Planted:
+    """The marker of a load is in a version of its own."""
+
+    def upsert(dataset: Any, rows: Any, key: Any, marker: Mapping[Any, int], number: int) -> Any:
+        done = original(dataset, rows, key, {}, number)
+        mark(dataset, marker)
+        return done
+
+    original = memwal.flush.commits.load.upsert_pass
+    return patch.object(memwal.flush.commits.load, "upsert_pass", upsert)
+
+
 def _collects(wrongly: Verdict) -> Planted:
     def verdict(self: SstCollector, *listing: Any) -> Verdict:
         found = original(self, *listing)
@@ -157,6 +171,7 @@ PLANTED_IN_TABLE: dict[str, Callable[[], Planted]] = {
         leaves_out_the_deletes_of_a_second_try,
         collects_published_ssts,
         collects_flushes_under_way,
+        records_a_load_after_its_rows,
     )
 }
 
@@ -168,6 +183,7 @@ FOUND_BY = {
     "commits_the_oldest_row_of_each_key": 3,
     "leaves_out_the_deletes_of_a_second_try": 23,  # only where a conflict follows a deletes pass: rare
     "collects_flushes_under_way": 2,
+    "records_a_load_after_its_rows": 5,
 }
 """As `planted.FOUND_BY`."""
 SEEDS_TO_FIND = 45

@@ -2,16 +2,18 @@
 
 A `World` whose weather is mild for the log and whose traffic is in the base table: small generations, two committers
 that race, a collector to which nothing is too young, upkeep, a stranger that appends, merges, deletes, compacts, builds
-and extends indexes and cleans versions up. Again and again, and after every restart, everything is looked at, at one
-moment, as a crash of the whole machine would leave it (`TableWorld.inspect`):
+and extends indexes and cleans versions up; and in every fifth seed somebody who loads past the log. Again and again,
+and after every restart, everything is looked at, at one moment, as a crash of the whole machine would leave it
+(`TableWorld.inspect`):
 
  1. `memwal verify --deep` finds nothing.
  2. Rows at the levels durable, flushed and committed: nothing acknowledged is missing, doubled or older.
  3. Lance's own reader finds what ours does: the base table, the base through its index, base and SSTs together.
  4. No manifest has dropped an SST whose rows are in no base version that was synced to the disk.
+ 5. Loaded rows are those of the last load that landed, though older tokens are tried again.
 
 At the end, when all is committed: a collection leaves no SST directory, one of orphan files takes every file that no
-version refers to, whatever its age, and then 1 to 4 hold again.
+version refers to, whatever its age, and then 1 to 5 hold again.
 
 One seed is one run, up to what pylance chooses inside of one call: names of its files, which no decision rests on, and
 the order in which its threads read.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -32,6 +35,7 @@ from lance.mem_wal import LsmScanner
 
 import memwal.flush.commits.committer
 from memwal import wal
+from memwal.flush.base.load_id import load_id
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.table.stored import StoredTable
 from memwal.memtable.index_spec import IndexKind
@@ -42,7 +46,15 @@ from tests.simulation.oracle import Wrong
 from tests.simulation.process import pairs
 from tests.simulation.scheduler import SimulatedClock, Trace
 from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Weather
-from tests.simulation.table_actors import EagerCommitter, HungryCollector, Inspector, Meddler, RestartChaos, Upkeep
+from tests.simulation.table_actors import (
+    EagerCommitter,
+    HungryCollector,
+    Inspector,
+    Loader,
+    Meddler,
+    RestartChaos,
+    Upkeep,
+)
 from tests.simulation.world import Shape, World
 
 _POINTS: Points = (
@@ -60,7 +72,10 @@ _VISITORS: Mapping[str, type[Visitor]] = {
     "reader": StorageReader,
     "query": Driver,
     "inspector": Inspector,
+    "loader": Loader,
 }
+_LOADS_EVERY = 5
+"""Seeds; in one of so many a loader is at work."""
 _BEINGS = ("committer0", "committer1", "collector0", "upkeep0", "meddler0", "reader0", "query0")
 
 
@@ -72,9 +87,12 @@ class TableWorld(World):
     option = " --table"
 
     def __init__(self, seed: int, directory: str, trace: Trace) -> None:
+        self._has_loader = seed % _LOADS_EVERY == 0
         super().__init__(seed, directory, trace)
         self.synced: dict[UUID, int] = {}
         """Per region the highest generation in a base version that was synced."""
+        self.loads = 0
+        """Loads that have landed; the next one may have, a moment ago."""
 
     # ---- what differs from the log's world -----------------------------------------------------------------------
 
@@ -94,6 +112,8 @@ class TableWorld(World):
             wal_format=chance.choice(("lance", "arrow")),
             visitors=(*(name for name in _BEINGS if chance.random() < 0.8), "inspector0"),
         )
+        if self._has_loader:
+            shape = replace(shape, visitors=(*shape.visitors, "loader0"))
         weather = Weather(
             rate=chance.choice((0.0, 0.005, 0.01, 0.02)),
             put_faults=PUT_FAULTS,
@@ -103,6 +123,15 @@ class TableWorld(World):
             lance_writes_worse=8.0,
         )
         return shape, weather
+
+    def loaded_keys(self) -> list[int]:
+        return list(Loader.keys) if self.loads else []
+
+    def landed(self) -> int:
+        """Return how many loads have landed, by their markers."""
+        with self.scheduler.undisturbed():
+            committed = memwal.flush.BaseTable.open(self.uri).committed
+        return sum(load_id(Loader.token(number)) in committed for number in range(self.loads + 1))
 
     def beings(self) -> Mapping[str, type[Visitor]]:
         return _VISITORS
@@ -133,7 +162,7 @@ class TableWorld(World):
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def inspect(self, when: str) -> None:
-        """1 to 4 of the module's text. Raises Wrong."""
+        """1 to 5 of the module's text. Raises Wrong."""
         with self.scheduler.undisturbed():
             verified = verify_table(self.disk.inner, self.uri, deep=True)
             if verified.findings:
@@ -164,6 +193,10 @@ class TableWorld(World):
         ):
             ours = [row for row in rows if row[0] in oracle.region_of]
             oracle.check(f"{when} at {level}", ours, dict(floors))
+        loaded, landed = [row for row in committed if row[0] in Loader.keys], self.landed()
+        expected = [(key, Loader.value(landed - 1)) for key in Loader.keys if landed]
+        if landed < self.loads or loaded != expected:
+            raise Wrong(f"{when}: {landed} loads have landed, of {self.loads}; their rows are {loaded}, not {expected}")
         base = lance.dataset(self.uri)
         _compare(f"{when}: Lance's scan of the base", base.to_table(), committed)
         for value in sorted({value for _, value in committed})[-2:]:
