@@ -121,6 +121,8 @@ def test_regions_finds_ids_and_nothing_else() -> None:
         (keys.pruned_key(REGION), "note"),
         (keys.staged_key("ab" * 16), "staged"),
         (keys.STAGED_PREFIX, "staged"),
+        (keys.load_key(REGION), "note"),
+        (keys.LOADING_KEY, "note"),
         (keys.PROBE_PREFIX + "0123abcd", "other"),
         (keys.ROOT, "other"),
         ("_versions/18446744073709551614.manifest", "base"),
