@@ -230,11 +230,11 @@ def test_wrong_vectors(tmp_path: Path, vector: list[Any]) -> None:
         check_files(base, find_files([str(tmp_path / "a.parquet")], None, {}))
 
 
-def test_files_that_cannot_be_meant(tmp_path: Path) -> None:
+def test_files_that_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "a.csv").write_text("id\n1\n")
     wrong = ["none.csv", "none*.csv", "a.txt", ".", "gs://bucket/a.csv"]
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(Invalid) as refused:
         find_files([*wrong, "a.csv", "./a.csv"], None, {})
     assert refused.value.lines == (
