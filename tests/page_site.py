@@ -21,7 +21,7 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 class Site:
     """The pages of a table in this process, as a daemon serves them."""
 
-    def __init__(self, table: Any = None, token: str = "") -> None:
+    def __init__(self, table: Any = None, token: str = "", guard: Any = None) -> None:
         # Here, since every test process loads this module.
         from memwal.ingest.daemon.live import DaemonSource
         from memwal.ingest.daemon.pages import DaemonPages
@@ -44,8 +44,9 @@ class Site:
         storage = StorageRates(StorageCollector(CostSettings()), CostSettings(), clock)
         self.source = DaemonSource(self.pages, Place("grpc://here:1"), "before", Access(), clock, storage)
         self.live = Live("daemon", self.source, self.events, clock)
-        guard = Guard(token.encode())
-        self.server = HttpServer("127.0.0.1", 0, self.pages.pages(), guard, setting="daemon.http_port", live=self.live)
+        guard, setting, acts = guard or Guard(token.encode()), "daemon.http_port", self.pages.acts()
+        pages = self.pages.pages()
+        self.server = HttpServer("127.0.0.1", 0, pages, guard, setting=setting, live=self.live, acts=acts)
         self.port, self.url = self.server.port, self.server.url
         self.live.start()
 

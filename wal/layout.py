@@ -12,6 +12,7 @@
     _mem_wal/staged/{32 hex}.arrow                            rows of a Spark task, until its micro-batch is sent (ours)
     _mem_wal/loads/{load id}.json                             the token of a load past the log; advice only (ours)
     _mem_wal/loading.json                                     until when automatic commits wait; advice only (ours)
+    _mem_wal/paused/{what}.json                               an operator has paused this of the table (ours)
 
 `rev(n)` is the 64-digit binary of n read backwards, so that consecutive numbers spread over an object store's
 key ranges. Source: "MemTable & WAL Specification", Lance documentation. Versions, positions and generations
@@ -32,10 +33,11 @@ PROBE_PREFIX = ROOT + "probe/"
 STAGED_PREFIX = ROOT + "staged/"
 LOADING_KEY = ROOT + "loading.json"
 """Key of the request of a load that automatic commits wait; advice only."""
+PAUSED_PREFIX = ROOT + "paused/"
 
 Kind = Literal["log", "manifest", "sst", "commit", "note", "staged", "base", "other"]
 """What a key is for, as requests are counted: WAL entries and snapshots of the applied map; region manifests; SSTs;
-plans of commits; notes that are only advice; rows of Spark tasks; the base table; probes and listings of regions."""
+plans of commits; notes beside the log; rows of Spark tasks; the base table; probes and listings of regions."""
 _KINDS: dict[str, Kind] = {
     "wal": "log",
     "applied": "log",
@@ -45,6 +47,7 @@ _KINDS: dict[str, Kind] = {
     "fences.json": "note",
     "pruned.json": "note",
 }
+_FOLDERS: dict[str, Kind] = {"staged": "staged", "paused": "note", "loads": "note", "loading.json": "note"}
 
 # LanceDB's name space for region ids, the bytes "LSMWRITE_SHARD01".
 _REGION_NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
@@ -112,10 +115,8 @@ def kind_of(key: str) -> Kind:
     name = rest.partition("/")[0]
     if kind := _KINDS.get(name):
         return kind
-    if region == "staged":
-        return "staged"
-    if region in ("loads", "loading.json"):
-        return "note"
+    if region in _FOLDERS:
+        return _FOLDERS[region]
     return "sst" if "-" in region and (not name or "_gen_" in name) else "other"
 
 
@@ -208,6 +209,11 @@ def load_key(id: UUID) -> str:
 def staged_key(unique: str) -> str:
     """Key of staged rows. `unique`: 32 hex digits, never used before."""
     return f"{STAGED_PREFIX}{unique}.arrow"
+
+
+def paused_key(what: str) -> str:
+    """Key of the note that `what` of the table is paused."""
+    return f"{PAUSED_PREFIX}{what}.json"
 
 
 def parse_entry_key(key: str) -> EntryKey | None:

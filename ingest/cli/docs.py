@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memwal.ingest.errors import KINDS
-from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
+from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, PAUSED, TABLE
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.reference import BEGIN, END, render_reference, render_settings
 
@@ -29,6 +29,7 @@ def render_metrics() -> str:
     for title, label, declared in (
         ("Of each region, by `memwal serve`", "region", COUNTED + HELD),
         ("Of the table, by `memwal serve`", "", COMMITTED + TABLE),
+        ("Of what an operator has paused, by `memwal serve` and `memwal run`", "", PAUSED),
         ("Of the pipeline, by `memwal run`", "", RAN),
         ("Of each region, by `memwal run`", "region", RAN_BY_REGION),
         ("Of requests to storage, by `memwal serve` and `memwal run`", "kind", REQUESTED),

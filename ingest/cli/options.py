@@ -23,6 +23,7 @@ Config = Annotated[
 Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help="output format")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
+OfCommits = Annotated[bool, typer.Option("--commits", help="the table's automatic commits instead of its ingestion")]
 Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 

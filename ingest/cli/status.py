@@ -15,6 +15,7 @@ from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import plain_table, ranges, write_json
 from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.rpc.pauses import text_of
 from memwal.ingest.settings.load import Settings
 
 REFRESH = 1.0
@@ -83,7 +84,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     ]
     troubles += [_last_error(each) for each in status["regions"] if each["last_errors"] and not _trouble(each)]
     troubles += [_uncommitted(failure, status) for failure in status.get("commit_failures", ())]
-    above, below = [head, *_owners(status)], [*troubles, pending(status), *_resizing(status)]
+    paused = [text_of(what, told) for what, told in sorted(status.get("paused", {}).items(), reverse=True)]
+    above, below = [head, *_owners(status), *paused], [*troubles, pending(status), *_resizing(status)]
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
 
 

@@ -26,6 +26,7 @@ from memwal.ingest.api.results import RowStream, gathered
 from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import first_of_each_key
 from memwal.ingest.errors import BUSY, Unavailable
+from memwal.ingest.rpc.pauses import merged as merged_pauses
 from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema
 
 _ROW, _AT = "_memwal_row", "_memwal_at"
@@ -92,7 +93,7 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     failures = [failure for status in found for failure in status.get("commit_failures", ())]
     if failures:
         merged["commit_failures"] = [each for at, each in enumerate(failures) if each not in failures[:at]]
-    return merged
+    return merged | {"paused": merged_pauses([status.get("paused", {}) for status in found])}
 
 
 def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:

@@ -90,6 +90,7 @@ class DaemonSource:
             "commits": list(table.regions.context.meters.commits.recent)[::-1],
             "commits_here": table.upkeep.leading,
             "requests": self._storage.show(),
+            "paused": table.pauses.last,
         }
 
     def queryable(self) -> dict[str, Any] | None:
@@ -139,6 +140,7 @@ class DaemonSource:
             rates=figures["rates"],
             waiting_puts=sum(meter.waiting_puts for meter in meters),
             gone=[peer["endpoint"] for peer in peers if peer["state"] in _GONE],
+            paused=table.pauses.last,
         )
 
     def _daemons(

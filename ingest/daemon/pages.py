@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from memwal.ingest.daemon.balancer import Balancer
-from memwal.ingest.errors import MemWalError
+from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.ops.health import Health, Reason, of_commits, of_regions, unclaimed_regions
-from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE, Scrape, families
-from memwal.ingest.ops.pages import Render, pages_of
+from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, PAUSED, TABLE, Scrape, families
+from memwal.ingest.ops.pages import Act, Render, pages_of, pausing_acts
+from memwal.ingest.rpc.pauses import Paused
 from memwal.ingest.table.embedded import Table
 
 
@@ -30,6 +32,7 @@ class TableCollector(Collector):
         yield from families(HELD, held, "region")
         yield from families(COMMITTED, {"": meters.commits})
         yield from families(TABLE, {"": self._table})
+        yield from families(PAUSED, {"": self._table.pauses.last})
 
 
 class DaemonPages:
@@ -88,4 +91,24 @@ class DaemonPages:
 
     def pages(self) -> dict[str, Render]:
         """Return the pages by path."""
-        return pages_of(self.scrape, self.reasons, self.status)
+        return pages_of(self.scrape, self.reasons, self.status, self.paused)
+
+    def acts(self) -> dict[str, Act]:
+        """Return the actions by path. Those of a flush are of the regions here, those of a commit of all."""
+
+        def flush(*_: Any) -> dict[str, Any]:
+            regions = [writer.status() for writer in self._open().regions.writers]
+            self._open().flush()
+            return {"rows": sum(region["memtable_rows"] for region in regions), "regions": len(regions)}
+
+        pauses = pausing_acts(lambda: self._open().pauses, lambda: self._open().look_at_commits())
+        return pauses | {"/flush": flush, "/commit": lambda *_: asdict(self._open().commit())}
+
+    def paused(self) -> Paused:
+        """Return what an operator holds, as of the last look."""
+        return {} if self.table is None else self.table.pauses.last
+
+    def _open(self) -> Table:
+        if self.table is None:
+            raise Unavailable("the regions are being claimed; ask again in a moment")
+        return self.table

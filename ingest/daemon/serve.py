@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TextIO
 
 from memwal import wal
@@ -123,6 +123,8 @@ class _Daemon:
             broken = resized = taken = None
             while not stop.wait(LOOK_EVERY) and not (broken or resized or taken):
                 broken, resized = self._broken(table), _resized(table)
+                with suppress(Exception):  # storage does not answer, which `_resized` has logged
+                    table.pauses.recent()
                 taken = None if again is None or resized else _taken(again)
             if resized and not stop.is_set():
                 _LOG.warning("%s; this daemon takes its share of the new regions", resized.partition(";")[0])
@@ -241,7 +243,8 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
     rates = StorageRates(storage, settings.cost, clock)
     source = DaemonSource(pages, place, settings.table.uri, Access.of(settings), clock, rates)
     live = Live("daemon", source, stack.enter_context(RecentEvents()), clock)
-    server = HttpServer(host, port, pages.pages(), guard, setting="daemon.http_port", live=live)
+    setting, acts = "daemon.http_port", pages.acts()
+    server = HttpServer(host, port, pages.pages(), guard, setting=setting, live=live, acts=acts)
     stack.callback(server.close)
     live.start()
     stack.callback(live.stop)

@@ -1,5 +1,5 @@
-"""The HTTP server of `memwal serve` and `memwal run`: /metrics, /health/livez, /health/readyz, /status and
-the page at /.
+"""The HTTP server of `memwal serve` and `memwal run`: /metrics, /health/livez, /health/readyz, /status, the page at /
+and the actions of operators.
 
 One thread with an event loop answers requests. Each page is rendered in a thread of its own, one rendering at a time
 per path: requests that arrive meanwhile get the same answer, or a 503 if it takes too long (storage hangs). So slow
@@ -17,10 +17,12 @@ from typing import Any
 from aiohttp import web
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.ops.actions import ROLE, Actions
 from memwal.ingest.ops.answers import IS_BRIEF, Shared, response
 from memwal.ingest.ops.live import Live
 from memwal.ingest.ops.live_server import PATHS, QUERY_BYTES, LiveServer
-from memwal.ingest.ops.pages import Page, Render
+from memwal.ingest.ops.pages import Act, Page, Render
+from memwal.ingest.ops.same_site import SameSite
 from memwal.ingest.rpc.guard import REFUSED, Guard
 from memwal.ingest.settings.endpoints import url_host
 
@@ -36,7 +38,7 @@ _IDLE = 15.0
 
 
 class HttpServer:
-    """Serves the paths of `pages` by GET.
+    """Serves the paths of `pages` by GET, and those of `acts` by POST.
 
     Thread safety. `close` from any thread; pages are rendered in threads of the server. Errors. If a page raises, the
     answer has the error's kind and message: status 503 for UNAVAILABLE, else 500.
@@ -51,14 +53,15 @@ class HttpServer:
         *,
         setting: str,
         live: Live | None = None,
+        acts: Mapping[str, Act] | None = None,
     ) -> None:
         """Listen. `port` 0: any free port; `setting` names the port in errors. `live`: what the page at / shows, which
-        is served with it; it must be started. Raises: Invalid if the port is in use.
+        is served with it; it must be started. `acts`: see `Actions`. Raises: Invalid if the port is in use.
         """
         self._guard = guard
         self._loop = asyncio.new_event_loop()
         self._runner = web.AppRunner(
-            self._application(pages, live, host),
+            self._application(pages, live, acts or {}, host),
             access_log=None,
             handle_signals=False,
             shutdown_timeout=0.1,
@@ -85,12 +88,16 @@ class HttpServer:
     def _run(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(_END)
 
-    def _application(self, pages: Mapping[str, Render], live: Live | None, host: str) -> web.Application:
+    def _application(
+        self, pages: Mapping[str, Render], live: Live | None, acts: Mapping[str, Act], host: str
+    ) -> web.Application:
         application = web.Application(middlewares=[self._guarded], client_max_size=QUERY_BYTES)
         for path, render in pages.items():
             application.router.add_get(path, Shared(path, render).answer)
+        same_site = SameSite(host, bool(self._guard.token))
         if live is not None:
-            LiveServer(live, host, has_token=bool(self._guard.token)).add_to(application)
+            LiveServer(live, same_site).add_to(application)
+        Actions(acts, same_site).add_to(application)
         return application
 
     async def _listen(self, host: str, port: int) -> int:
@@ -104,11 +111,13 @@ class HttpServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization")
-        admitted = self._guard.admits(given)
+        role = self._guard.role(given)
+        admitted, request[ROLE] = role is not None, role
         request[IS_BRIEF] = not admitted and given is None and request.path in BRIEF
         if not (admitted or request[IS_BRIEF] or request.path in OPEN):
             return response(Page.of({"error": REFUSED}, 401), {"WWW-Authenticate": "Bearer"})
         try:
             return await handler(request)
         except web.HTTPException as error:
-            return response(Page.of({"error": error.reason}, error.status))
+            allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+            return response(Page.of({"error": error.reason}, error.status), allowed)

@@ -10,13 +10,11 @@ thread are kept for it. One query runs at a time, and not for long.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -24,6 +22,7 @@ from memwal.ingest.caller import Caller
 from memwal.ingest.ops.answers import PATIENCE, Shared, in_a_thread, response
 from memwal.ingest.ops.live import Live
 from memwal.ingest.ops.pages import Page
+from memwal.ingest.ops.same_site import SameSite
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READERS = 8
@@ -70,11 +69,8 @@ _STATUSES = {"INVALID": 400, "UNAVAILABLE": 503}
 class LiveServer:
     """The handlers of the page. Runs on one event loop."""
 
-    def __init__(self, live: Live, host: str, *, has_token: bool) -> None:
-        """`host`: name by which the process may be asked, beside IP addresses and localhost. `has_token`: whether
-        callers need a token, so that any name will do.
-        """
-        self._live, self._host, self._has_token = live, host, has_token
+    def __init__(self, live: Live, same_site: SameSite) -> None:
+        self._live, self._site = live, same_site
         self._ticks = _Ticks(live)
         self._message = Shared("/live", lambda: Page.of(live.message()))
         self._asking: asyncio.Future[Page] | None = None
@@ -95,28 +91,10 @@ class LiveServer:
         """Return `handler` for requests of our own page, and of programs; a page of another site gets 403."""
 
         async def checked(request: web.Request) -> web.StreamResponse:
-            refused = self._refusal(request.host, request.headers.get("Origin"))
+            refused = self._site.refusal(request.host, request.headers.get("Origin"))
             return await handler(request) if refused is None else _error(403, "INVALID", refused)
 
         return checked
-
-    def _refusal(self, host: str, origin: str | None) -> str | None:
-        """Return why a request is refused, None if it is not. `host`, `origin`: its headers.
-
-        A page of another site sends its own Origin. Where it made its name lead to our address, so that both agree, it
-        is told by the name, unless a token keeps it out.
-        """
-        try:
-            name, site = urlsplit(f"//{host}").hostname or "", None if origin is None else urlsplit(origin).netloc
-        except ValueError:
-            return f"{host} or {origin} is not an address"
-        if site is not None and site != host:
-            return f"a page of {origin} asked {host}; only the page of this process may ask it from a browser"
-        if self._has_token or name in ("localhost", self._host) or _is_address(name):
-            return None
-        return (
-            f"asked by the name {name!r}; without daemon.token only IP addresses, localhost and {self._host} are taken"
-        )
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._ticks.readers >= READERS:
@@ -206,11 +184,3 @@ async def _file(page: Page, _: web.Request) -> web.StreamResponse:
 def _error(status: int, kind: str, message: str, retry_after: str = "") -> web.StreamResponse:
     headers = {"Retry-After": retry_after} if retry_after else {}
     return response(Page.of({"error": {"kind": kind, "message": message}}, status), headers)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from memwal.ingest.ops.counters import Histogram
+from memwal.ingest.rpc.pauses import WHATS
 
 Kind = Literal["counter", "gauge", "histogram"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -174,6 +175,18 @@ TABLE = (
     ),
 )
 """Metrics read from an `embedded.Table`."""
+
+PAUSED = (
+    Declared(
+        "memwal_paused",
+        "gauge",
+        "1 while an operator has paused it, else 0. what: ingestion (no micro-batch begins) or commits (none by "
+        "itself)",
+        lambda paused: [(what, float(what in paused)) for what in WHATS],
+        by="what",
+    ),
+)
+"""Metrics read from `rpc.pauses.Paused`."""
 
 
 def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: str = "") -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""The pages that a process serves over HTTP: /metrics, /health/livez, /health/readyz, /status.
+"""The pages that a process serves over HTTP: /metrics, /health/livez, /health/readyz, /status; and its pauses.
 
 The server is a module of its own, since it imports aiohttp: a tenth of a daemon's start, saved where none listens.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal.ingest.ops.health import Reason
+from memwal.ingest.rpc.pauses import Paused, PauseWatch, What
 
 if TYPE_CHECKING:
     from memwal.ingest.ops.metrics import Scrape
@@ -31,17 +32,45 @@ class Page:
 
 
 Render = Callable[[], Page]
+Act = Callable[[Mapping[str, Any], str], Mapping[str, Any]]
+"""An action: takes the body and the caller's address, returns what was done. Raises: MemWalError."""
+
+
+def pausing_acts(watch: Callable[[], PauseWatch], changed: Callable[[], object]) -> dict[str, Act]:
+    """Return the actions /pause and /resume. `watch`: of the table's pauses; `changed`: called after each."""
+
+    def pause(asked: Mapping[str, Any], peer: str) -> Mapping[str, Any]:
+        what: What = asked.get("what", "ingestion")
+        found, new = watch().pauses.pause(what, f"{peer} over HTTP", asked.get("reason", ""))
+        watch().look()
+        changed()
+        return {"what": what, "paused": True, "already": not new, **found.told()}
+
+    def resume(asked: Mapping[str, Any], _: str) -> Mapping[str, Any]:
+        what: What = asked.get("what", "ingestion")
+        ended = watch().pauses.resume(what)
+        watch().look()
+        changed()
+        return {"what": what, "paused": False, "already": ended is None, **({} if ended is None else ended.told())}
+
+    return {"/pause": pause, "/resume": resume}
 
 
 def pages_of(
-    scrape: Scrape, reasons: Callable[[], list[Reason]], status: Callable[[], Mapping[str, Any]]
+    scrape: Scrape,
+    reasons: Callable[[], list[Reason]],
+    status: Callable[[], Mapping[str, Any]],
+    paused: Callable[[], Paused] = dict,
 ) -> dict[str, Render]:
-    """Return the four pages: metrics, liveness, readiness (503 with reasons) and status."""
+    """Return the four pages: metrics, liveness, readiness (503 with reasons) and status. `paused`: what an operator
+    holds, which makes nothing less ready.
+    """
     from memwal.ingest.ops.metrics import CONTENT_TYPE
 
     def ready() -> Page:
         found = reasons()
-        return Page.of({"ready": not found, "reasons": found}, 503 if found else 200)
+        told = {"paused": held} if (held := paused()) else {}
+        return Page.of({"ready": not found, "reasons": found, **told}, 503 if found else 200)
 
     return {
         "/metrics": lambda: Page(scrape.text(), CONTENT_TYPE),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from memwal.ingest.ops.health import Reason
+from memwal.ingest.rpc.pauses import Paused, text_of
 
 State = Literal["healthy", "busy", "warning", "failing"]
 """It works; it starts or ends; it works, and something needs a look; something does not work."""
@@ -46,6 +47,7 @@ class Situation:
     lag_rows: float | None = None
     lag_before: float | None = None
     """`lag_rows` a minute ago."""
+    paused: Paused = field(default_factory=dict)
     queryable: float | None = None
     """Of a run: seconds from a row's landing in the source until it was acknowledged, p50 of the last minute."""
 
@@ -80,7 +82,8 @@ def _findings(situation: Situation) -> Iterator[Finding]:
         by_reason.setdefault(reason["reason"], []).append(reason)
     for name, reasons in by_reason.items():
         yield _OF_REASON.get(name, _of_other)(situation, reasons)
-    if "commit_failing" not in by_reason and (late := _late(situation)):
+    yield from _of_pauses(situation)
+    if "commit_failing" not in by_reason and "commits" not in situation.paused and (late := _late(situation)):
         yield late
     yield from _of_writes(situation)
     yield from _of_daemons(situation)
@@ -169,6 +172,27 @@ _OF_REASON: Mapping[str, Callable[[Situation, Sequence[Reason]], Finding]] = {
 # ---- what reasons do not say ----------------------------------------------------------------------------------------
 
 
+_OF_PAUSE: Mapping[str, tuple[str, str, str]] = {
+    "ingestion": (
+        "Ingestion is paused",
+        "Rows wait in the source; the table can be read and put to.",
+        "“memwal resume CONFIG” continues it.",
+    ),
+    "commits": (
+        "Commits are paused",
+        "Rows wait in memtables and SSTs, where reads find them; puts wait once commit.pending_max SSTs do.",
+        "“memwal resume CONFIG --commits” continues them, “memwal commit CONFIG” commits once.",
+    ),
+}
+
+
+def _of_pauses(situation: Situation) -> Iterator[Finding]:
+    for what, (title, text, todo) in _OF_PAUSE.items():
+        if what in situation.paused:
+            told = text_of(what, situation.paused[what])
+            yield Finding("busy", f"{what}_paused", title, f"{_sentence(told)} {text}", todo)
+
+
 def _is_late(situation: Situation) -> bool:
     behind, interval = situation.behind.get("committed"), situation.interval
     return behind is not None and interval > 0 and behind > max(2 * interval, interval + _LATE)
@@ -209,6 +233,8 @@ def _of_daemons(situation: Situation) -> Iterator[Finding]:
 
 
 def _of_lag(situation: Situation) -> Iterator[Finding]:
+    if "ingestion" in situation.paused:
+        return
     lag, before = situation.lag_rows, situation.lag_before
     rate = situation.rates.get("put") or 0.0
     if lag is None or before is None or lag <= _LAG_SECONDS * rate or lag <= before * _LAG_GROWS:

@@ -63,9 +63,10 @@ class RunStats:
         self._waits: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # of the middle, of the oldest, rows
 
     def begin(self) -> None:
-        """Start the clock: the query starts now."""
+        """Start the clock: the query starts now, or again; the time since the last ack does not count then."""
         with self._lock:
-            self._began = self._last = self._clock.monotonic()
+            now = self._clock.monotonic()
+            self._began, self._last = self._began + now - self._last, now
 
     def add(self, receipt: BatchReceipt) -> None:
         """Count a finished micro-batch."""

@@ -67,6 +67,7 @@ class RunSource:
             "commits": list(pages.commits)[::-1],
             "commits_here": False,
             "run": self._run(),
+            "paused": pages.paused(),
         }
 
     def queryable(self) -> dict[str, Any] | None:
@@ -117,6 +118,7 @@ class RunSource:
             acks=figures["acks"],
             rates=figures["rates"],
             run=True,
+            paused=pages.paused(),
             lag_rows=None if lag is None else float(lag),
             lag_before=figures["lag_before"],
             queryable=(pages.meter.lag_seconds or figures["acks"]["p50"]) if acked else None,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from memwal.ingest.ops.counters import Histogram
-from memwal.ingest.ops.metrics import Declared, families
+from memwal.ingest.ops.metrics import PAUSED, Declared, families
+from memwal.ingest.rpc.pauses import Paused
 from memwal.ingest.sink.receipts import BatchReceipt
 from memwal.wal import Clock
 
@@ -194,10 +195,11 @@ RAN_BY_REGION = (
 class RunCollector(Collector):
     """The metrics of one pipeline."""
 
-    def __init__(self, meter: RunMeter) -> None:
-        self._meter = meter
+    def __init__(self, meter: RunMeter, paused: Callable[[], Paused] = dict) -> None:
+        self._meter, self._paused = meter, paused
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics at this moment."""
         yield from families(RAN, {"": self._meter})
         yield from families(RAN_BY_REGION, self._meter.queryable, "region")
+        yield from families(PAUSED, {"": self._paused()})

@@ -6,16 +6,20 @@ import json
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from memwal.flush import BaseTable
 from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.errors import Unavailable
 from memwal.ingest.ops.counters import COMMITS_KEPT
 from memwal.ingest.ops.health import Health
 from memwal.ingest.ops.metrics import Scrape
-from memwal.ingest.ops.pages import Render, pages_of
+from memwal.ingest.ops.pages import Act, Render, pages_of, pausing_acts
 from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.pipeline.metrics import RunCollector, RunMeter
+from memwal.ingest.pipeline.pausing import Pausing
+from memwal.ingest.rpc.pauses import Paused, PauseWatch
 from memwal.ingest.sink.receipts import BatchReceipt
 from memwal.wal import Clock, SystemClock
 
@@ -51,11 +55,17 @@ class RunPages:
         """The newest micro-batches with bad rows, oldest first: `{"time", "batch_id", "bad", "letters", "reasons"}`."""
         self.commits: deque[dict[str, Any]] = deque(maxlen=COMMITS_KEPT)
         """Changes of the base version that the owners' status showed, and failures, as `CommitMeter.recent`."""
-        scrape.add(RunCollector(meter))
+        self.pausing: Pausing | None = None
+        """The pauses of the table, None before it is known."""
+        scrape.add(RunCollector(meter, self._held))
 
     def serves(self, base: BaseTable, reader: RemoteTable) -> None:
         """Note the table, and a client of its owners."""
         self.base, self.reader = base, reader
+
+    def paused(self) -> Paused:
+        """Return what an operator holds, as of the last look."""
+        return {} if self.pausing is None else self.pausing.watch.last
 
     def add(self, receipt: BatchReceipt) -> None:
         """Count a finished micro-batch."""
@@ -107,12 +117,40 @@ class RunPages:
             "queryable_max": _number(figures.queryable_max),
             "rows_bad": meter.bad,
             "dead_letters": meter.letters,
+            "ingestion": "running" if self.pausing is None else self.pausing.state,
+            "paused": self.paused(),
             "not_ready": self.health.reasons(),
         }
 
     def pages(self) -> dict[str, Render]:
         """Return the pages by path."""
-        return pages_of(self.scrape, self.health.reasons, self.status)
+        return pages_of(self.scrape, self.health.reasons, self.status, self.paused)
+
+    def acts(self) -> dict[str, Act]:
+        """Return the actions by path; flushes and commits are those of the owners."""
+
+        def flush(*_: Any) -> dict[str, Any]:
+            regions = self._served().status()["regions"]
+            self._served().flush()
+            return {"rows": sum(region["memtable_rows"] for region in regions), "regions": len(regions)}
+
+        pauses = pausing_acts(self._watch, lambda: None)
+        return pauses | {"/flush": flush, "/commit": lambda *_: asdict(self._served().commit())}
+
+    def _held(self) -> Paused:
+        """Return what an operator holds and what stands still by it: a micro-batch under way may still hang."""
+        stands = self.pausing is not None and self.pausing.stands
+        return {what: told for what, told in self.paused().items() if what != "ingestion" or stands}
+
+    def _served(self) -> RemoteTable:
+        if self.reader is None:
+            raise Unavailable("the daemon is being started; ask again in a moment")
+        return self.reader
+
+    def _watch(self) -> PauseWatch:
+        if self.pausing is None:
+            raise Unavailable("Spark and the daemon are being started; ask again in a moment")
+        return self.pausing.watch
 
 
 def _number(value: float) -> float | None:

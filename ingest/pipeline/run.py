@@ -24,6 +24,7 @@ from memwal.ingest.pipeline.daemons import Owner, check_room, owner_of
 from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.pipeline.metrics import RunMeter
 from memwal.ingest.pipeline.pages import RunPages
+from memwal.ingest.pipeline.pausing import refuse_paused
 from memwal.ingest.pipeline.screen import Screen
 from memwal.ingest.pipeline.stream import PipelineStream, Services
 from memwal.ingest.rpc.guard import Guard
@@ -56,9 +57,11 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
     """
     every = list(pipelines.values())
     configure_logs(every[0].log.level, every[0].log.format)
-    found = [check(settings, os.environ) for settings in every]
+    found, clock = [check(settings, os.environ) for settings in every], SystemClock()
     check_room(every)
-    clock = SystemClock()
+    for settings, base in zip(every, found, strict=True):
+        if once and base is not None:
+            refuse_paused(settings, os.environ, clock)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         pages = [
@@ -141,7 +144,8 @@ def _http(settings: Settings, pages: RunPages, console: Console, *, storage: boo
     host, port, setting = sink.http_host, sink.http_port, "sink.http_port"
     with RecentEvents() as events:
         live = Live("run", RunSource(pages, settings, clock), events, clock)
-        with closing(HttpServer(host, port, pages.pages(), guard, setting=setting, live=live)) as server:
+        acts = pages.acts()
+        with closing(HttpServer(host, port, pages.pages(), guard, setting=setting, live=live, acts=acts)) as server:
             live.start()
             console.out(f"page, metrics, health and status at {server.url}", highlight=False)
             try:

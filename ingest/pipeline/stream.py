@@ -6,6 +6,7 @@ outage of its source (`ingest.pipeline.outage`). Any other end of the query ends
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,8 +25,10 @@ from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.pipeline.daemons import Owner
 from memwal.ingest.pipeline.outage import Outage
 from memwal.ingest.pipeline.pages import RunPages
+from memwal.ingest.pipeline.pausing import Pausing
 from memwal.ingest.pipeline.report import print_report
 from memwal.ingest.pipeline.screen import Progress
+from memwal.ingest.rpc.pauses import text_of
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.paths import local_path, with_absolute_paths
 from memwal.ingest.settings.process_sections import KAFKA
@@ -76,11 +79,20 @@ class PipelineStream:
         )
         self._query: StreamingQuery | None = None
         self._outage = Outage(settings.table.uri, source.outage_max, pages.health, clock)
+        self._pausing = pages.pausing = Pausing(settings, os.environ, clock)
+        self._pausing.start()
         self.drained = threading.Event()
 
     def start(self, *, once: bool) -> None:
-        """Start the query. `once`: set `drained` when the source is drained. Raises: why it did not start."""
+        """Start the query, unless its ingestion is paused. `once`: set `drained` when the source is drained.
+        Raises: why it did not start.
+        """
         self._once = once
+        if (told := self._pausing.told) is not None:
+            self._stand_still(told)
+            return
+        self._pausing.stands = False
+        self._pausing.gate.open()
         self._query = self._start(available_now=once and self._feed is None)
         if once:
             threading.Thread(target=self._drain, args=(self._query,), name="drain", daemon=True).start()
@@ -95,12 +107,13 @@ class PipelineStream:
             return
         self._services.owner.check()
         try:
-            self._go_on()
+            if not self._is_paused():
+                self._go_on()
         except ColumnsAdded as added:
             self._progress.phase(f"new columns: {added}")
             self._base = self._base.latest()
             self._pages.serves(self._base, self._services.owner.table)
-            self._stop_query()
+            self._stop_query(self._query)
             self.start(once=self._once)
         if show or self.drained.is_set():
             if self._query is not None:  # before the daemon is asked, which may take long to answer
@@ -109,14 +122,18 @@ class PipelineStream:
             self._show()
 
     def finish(self) -> None:
-        """Show the last figures of the drained query, then flush and commit what it has put."""
+        """Show the last figures of the drained query, then flush and commit what it has put; no commit if an operator
+        has paused them.
+        """
         self._show()
-        for step, act in (
-            ("flushing", self._services.owner.table.flush),
-            ("committing", self._services.owner.table.commit),
-        ):
-            self._progress.phase(step)
-            act()
+        self._progress.phase("flushing")
+        self._services.owner.table.flush()
+        held = self._pausing.watch.look().get("commits")
+        if held is not None:
+            self._progress.phase(f"{text_of('commits', held)}; the rows stay in SSTs, where reads find them")
+            return
+        self._progress.phase("committing")
+        self._services.owner.table.commit()
 
     def report(self, console: Console) -> None:
         """Print the report of the pipeline."""
@@ -124,16 +141,38 @@ class PipelineStream:
 
     def stop(self) -> None:
         """Stop the feed and the query, if they still run."""
+        self._pausing.stop()
         if self._feed is not None:
             self._feed.stop()
-        self._stop_query()
+        self._stop_query(self._query)
+
+    def _is_paused(self) -> bool:
+        """Stop the query if its ingestion is paused and no micro-batch is under way; return whether it stands still."""
+        told = self._pausing.told
+        if told is None:
+            if not self._pausing.stands:  # else `_go_on` starts the query again
+                self._pausing.gate.open()
+            return False
+        with suppress(Py4JError, OSError):  # the JVM has ended, which `_check` reports
+            if not self._pausing.stands and (self._outage.waits or self._pausing.may_stop(self._query)):
+                query, self._query = self._query, None
+                self._stop_query(query)
+                self._stand_still(told)
+        return self._pausing.stands
+
+    def _stand_still(self, told: str) -> None:
+        self._pausing.stands = True
+        self._pages.health.release("starting")
+        self._progress.phase(told)
 
     def _go_on(self) -> None:
-        """Check the query, and restart it after an outage. Raises: what ended the query, unless it is an outage."""
+        """Check the query, and restart it after an outage or a pause. Raises: what ended the query, unless it is an
+        outage.
+        """
         if self._outage.waits:
             return
         try:
-            if self._outage.due:
+            if self._outage.due or self._pausing.stands:
                 self._sink.failure = None
                 self._outage.started()
                 self.start(once=self._once)
@@ -141,13 +180,14 @@ class PipelineStream:
         except MemWalError as error:
             self._outage.failed(error)
             self._progress.phase("waiting for the source")
-            self._stop_query()
+            self._stop_query(self._query)
 
-    def _stop_query(self) -> None:
+    def _stop_query(self, query: StreamingQuery | None) -> None:
         self._sink.give_up()
+        self._pausing.gate.leave()
         with suppress(Exception):
-            if self._query is not None:
-                self._query.stop()
+            if query is not None:
+                query.stop()
 
     def _start(self, *, available_now: bool) -> StreamingQuery:
         source = self._settings.source
@@ -156,7 +196,7 @@ class PipelineStream:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
             rows = self._rows()
             self._sink.small = rows.small
-            writer = rows.frame.writeStream.foreachBatch(self._writer())
+            writer = rows.frame.writeStream.foreachBatch(self._pausing.gate.before(self._writer()))
             writer = writer.queryName(f"memwal {self._settings.checkpoint}")
             writer = writer.option("checkpointLocation", self._settings.checkpoint)
             every = f"{source.trigger * 1e3:.0f} milliseconds"
@@ -201,7 +241,8 @@ class PipelineStream:
             else:
                 self._feed.wait()
                 query.processAllAvailable()
-            if query.exception() is None and self._feed_failure() is None:
+            paused = query is not self._query  # and it will be another one that drains the source
+            if not paused and query.exception() is None and self._feed_failure() is None:
                 self.drained.set()
 
     def _check(self) -> None:

@@ -5,7 +5,8 @@ peers say that they hold. The others publish their memtables in time for that, a
 does not need exactly one leader: with two, commits meet on storage and wait for each other.
 
 1. Look at what the regions hold, in memory: no request while no row waits.
-2. Decide (`ingest.table.commit_policy`), and flush or not. If a load past the log asks for it, wait, but not for ever.
+2. Decide (`ingest.table.commit_policy`), and flush or not; nothing is due while an operator has paused commits. If a
+   load past the log asks for it, wait, but not for ever.
 3. Commit. A region that cannot be flushed does not keep other regions' SSTs from the commit.
 4. Maintenance, if something is due; it fails no commit.
 
@@ -79,9 +80,13 @@ class CommitLoop:
     commit from meeting maintenance.
     """
 
-    def __init__(self, steps: CommitSteps, limits: CommitLimits, clock: Clock) -> None:
-        """With `limits.interval` 0 it commits on demand only."""
-        self._steps, self._limits, self._clock = steps, limits, clock
+    def __init__(
+        self, steps: CommitSteps, limits: CommitLimits, clock: Clock, paused: Callable[[], bool] = lambda: False
+    ) -> None:
+        """With `limits.interval` 0 it commits on demand only. `paused`: returns whether the policy is suspended; asked
+        when something is due, so an idle table makes no request for it.
+        """
+        self._steps, self._limits, self._clock, self._paused = steps, limits, clock, paused
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
         self._took = 0.0
         self._waits_since: float | None = None
@@ -100,7 +105,7 @@ class CommitLoop:
         if not self._steps.leads():
             return self._follow(waiting)
         decision = decide([*waiting, *self._steps.others()], self._limits, self._took + self._look_every)
-        if decision == "nothing" or self._gives_way():
+        if decision == "nothing" or self._paused() or self._gives_way():
             return "nothing"
         began = self._clock.monotonic()
         try:
@@ -138,7 +143,7 @@ class CommitLoop:
 
     def _follow(self, waiting: Sequence[Backlog]) -> Decision:
         """Take the step of a process that does not lead."""
-        due = flush_due(waiting, self._limits)
+        due = flush_due(waiting, self._limits) and not self._paused()
         if due:
             self._steps.flush()
         self._steps.catch_up()

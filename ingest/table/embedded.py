@@ -34,6 +34,7 @@ from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.stored_rows import StoredRows
 from memwal.ingest.region.write_queue import Ack
 from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.rpc.pauses import PauseWatch
 from memwal.ingest.table import indexes
 from memwal.ingest.table.at_exit import close_at_exit
 from memwal.ingest.table.columns import TableColumns
@@ -68,7 +69,8 @@ class Table(LevelReads):
         self._writes = TableWrites(self._columns, self.regions)
         self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
-        self._commits = CommitLoop(steps, upkeep.commit, context.clock)
+        self.pauses = PauseWatch.of(context.store, context.clock, context.ids, context.wal_options)
+        self._commits = CommitLoop(steps, upkeep.commit, context.clock, lambda: "commits" in self.pauses.recent())
         self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
@@ -192,8 +194,10 @@ class Table(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return `{"table", "base_version", "rows", "regions": […], "commit_failures": […]}`: the rows are those of the
-        base table, the failures those of the last commit of this process (`TableUpkeep.failures`).
+        """Return `{"table", "base_version", "rows", "regions": […], "commit_failures": […], "paused": {…}}`.
+
+        `rows`: those of the base table. `commit_failures`: those of the last commit of this process
+        (`TableUpkeep.failures`). `paused`: what an operator holds, as `rpc.pauses.Paused`.
         """
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
@@ -208,6 +212,7 @@ class Table(LevelReads):
             "rows": base.dataset.count_rows(),
             "regions": regions,
             "commit_failures": self.upkeep.failures,
+            "paused": self.pauses.recent(),
         }
 
     @translate_errors

@@ -6,6 +6,7 @@ from typing import Any
 
 from memwal import flush, wal
 from memwal.ingest.read.stored import views_from_storage
+from memwal.ingest.rpc.pauses import Pauses
 
 
 def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[s
         "routing": base.routing_version,
         "rows": base.dataset.count_rows(),
         "regions": regions,
+        "paused": Pauses(store, wal.SystemClock()).now(),
     }
 
 

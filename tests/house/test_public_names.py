@@ -63,6 +63,8 @@ COMMANDS = {
     "delete": {"config", "key", "filter", "dry-run"},
     "flush": {"config"},
     "commit": {"config", "json"},
+    "pause": {"config", "commits", "reason"},
+    "resume": {"config", "commits"},
     "gc": {"config", "dry-run", "json"},
     "log": {"config", "limit", "diff", "keys", "json"},
     "verify": {"config", "deep", "json"},

@@ -23,13 +23,19 @@ from memwal import wal
 from memwal.ingest.daemon.pages import DaemonPages
 from memwal.ingest.ops.metrics import Scrape
 from memwal.ingest.ops.storage import StorageCollector
+from memwal.ingest.pipeline.figures import RunStats
+from memwal.ingest.pipeline.metrics import RunMeter
+from memwal.ingest.pipeline.pages import RunPages
+from memwal.ingest.pipeline.pausing import Pausing
 from memwal.ingest.region.core import RegionCore
 from memwal.ingest.settings.load import load
+from memwal.ingest.table.create import initialise
 from memwal.ingest.table.embedded import Table
 from memwal.ingest.table.open import open_table
 from tests.alerts import EVERY, RULES, Scrapes
 from tests.conftest import Running, small_sections, toml, wait_until
 from tests.promtool import promtool
+from tests.support.clock import FakeClock
 
 MINUTE = 60 // EVERY
 """Scrapes in a minute."""
@@ -59,7 +65,7 @@ def watched(tmp_path: Path, uri: str) -> Iterator[Callable[..., Opened]]:
         yield opened
 
 
-def _page(pages: DaemonPages) -> str:
+def _page(pages: DaemonPages | RunPages) -> str:
     return pages.pages()["/metrics"]().body.decode()
 
 
@@ -71,7 +77,7 @@ def _closed(table: Table) -> None:
 def test_the_rules_are_valid_and_each_says_what_to_do() -> None:
     ran = promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "12 rules found" in ran.stdout
+    assert "13 rules found" in ran.stdout
 
 
 def test_a_healthy_table_fires_no_alert(watched: Callable[..., Opened], made: Any) -> None:
@@ -99,6 +105,20 @@ def test_rows_that_are_not_committed_in_time(watched: Callable[..., Opened], mad
         wait_until(lambda: table.regions.writers[0].status()["behind"]["committed"] > 1.1)
         scrapes.take(LONG)
     scrapes.expect({"MemwalCommittedLate"})
+
+
+def test_commits_that_are_paused_are_not_late(watched: Callable[..., Opened], made: Any) -> None:
+    """And a pause that may have been forgotten is told of after an hour."""
+    table, scrapes = watched(commit={"interval": "500ms"})
+    scrapes.take(HEALTHY)
+    table.pauses.pauses.pause("commits", "an operator")
+    table.pauses.look()
+    table.put(made.rows([1]))
+    wait_until(lambda: table.regions.writers[0].status()["behind"]["committed"] > 1.1)
+    scrapes.take(LONG)
+    scrapes.expect(set())
+    scrapes.take(60 * MINUTE)
+    scrapes.expect({"MemwalPaused"})
 
 
 def test_a_writer_that_was_fenced(watched: Callable[..., Opened], made: Any) -> None:
@@ -242,6 +262,30 @@ def _claimed_elsewhere(table: Table) -> None:
 
 def _of(table: Table, **labels: str) -> dict[str, str]:
     return {"region": str(table.base.regions[0]), **labels}
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_run_without_micro_batches_that_is_paused(tmp_path: Path, uri: str, paused: bool) -> None:
+    """The source has rows, and none is taken: because an operator wants it so, or not."""
+    config, clock = tmp_path / "config.toml", FakeClock()
+    config.write_text(toml(small_sections(uri)))
+    settings = load(config, os.environ)
+    initialise(settings, os.environ)
+    pages = RunPages(Scrape(), RunMeter(clock, settings.source.trigger), RunStats(clock), uri, clock)
+    pages.pausing = Pausing(settings, os.environ, clock)
+    pages.meter.progressed({})
+    scrapes = Scrapes(partial(_page, pages))
+    scrapes.take(HEALTHY)
+    if paused:
+        pages.pausing.watch.pauses.pause("ingestion", "an operator")
+        pages.pausing.watch.look()
+        scrapes.take(1)
+        assert scrapes.newest("memwal_paused", what="ingestion") == 0, "the micro-batch under way may hang"
+        pages.pausing.stands = True
+    pages.meter.looked({"isTriggerActive": True, "isDataAvailable": True})
+    scrapes.take(HEALTHY, lambda: clock.advance(EVERY))
+    assert scrapes.newest("memwal_source_waiting_seconds") > 60
+    scrapes.expect(set() if paused else {"MemwalNoMicroBatch"})
 
 
 # ---- memwal run ------------------------------------------------------------------------------------------------------

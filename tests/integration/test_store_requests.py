@@ -28,7 +28,7 @@ KINDS = {
     "manifest": r"_mem_wal/[0-9a-f-]{36}/manifest/",
     "sst": r"_mem_wal/[0-9a-f-]{36}/([0-9a-f]{8}_gen_|$)",
     "commit": r"_mem_wal/[0-9a-f-]{36}/commits/",
-    "note": r"_mem_wal/[0-9a-f-]{36}/\w+\.json",
+    "note": r"_mem_wal/([0-9a-f-]{36}|paused)/\w+\.json",
     "other": r"_mem_wal/(probe/|$)",
     "base": r"table\.lance/(?!_mem_wal/)",
 }

@@ -28,7 +28,7 @@ class Region:
         self.fails: dict[str, BaseException] = {}
         self._takes = {"flush": flush_takes, "commit": commit_takes}
         self.leads, self.others, self.loading = True, list[Backlog](), False
-        steps = SimpleNamespace(
+        self.steps = SimpleNamespace(
             waiting=lambda: [self.waiting()],
             flush=self.flush,
             commit=self.commit,
@@ -38,7 +38,7 @@ class Region:
             catch_up=lambda: self.done.append("catch up"),
             asked_to_wait=lambda: self.loading,
         )
-        self.loop = CommitLoop(steps, CommitLimits(interval, ssts_max=8, size_max=1 << 30), self.clock)
+        self.loop = CommitLoop(self.steps, CommitLimits(interval, ssts_max=8, size_max=1 << 30), self.clock)
 
     def waiting(self) -> Backlog:
         rows = [*self.memtable, *(row for sst in self.ssts for row in sst)]
@@ -206,3 +206,20 @@ def test_commits_wait_for_a_load_but_not_for_ever() -> None:
     assert region.done[3:] == ["commit", "maintain"]
     region.loading = False
     assert region.loop.step() == "flush"
+
+
+def test_while_commits_are_paused_nothing_is_due_and_a_commit_on_demand_commits() -> None:
+    region, paused = Region(10.0), True
+    region.loop = CommitLoop(region.steps, CommitLimits(10.0, 8, 1 << 30), region.clock, lambda: paused)
+    region.live(100, every=5, then=region.put)
+    assert region.done == []
+    region.leads = False
+    region.live(100, every=5, then=region.put)
+    assert set(region.done) == {"catch up"}, "what others commit is learned all the same"
+    region.leads, region.ssts, region.memtable = True, [region.memtable], []
+    assert region.loop.commit().ssts == 1
+    paused = False
+    region.put()
+    region.latest = 0.0
+    region.live(30, every=0, then=region.put)
+    assert 0 < region.latest <= 10.0

@@ -165,6 +165,9 @@ def test_a_healthy_process_says_how_fresh_its_rows_are() -> None:
     assert run["text"].endswith("0.4 s and committed at most 30 s after they land in the source.")
 
 
+PAUSE = {"since": 9.0, "by": "hand", "reason": "so"}
+
+
 @pytest.mark.parametrize(
     ("changes", "state", "title", "words"),
     [
@@ -203,10 +206,18 @@ def test_a_healthy_process_says_how_fresh_its_rows_are() -> None:
             "Falling behind",
             "The source is 90,000 rows ahead, 20,000 a minute ago; 500 rows/s are taken.",
         ),
+        ({"paused": {"commits": PAUSE}, "behind": {"committed": 240.0}}, "busy", "Commits are paused", "by hand: so."),
+        (
+            {"run": True, "lag_rows": 9e4, "lag_before": 2e4, "rates": {"put": 5.0}, "paused": {"ingestion": PAUSE}},
+            "busy",
+            "Ingestion is paused",
+            "Ingestion is paused since 1970-01-01 00:00:09 UTC by hand: so. Rows wait in the source;",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_what_to_do(changes: dict[str, Any], state: str, title: str, words: str) -> None:
     told = health(Situation(**GOOD | changes))
+    assert told["findings"] == []
     assert told["state"] == state
     assert told["title"].startswith(title)
     assert words in told["text"]

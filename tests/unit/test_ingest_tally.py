@@ -33,6 +33,18 @@ def test_rows_are_counted_per_region_and_over_time() -> None:
     assert figures.rows_per_second == pytest.approx(20.0)
 
 
+def test_the_time_in_which_no_query_ran_does_not_count() -> None:
+    clock = FakeClock()
+    stats = RunStats(clock)
+    for number in range(2):  # the query is started again after a pause
+        clock.sleep(1000.0)
+        stats.begin()
+        clock.sleep(2.0)
+        stats.add(BatchReceipt(number, (receipt("a", 40),)))
+    assert stats.figures().seconds == pytest.approx(4.0)
+    assert stats.figures().rows_per_second == pytest.approx(20.0)
+
+
 def test_rows_that_were_applied_before_are_told_apart() -> None:
     stats = RunStats(FakeClock())
     stats.add(BatchReceipt(0, (receipt("a", 30, applied=False), receipt("b", 10))))

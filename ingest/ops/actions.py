@@ -1,0 +1,125 @@
+"""What an operator may do over HTTP: POST /pause, /resume, /flush and /commit, with the token of an admin.
+
+1. A page of another site, and a role that is not admin, get 403; both change nothing, and so does a body that is wrong.
+2. The action is logged with the caller's address (logger `memwal.access`), and run in a thread of its own.
+3. The answer comes when it is done. One of each path runs at a time: who asks for the same again meanwhile gets the
+   answer of the one that runs, with `"joined": true`; who asks for something else gets 429. A caller that goes away
+   ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from memwal.ingest.errors import Invalid
+from memwal.ingest.ops.answers import PATIENCE, in_a_thread, response
+from memwal.ingest.ops.pages import Act, Page
+from memwal.ingest.ops.same_site import SameSite
+from memwal.ingest.rpc.pauses import WHATS
+from memwal.ingest.rpc.roles import Role, permits
+
+ROLE: web.RequestKey[Role | None] = web.RequestKey("role", object)  # type: ignore[arg-type]
+"""The role of a request's caller, None for a wrong token, which only few paths take."""
+STATUSES = {"INVALID": 400, "UNAVAILABLE": 503, "UNKNOWN_OUTCOME": 503, "FENCED": 409}
+_FIELDS: Mapping[str, tuple[str, ...]] = {"/pause": ("what", "reason"), "/resume": ("what",)}
+"""What the body may have, by path."""
+_LOG = logging.getLogger("memwal.access")
+
+
+class Actions:
+    """The handlers of the actions. Runs on one event loop."""
+
+    def __init__(self, acts: Mapping[str, Act], same_site: SameSite) -> None:
+        """`acts`: by path; called with the body and the caller's address, returns what was done."""
+        self._acts, self._same_site = acts, same_site
+        self._running: dict[str, tuple[Any, asyncio.Future[Page]]] = {}
+        self._refused = float("-inf")
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the paths."""
+        for path, act in self._acts.items():
+            application.router.add_post(path, partial(self._answered, path, act))
+
+    async def _answered(self, path: str, act: Act, request: web.Request) -> web.StreamResponse:
+        refused = self._same_site.refusal(request.host, request.headers.get("Origin")) or self._refusal(path, request)
+        if refused is not None:
+            return _error(403, refused)
+        try:
+            asked = await _asked(path, request)
+        except Invalid as error:
+            return _error(400, error.message)
+        running = self._running.get(path)
+        joined = running is not None and not running[1].done()
+        if running is None or not joined:
+            peer = str(request.remote)
+            call = f"POST {path}"
+            _LOG.info("admin: %s by %s", call, peer, extra={"event": "admin", "call": call, "peer": peer})
+            running = asked, asyncio.wrap_future(in_a_thread(partial(_done, act, asked, peer), STATUSES))
+            self._running[path] = running
+        elif running[0] != asked:
+            return _error(429, f"another {path} is running; ask again when it is done")
+        page = await asyncio.shield(running[1])
+        return response(_joined(page) if joined else page)
+
+    def _refusal(self, path: str, request: web.Request) -> str | None:
+        """Return why the caller's token does not allow the action; log it, once a second at most."""
+        role = request[ROLE]
+        if role is not None and permits(role, "admin"):
+            return None
+        now = asyncio.get_running_loop().time()
+        if now - self._refused >= 1.0:
+            self._refused = now
+            fields = {"event": "refused", "call": f"POST {path}", "role": role, "peer": str(request.remote)}
+            _LOG.warning(
+                "refused: POST %s by %s, whose token has the role %s", path, request.remote, role, extra=fields
+            )
+        return f"the token has the role {role!r}, and POST {path} needs 'admin'; use a token with that role"
+
+
+def _done(act: Callable[..., Mapping[str, Any]], asked: Mapping[str, Any], peer: str) -> Page:
+    return Page.of(act(asked, peer))
+
+
+def _joined(page: Page) -> Page:
+    told = json.loads(page.body)
+    return replace(page, body=json.dumps(told | {"joined": True}).encode() + b"\n")
+
+
+async def _asked(path: str, request: web.Request) -> dict[str, Any]:
+    """Return the body, {} without one. Raises: Invalid."""
+    try:
+        data = await asyncio.wait_for(request.read(), PATIENCE)
+    except TimeoutError:
+        raise Invalid(f"the body did not arrive within {PATIENCE:g} s") from None
+    if not data:
+        return {}
+    if request.content_type != "application/json":
+        raise Invalid("send the body as JSON, with Content-Type: application/json, or none")
+    try:
+        asked = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Invalid("the body is not JSON") from None
+    if not isinstance(asked, dict):
+        raise Invalid('the body is no object; write {"reason": "…"}')
+    fields = _FIELDS.get(path, ())
+    for name, value in asked.items():
+        if name not in fields:
+            raise Invalid(f"{path} takes {' and '.join(fields) or 'no fields'}, and not {name!r:.60}")
+        if not isinstance(value, str):
+            raise Invalid(f"{name}: write a text")
+    if asked.get("what", WHATS[0]) not in WHATS:
+        raise Invalid(f"what = {asked['what']!r:.60}: write one of {', '.join(WHATS)}")
+    return asked
+
+
+def _error(status: int, message: str) -> web.StreamResponse:
+    kind = "UNAVAILABLE" if status == 429 else "INVALID"
+    return response(Page.of({"error": {"kind": kind, "message": message}}, status))

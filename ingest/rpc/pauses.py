@@ -1,0 +1,147 @@
+"""Pauses: an operator holds a table's ingestion, or its automatic commits, until they are resumed.
+
+    ingestion   `memwal run`, of every pipeline into the table, begins no new micro-batch; the one under way is finished
+                and its offsets are noted. Puts by others, reads, flushes and commits go on.
+    commits     no process commits by itself, and so does no maintenance of the base table after commits. Commits that
+                somebody asks for go on, and so do flushes: rows stay in SSTs, where reads find them, and once
+                `commit.pending_max` SSTs of a region wait, puts wait too.
+
+A pause is one object beside the table, `_mem_wal/paused/{what}.json`: `{"since", "by", "reason", "id"}`. It is created
+only if it is absent, so that of two operators one is told of the other, and deleted by a resume; so it holds for every
+process of the table, and survives the restart of each. An object that cannot be read counts as a pause: what stands
+still by mistake loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from memwal.wal import Clock, Ids, ObjectStore, SystemIds, WalOptions
+from memwal.wal.layout import paused_key
+from memwal.wal.slot import put_until_known
+
+_LOG = logging.getLogger("memwal.pauses")
+What = Literal["ingestion", "commits"]
+WHATS: tuple[What, ...] = get_args(What)
+Paused = Mapping[str, Mapping[str, Any]]
+"""By what is paused: `since` (unix time in seconds), `by` and `reason`, as a status tells them."""
+LOOK_EVERY, LOOK_EVERY_REMOTE = 1.0, 5.0
+"""Seconds for which the last look at a local disk, or at an object store, is taken for the state of now."""
+_LONGEST = 500
+"""Most characters of a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """One pause. `since`: unix time in seconds; `by`: who paused it, as far as is known."""
+
+    since: float
+    by: str
+    reason: str
+    id: str
+
+    def told(self) -> dict[str, Any]:
+        """Return the pause as a status tells it."""
+        return {"since": self.since, "by": self.by, "reason": self.reason}
+
+
+class Pauses:
+    """The pauses of one table, on storage.
+
+    Thread safety. Any thread. Errors. wal errors.
+    """
+
+    def __init__(
+        self, store: ObjectStore, clock: Clock, ids: Ids | None = None, options: WalOptions | None = None
+    ) -> None:
+        """`options`: how long storage is tried."""
+        self._store, self._clock, self._ids = store, clock, ids or SystemIds()
+        self._options = options or WalOptions()
+
+    def now(self) -> dict[str, Any]:
+        """Return what is paused, as `Paused`. Asks storage, for one small object each."""
+        found = {what: self._read(what) for what in WHATS}
+        return {what: pause.told() for what, pause in found.items() if pause is not None}
+
+    def pause(self, what: What, by: str, reason: str = "") -> tuple[Pause, bool]:
+        """Pause `what`; return the pause in force, and whether this call made it: another one may have been first."""
+        ours = Pause(self._clock.now(), by, " ".join(reason.split())[:_LONGEST], self._ids.entry_id())
+        data = json.dumps(asdict(ours)).encode()
+        found = put_until_known(self._store, paused_key(what), data, clock=self._clock, options=self._options)
+        return (ours, True) if found is None else (_parsed(found), False)
+
+    def resume(self, what: What) -> Pause | None:
+        """End the pause of `what`; return it, None if there was none."""
+        found = self._read(what)
+        if found is not None:
+            self._store.delete(paused_key(what))
+        return found
+
+    def _read(self, what: What) -> Pause | None:
+        data = self._store.get(paused_key(what))
+        return None if data is None else _parsed(data)
+
+
+class PauseWatch:
+    """What is paused, as of a recent look at storage.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, pauses: Pauses, clock: Clock, every: float) -> None:
+        """`every`: seconds for which a look counts as recent."""
+        self.pauses, self._clock, self._every = pauses, clock, every
+        self._looking = threading.Lock()
+        self._looked = float("-inf")
+        self.last: Paused = {}
+        """What was paused at the last look; nothing before the first."""
+
+    @classmethod
+    def of(cls, store: ObjectStore, clock: Clock, ids: Ids, options: WalOptions) -> PauseWatch:
+        """Return the watch of the table in `store`."""
+        every = LOOK_EVERY_REMOTE if store.remote else LOOK_EVERY
+        return cls(Pauses(store, clock, ids, options), clock, every)
+
+    def recent(self) -> Paused:
+        """Return what is paused; look at storage unless the last look is recent. Raises: wal errors."""
+        if self._clock.monotonic() - self._looked >= self._every:
+            self.look()
+        return self.last
+
+    def look(self) -> Paused:
+        """Look at storage now, and return what is paused. Raises: wal errors."""
+        with self._looking:
+            self._looked, before = self._clock.monotonic(), self.last  # looked at again later also after an error
+            self.last = now = self.pauses.now()
+        for what in now.keys() - before.keys():
+            _LOG.info("%s", text_of(what, now[what]), extra={"event": "paused"})
+        for what in before.keys() - now.keys():
+            _LOG.info("%s: the pause has ended", what, extra={"event": "resumed"})
+        return now
+
+
+def text_of(what: str, told: Mapping[str, Any]) -> str:
+    """Return one line: what is paused, since when, by whom and why."""
+    at = f" since {datetime.fromtimestamp(told['since'], UTC):%Y-%m-%d %H:%M:%S} UTC" if told["since"] else ""
+    by = f" by {told['by']}" if told["by"] else ""
+    reason = f": {told['reason']}" if told["reason"] else ""
+    return f"{what} {'are' if what == 'commits' else 'is'} paused{at}{by}{reason}"
+
+
+def merged(found: list[Paused]) -> dict[str, Any]:
+    """Merge what several processes have seen: each pause that one of them knows, since looks differ by seconds."""
+    return {what: told for each in found for what, told in each.items()}
+
+
+def _parsed(data: bytes) -> Pause:
+    try:
+        found = json.loads(data)
+        return Pause(float(found["since"]), str(found["by"]), str(found["reason"]), str(found["id"]))
+    except (ValueError, KeyError, TypeError):
+        return Pause(0.0, "", "its note beside the table cannot be read", "")

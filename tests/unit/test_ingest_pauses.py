@@ -1,0 +1,166 @@
+"""Pauses beside a table: who is first, what survives, what a broken note means; and the gate of micro-batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.pipeline.pausing import Gate
+from memwal.ingest.rpc.pauses import LOOK_EVERY, Pauses, PauseWatch, merged, text_of
+from memwal.wal import PutOutcome, StoreUnavailable, WalOptions
+from memwal.wal.layout import paused_key
+from tests.conftest import wait_until
+from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_the_first_of_two_operators_pauses_and_the_other_is_told_of_it(store: MemoryStore) -> None:
+    clock = FakeClock()
+    one, two = Pauses(store, clock), Pauses(store, clock)
+    found, new = one.pause("commits", "one@here", "the table  is\nrewritten")
+    assert new
+    clock.advance(60)
+    assert two.pause("commits", "two@there", "another reason") == (found, False)
+    assert two.now() == {"commits": {"since": found.since, "by": "one@here", "reason": "the table is rewritten"}}
+    assert two.pause("ingestion", "two@there")[1], "each is paused by itself"
+    assert Pauses(store, clock).resume("commits") == found, "another process, later"
+    assert one.resume("commits") is None
+    assert list(one.now()) == ["ingestion"]
+
+
+def test_a_pause_whose_answer_was_lost_is_still_ours(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, lost = store.put_if_absent, iter([PutOutcome.OUTCOME_UNKNOWN])
+    monkeypatch.setattr(store, "put_if_absent", lambda *given: next(lost, real(*given)))
+    found, new = Pauses(store, FakeClock()).pause("ingestion", "one@here")
+    assert new
+    assert Pauses(store, FakeClock()).resume("ingestion") == found
+
+
+def test_storage_that_does_not_answer_pauses_nothing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "put_if_absent", lambda *_: PutOutcome.UNAVAILABLE)
+    with pytest.raises(StoreUnavailable, match="nothing was written"):
+        Pauses(store, FakeClock(), options=WalOptions(1.0, 2.0)).pause("ingestion", "one@here")
+    assert Pauses(store, FakeClock()).now() == {}
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"since": "noon"}'])
+def test_a_note_that_cannot_be_read_pauses_and_can_be_removed(store: MemoryStore, data: bytes) -> None:
+    store.put(paused_key("ingestion"), data)
+    pauses = Pauses(store, FakeClock())
+    told = pauses.now()["ingestion"]
+    assert text_of("ingestion", told) == "ingestion is paused: its note beside the table cannot be read"
+    assert pauses.resume("ingestion") is not None
+    assert pauses.now() == {}
+
+
+def test_a_pause_is_told_in_one_line() -> None:
+    told = {"since": 1_795_645_266.8, "by": "one@here", "reason": "brokers are moved"}
+    assert (
+        text_of("ingestion", told) == "ingestion is paused since 2026-11-25 22:21:06 UTC by one@here: brokers are moved"
+    )
+    assert text_of("commits", told | {"reason": ""}) == "commits are paused since 2026-11-25 22:21:06 UTC by one@here"
+
+
+def test_storage_is_looked_at_only_so_often(store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    watch = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    assert watch.recent() == {}
+    Pauses(store, clock).pause("commits", "one@here")
+    assert watch.recent() == {}
+    clock.advance(LOOK_EVERY)
+    with caplog.at_level(logging.INFO, "memwal.pauses"):
+        assert list(watch.recent()) == list(watch.last) == ["commits"]
+        Pauses(store, clock).resume("commits")
+        assert watch.look() == {}
+    assert [record.event for record in caplog.records] == ["paused", "resumed"]  # type: ignore[attr-defined]
+
+
+def test_storage_that_fails_is_asked_no_more_often(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = FakeClock(), list[str]()
+
+    def away(key: str) -> bytes:
+        asked.append(key)
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(store, "get", away)
+    watch = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    with pytest.raises(StoreUnavailable):
+        watch.recent()
+    assert watch.recent() == {}
+    assert len(asked) == 1
+
+
+def test_what_one_daemon_has_seen_counts() -> None:
+    told = {"since": 1.0, "by": "", "reason": ""}
+    assert merged([{}, {"commits": told}, {"ingestion": told}]) == {"commits": told, "ingestion": told}
+
+
+# ---- the gate ------------------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """Micro-batches that begin one after the other, as Spark begins them."""
+
+    def __init__(self) -> None:
+        self.gate, self.written, self.failed = Gate(), list[int](), list[Any]()
+        self._write = self.gate.before(lambda _, batch: self.written.append(batch))
+
+    def begin(self, batch: int) -> threading.Thread:
+        thread = threading.Thread(target=self._begun, args=(batch,))
+        thread.start()
+        return thread
+
+    def _begun(self, batch: int) -> None:
+        try:
+            self._write(None, batch)  # type: ignore[arg-type]
+        except Unavailable as error:
+            self.failed.append((batch, error.message))
+
+
+def test_an_open_gate_lets_micro_batches_begin() -> None:
+    batches = Batches()
+    batches.begin(0).join()
+    assert (batches.written, batches.gate.holds) == ([0], False)
+
+
+def test_a_closed_gate_holds_a_micro_batch_until_it_is_opened() -> None:
+    batches = Batches()
+    batches.gate.close()
+    waiting = batches.begin(0)
+    wait_until(lambda: batches.gate.holds)
+    assert batches.written == []
+    batches.gate.open()
+    waiting.join()
+    assert (batches.written, batches.failed, batches.gate.holds) == ([0], [], False)
+
+
+def test_a_micro_batch_whose_query_is_stopped_fails_and_never_counts_as_written() -> None:
+    """Spark notes a micro-batch as done whose function returns."""
+    batches = Batches()
+    batches.gate.close()
+    waiting = batches.begin(0)
+    wait_until(lambda: batches.gate.holds)
+    batches.gate.leave()
+    waiting.join()
+    batches.begin(1).join()
+    assert batches.written == []
+    assert [batch for batch, _ in batches.failed] == [0, 1]
+    batches.gate.open()
+    batches.begin(0).join()
+    assert batches.written == [0]
+
+
+def test_a_query_that_is_stopped_for_another_reason_leaves_the_gate_open() -> None:
+    batches = Batches()
+    batches.gate.leave()
+    batches.begin(0).join()
+    assert batches.written == [0]
