@@ -93,7 +93,8 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     failures = [failure for status in found for failure in status.get("commit_failures", ())]
     if failures:
         merged["commit_failures"] = [each for at, each in enumerate(failures) if each not in failures[:at]]
-    return merged | {"paused": merged_pauses([status.get("paused", {}) for status in found])}
+    pauses = [status["paused"] for status in found if "paused" in status]
+    return merged | ({"paused": merged_pauses(pauses)} if pauses else {})
 
 
 def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
