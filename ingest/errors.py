@@ -34,6 +34,8 @@ R = TypeVar("R")
 
 UNAUTHENTICATED = "unauthenticated"
 """Invalid: the daemon refused the token."""
+PROTOCOL = "protocol"
+"""Invalid: the two processes have versions of memwal that do not talk to each other."""
 BUSY = "busy"
 """Unavailable: the region is past its back-pressure limit."""
 DRAINING = "draining"

@@ -11,6 +11,7 @@
                        [] = all columns at the set-up, "ids": their field ids, which stay valid after a rename}
     memwal:upsert      "replace", "insert" or "merge"; absent: replace
     memwal:on_duplicate  "last", "first" or "fail"; absent: last
+    memwal:storage     version of what memwal writes on storage, decimal (`STORAGE`); absent: 1
     memwal:version     only where late rows are left out: JSON {"id": field id of the version column}
 
 Indexes that are added or dropped later change `memwal:indexes` and `memwal:index_ids` in the table's config, which
@@ -38,6 +39,12 @@ TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:i
 INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
 UPSERT, ON_DUPLICATE, VERSION = b"memwal:upsert", b"memwal:on_duplicate", b"memwal:version"
 ROUTING = b"memwal:routing"
+STORAGE_KEY = b"memwal:storage"
+STORAGE = 1
+"""Version of what memwal writes on storage: this set-up, entries, region manifests, SSTs, plans and notes. A process
+reads and writes tables of its own version and of those below; a table of a newer one is refused before anything is
+written. It rises with a change that processes of the version before cannot read; README.md, "When a byte format
+changes"."""
 Upsert = Literal["replace", "insert", "merge"]
 OnDuplicate = Literal["last", "first", "fail"]
 
@@ -119,6 +126,12 @@ def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
 
 def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
     """Return the set-up in `metadata`. Raises UnsupportedTable where it cannot be read."""
+    written = metadata.get(STORAGE_KEY, b"1")
+    if not written.isdigit() or int(written) > STORAGE:
+        raise UnsupportedTable(
+            f"the table has storage version {written.decode(errors='replace')}, and this memwal reads and writes "
+            f"{STORAGE} and below: upgrade memwal here first"
+        )
     try:
         listed, wal_format = json.loads(metadata.get(INDEXES, b"[]")), metadata.get(FORMAT, b"lance").decode()
         if wal_format not in WAL_FORMATS:

@@ -36,14 +36,17 @@ app.add_typer(regions_app, name="regions")
 @app.callback(invoke_without_command=True)
 def versions(
     version: Annotated[
-        bool, typer.Option("--version", help="print the versions of memwal and its main dependencies")
+        bool, typer.Option("--version", help="print the versions of memwal, its protocol and its main dependencies")
     ] = False,
 ) -> None:
     if version:
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed
 
-        others = ", ".join(f"{name} {installed(name)}" for name in ("pylance", "pyarrow"))
+        from memwal.ingest.rpc.protocol import build
+
+        others = ", ".join(f"{name} {build()[name]}" for name in ("protocol", "storage"))
+        others += "".join(f", {name} {installed(name)}" for name in ("pylance", "pyarrow"))
         with suppress(PackageNotFoundError):  # an extra
             others += f", pyspark {installed('pyspark')}"
         console().out(f"memwal {installed('memwal')} ({others}, Python {sys.version.split()[0]})", highlight=False)

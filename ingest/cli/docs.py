@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memwal.ingest.errors import KINDS
-from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, PAUSED, TABLE
+from memwal.ingest.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, TABLE
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.reference import BEGIN, END, render_reference, render_settings
 
@@ -29,6 +29,7 @@ def render_metrics() -> str:
     for title, label, declared in (
         ("Of each region, by `memwal serve`", "region", COUNTED + HELD),
         ("Of the table, by `memwal serve`", "", COMMITTED + TABLE),
+        ("Of the process, by `memwal serve` and `memwal run`", "", BUILD),
         ("Of what an operator has paused, by `memwal serve` and `memwal run`", "", PAUSED),
         ("Of the pipeline, by `memwal run`", "", RAN),
         ("Of each region, by `memwal run`", "region", RAN_BY_REGION),
@@ -37,7 +38,7 @@ def render_metrics() -> str:
     ):
         parts += [f"{title}:", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
         for each in declared:
-            labels = ", ".join(f"`{name}`" for name in (label, each.by) if name)
+            labels = ", ".join(f"`{name}`" for name in (label, *each.labels) if name)
             suffix = "_total" if each.kind == "counter" else ""
             parts.append(f"| `{each.name}{suffix}` | {each.kind} | {labels} | {each.meaning} |")
         parts.append("")

@@ -95,12 +95,17 @@ def _owners(status: Mapping[str, Any]) -> list[str]:
     for region in status["regions"]:
         served.setdefault(region["owner"], []).append(region["bucket"])
     unowned = served.pop(None, [])
-    lines = [f"{owner} serves {_regions(buckets)}" for owner, buckets in served.items()]
+    lines = [f"{owner} serves {_regions(buckets)}{_version(status, owner)}" for owner, buckets in served.items()]
     if unowned:
         lines.append(f"no owner answers for {_regions(unowned)}; shown as stored")
     if status.get("served_last_by"):
         lines.append(f"last served by {', '.join(status['served_last_by'])}")
     return lines
+
+
+def _version(status: Mapping[str, Any], owner: str | None) -> str:
+    told = status.get("versions", {}).get(owner)
+    return "" if told is None else f" (memwal {told['memwal']}, protocol {told['protocol']})"
 
 
 def _regions(buckets: Sequence[int]) -> str:

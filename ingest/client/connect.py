@@ -15,7 +15,7 @@ from typing import Any
 
 from memwal import flush, wal
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
-from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
+from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc import owner_notes as owners
 from memwal.ingest.rpc.credentials import authority
 from memwal.ingest.table.live_owners import noted_owners
@@ -119,7 +119,7 @@ def served_table(
             return owner
         owner.close()
     except MemWalError as error:  # stale notes: no daemon answers there any more
-        if error.details.get("reason") == UNAUTHENTICATED:
+        if error.details.get("reason") in (UNAUTHENTICATED, PROTOCOL):
             raise
         if error.details.get("untrusted"):
             raise Invalid(str(error)) from error  # it lives, and must not count as ended

@@ -35,6 +35,7 @@ from memwal.ingest.client.stream import RegionStream
 from memwal.ingest.client.writes import InFlight, RoutedWrite, deciding_failure
 from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc.connection import Connection, as_vector
+from memwal.ingest.rpc.protocol import known
 from memwal.memtable import row_schema
 from memwal.wal import Clock, Ids
 
@@ -189,7 +190,7 @@ class RemoteTable(Reads):
     @translate_errors
     def commit(self) -> CommitReport:
         """As `Table.commit`, by the owner of bucket 0, which commits for all; no rows pass through the client."""
-        return CommitReport(**self._patiently(partial(self._of_first, "commit", {}), STEP_TIMEOUT))
+        return known(CommitReport, self._patiently(partial(self._of_first, "commit", {}), STEP_TIMEOUT))
 
     @translate_errors
     def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
@@ -232,7 +233,7 @@ class RemoteTable(Reads):
         `timeout`: seconds to wait for regions without an owner.
         """
         found = self._patiently(partial(self._of_owners, "applied", {"producer": producer}), timeout)
-        return Applied.together(Applied(*each) for each in found)
+        return Applied.together(Applied(*each[: len(Applied._fields)]) for each in found)
 
     @translate_errors
     def refresh(self, *, look: bool = True) -> None:

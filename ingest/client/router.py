@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from memwal.ingest.caller import carried
 from memwal.ingest.client.retry import Attempts, start, wait_unless_moved
-from memwal.ingest.errors import DRAINING, NOT_OWNER, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
+from memwal.ingest.errors import DRAINING, NOT_OWNER, PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import expect_routing, wrong_table
 from memwal.ingest.rpc.connection import Connection
 from memwal.wal import Clock, Ids, SystemClock, SystemIds, WalError
@@ -150,7 +150,7 @@ class Router:
             if error is None:
                 return answered.result()
         assert error is not None
-        if isinstance(error, MemWalError) and error.details.get("reason") == UNAUTHENTICATED:
+        if isinstance(error, MemWalError) and error.details.get("reason") in (UNAUTHENTICATED, PROTOCOL):
             raise error
         raise Unavailable(f"no daemon answers at {', '.join(self.endpoints)}: {error}", getattr(error, "details", {}))
 
@@ -273,7 +273,9 @@ class Router:
         }
         before, answers = self._owners, dict[str, Mapping[str, Any]]()
         for answered in as_completed(asked):
-            if answered.exception() is not None:
+            if (error := answered.exception()) is not None:
+                if isinstance(error, MemWalError) and error.details.get("reason") == PROTOCOL:
+                    raise error  # its regions are here, and no later answer will be another
                 continue
             answer = answered.result()
             if self.table in (None, answer.get("table", self.table)):  # ports are reused

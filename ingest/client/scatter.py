@@ -27,6 +27,7 @@ from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import first_of_each_key
 from memwal.ingest.errors import BUSY, Unavailable
 from memwal.ingest.rpc.pauses import merged as merged_pauses
+from memwal.ingest.rpc.protocol import known
 from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, row_schema
 
 _ROW, _AT = "_memwal_row", "_memwal_at"
@@ -94,6 +95,8 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if failures:
         merged["commit_failures"] = [each for at, each in enumerate(failures) if each not in failures[:at]]
     pauses = [status["paused"] for status in found if "paused" in status]
+    versions = {owner: told for status in found for owner, told in status.get("versions", {}).items()}
+    merged |= {"versions": versions} if versions else {}
     return merged | ({"paused": merged_pauses(pauses)} if pauses else {})
 
 
@@ -136,7 +139,7 @@ class Splitter:
         """The region of bucket n at n."""
         self._key = tuple(key)
         self._merges, self._on_duplicate = described["upsert"] == "merge", described["on_duplicate"]
-        indexes = [IndexSpec(**each) for each in described["indexes"]]
+        indexes = [known(IndexSpec, each) for each in described["indexes"]]
         rules = WriteRules(described["upsert"], described["on_duplicate"], described["version"])
         memtable = MemTable(row_schema(schema, key), key, indexes, generation=0)
         self._checker = RowChecker(memtable, described["required"], rules)

@@ -25,6 +25,7 @@ from memwal.ingest.client.router import Call, Router
 from memwal.ingest.client.scatter import Splitter
 from memwal.ingest.errors import MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.rpc.connection import Connection
+from memwal.ingest.rpc.protocol import known
 
 Part = tuple[Connection, Sequence[str], pa.Table]
 """A daemon, its regions, and their rows."""
@@ -164,13 +165,13 @@ class RoutedWrite:
         ours = self._unknown is not None
         applied = any(ack["applied"] for ack in self._acks) or not self._acks or ours
         told = {region: counts for ack in self._acks for region, counts in ack.get("regions", {}).items()}
-        regions = {region: _counts(**counts, ours=ours) for region, counts in told.items()}
+        regions = {region: _counts(known(RegionCounts, counts), ours=ours) for region, counts in told.items()}
         return Receipt(self._given, applied, positions, sum(ack["skipped"] for ack in self._acks), regions)
 
 
-def _counts(applied: int, repeated: int, skipped: int, *, ours: bool) -> RegionCounts:
+def _counts(told: RegionCounts, *, ours: bool) -> RegionCounts:
     """Return the counts of a region. `ours`: repeated rows may be this call's own, so they count as applied."""
-    return RegionCounts(applied + repeated, 0, skipped) if ours else RegionCounts(applied, repeated, skipped)
+    return RegionCounts(told.applied + told.repeated, 0, told.skipped) if ours else told
 
 
 def deciding_failure(failed: Sequence[MemWalError], *, repeatable: bool, alone: bool) -> MemWalError:

@@ -41,7 +41,7 @@ from memwal import wal
 from memwal.ingest.daemon.peers import LOOK_EVERY, Peer
 from memwal.ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, inherited, target
 from memwal.ingest.daemon.standby import MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING, Standby
-from memwal.ingest.errors import MemWalError, classify
+from memwal.ingest.errors import Invalid, MemWalError, classify
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.rpc.credentials import Access
@@ -130,6 +130,12 @@ class Balancer:
                 }
                 for endpoint, peer in self._peers.items()
             ]
+
+    @property
+    def refusal(self) -> Invalid | None:
+        """Why we and a peer that answers do not call each other; None if we call all."""
+        found = (peer.refusal for peer in list(self._peers.values()) if self._watch.sees(peer.endpoint))
+        return next((refusal for refusal in found if refusal is not None), None)
 
     def served_elsewhere(self, region: UUID) -> tuple[str, int] | None:
         """Return the endpoint and the epoch of the peer that serves `region`, None if none is known to."""
@@ -277,7 +283,8 @@ class Balancer:
         for region in steps.claim:
             self._begin(region, self._take, region, None)
         for region, owner in steps.ask:
-            self._begin(region, self._take, region, self._peers[owner])
+            if self._peers[owner].refusal is None:
+                self._begin(region, self._take, region, self._peers[owner])
         if steps.settled and not self._busy:
             self._settled.set()
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import Any
 from uuid import UUID
 
@@ -18,8 +19,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest.daemon.placement import Answer
+from memwal.ingest.errors import PROTOCOL, Invalid, MemWalError
 from memwal.ingest.region.backlog import Backlog
+from memwal.ingest.rpc import protocol
+from memwal.ingest.rpc.connection import Connection
 from memwal.ingest.rpc.credentials import Access, bearer
+from memwal.ingest.rpc.protocol import known, refusal_of_daemon
 from memwal.ingest.rpc.wire import from_flight, pack
 from memwal.ingest.threads import Worker
 from memwal.wal import Released, WalError
@@ -28,6 +33,8 @@ _LOG = logging.getLogger("memwal.peers")
 LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.05, 1.0
 """Seconds between two looks, until the next look after the first refused connection, and until a look counts as
 unanswered. A peer that refuses again is down, and looked at as seldom as one that answers: each try costs a client."""
+AT_ONCE = 16
+"""Peers that are asked at the same time, once, when a daemon starts."""
 ASK_TIMEOUT = 5.0
 """Seconds that a peer has to release a region; a later release shows at the next look."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
@@ -59,6 +66,8 @@ class Peer:
         self._me, self._table, self._seen = me, table, seen
         shown = access.options()
         self._tls_ca, self._headers = shown["tls_ca"], bearer(endpoint, shown["token"])
+        self.refusal: Invalid | None = None
+        """Why we do not call it, None if we do: its version of the protocol."""
         self._client: flight.FlightClient | None = None
         self._connecting = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()
@@ -121,7 +130,11 @@ class Peer:
     def _understood(self, told: Mapping[str, Any]) -> Answer:
         if told["table"] != self._table:
             raise ValueError(f"it serves {told['table']}, not this table; correct daemon.endpoints")
-        self.waiting, self.version = Backlog(**told["waiting"]), int(told["base_version"])
+        self.refusal = refusal_of_daemon(told.get("protocol"), self.endpoint)
+        if self.refusal is not None and not self._warned:
+            self._warned = True
+            _LOG.warning("%s; until then it keeps its regions, and gets none of ours", self.refusal)
+        self.waiting, self.version = known(Backlog, told["waiting"]), int(told["base_version"])
         # A region that it is claiming counts as its own; a request to release it waits for the claim.
         claiming = dict.fromkeys(map(UUID, told["claiming"]), 0)
         having = {UUID(region): epoch for region, epoch in told["regions"].items()}
@@ -137,7 +150,7 @@ class Peer:
             if self._client is None:
                 self._client = flight.FlightClient(self.endpoint, tls_root_certs=self._tls_ca, generic_options=_OPTIONS)
             client = self._client
-        action = flight.Action(name, pack({"from": self._me, **request}))
+        action = flight.Action(name, pack({"from": self._me, "protocol": str(protocol.OURS), **request}))
         results = list(client.do_action(action, flight.FlightCallOptions(timeout=timeout, headers=self._headers)))
         answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
         return answer
@@ -148,6 +161,20 @@ class Peer:
         if client is not None:
             with suppress(*_ERRORS):
                 client.close()
+
+
+def refuse_other_protocols(endpoints: Iterable[str], access: Access) -> None:
+    """Raise Invalid if one of the daemons at `endpoints` answers and speaks a protocol that we do not talk to."""
+
+    def ask(endpoint: str) -> None:
+        with closing(Connection(endpoint, **access.options())) as connection:
+            connection.act("regions", None, LOOK_TIMEOUT)
+
+    with ThreadPoolExecutor(AT_ONCE, "protocol") as asking:
+        for asked in [asking.submit(ask, endpoint) for endpoint in endpoints]:
+            error = asked.exception()
+            if isinstance(error, MemWalError) and error.details.get("reason") == PROTOCOL:
+                raise error
 
 
 def _released(told: Any, region: UUID) -> Released | None:

@@ -22,6 +22,7 @@ from memwal import wal
 from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.daemon.claim_again import ClaimsAgain
 from memwal.ingest.daemon.pages import DaemonPages
+from memwal.ingest.daemon.peers import refuse_other_protocols
 from memwal.ingest.daemon.service import FlightService, Place
 from memwal.ingest.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
@@ -61,7 +62,8 @@ def serve(
     Ends on SIGTERM, SIGINT or the end of `lifeline`; a single daemon also ends when a region stopped itself after a
     storage failure, which only a new claim repairs. After a resize it goes on with its share of the new regions.
     Raises: Invalid for an address that is taken, that others reach without token and TLS, or that is not one of the
-    endpoints; Unavailable for a region that stopped itself, and for a served table; errors of `open_table`.
+    endpoints, and if another daemon of the table speaks a protocol that this one does not talk to; Unavailable for a
+    region that stopped itself, and for a served table; errors of `open_table`.
     """
     configure_logs(settings.log.level, settings.log.format)
     guard = check_addresses(settings, environ)
@@ -69,6 +71,7 @@ def serve(
         return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
     stop, pages = stop_event(lifeline), DaemonPages(Scrape())
     place = _place(settings, stop)
+    refuse_other_protocols(set(place.endpoints) - {place.endpoint}, Access.of(settings))
     with ExitStack() as stack:
         if settings.daemon.http_port >= 0:
             url = _listening_http(settings, pages, place, guard, stack)
@@ -279,7 +282,8 @@ def _sharing(table: Table, place: Place, stop: threading.Event, settings: Settin
     share.start()
     try:
         while not stop.is_set() and not share.wait_settled(LOOK_EVERY):
-            pass
+            if share.refusal is not None:  # both have started at the same time
+                raise share.refusal
         yield share
     finally:
         share.stop()

@@ -31,6 +31,8 @@ rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "r
 all tables have the same ids, so a daemon of another table refuses the call as if it did not own the region.
 With a token each call needs a role (`rpc.roles`): reads, counts and what else changes nothing `read`; DoPut, "record"
 and a "schema" that looks `write`; the rest, and whatever names a peer, `admin`.
+`protocol`, `needs`, on all: the version that the caller speaks, and the fields that the daemon must know
+(`rpc.protocol`); other fields that it does not know are left out.
 `regions`: ids of the regions to read; without it the read is of all regions, and this daemon must own them all. With it
 `routing`: the version by which the caller knows them, since another routing has other rows under the same ids.
 """
@@ -55,10 +57,13 @@ from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import Caller
+from memwal.ingest.daemon import fields
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
+from memwal.ingest.rpc import protocol
 from memwal.ingest.rpc.guard import Guard, role_of
+from memwal.ingest.rpc.protocol import expect_known
 from memwal.ingest.rpc.roles import Role, permits
 from memwal.ingest.rpc.wire import (
     EXPLANATION,
@@ -149,7 +154,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        request = self._meant(unpack(descriptor.command)[0])
+        request = self._meant(unpack(descriptor.command)[0])  # before any row is read
         self._expect(context, "write", request.get("op", "write"))
         rows = read_closed(reader, request.get("rows"))
         writer.write(json.dumps(self._write(request, rows)).encode())
@@ -172,7 +177,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         request, keys = unpack(descriptor.command)
-        request, caller = self._meant(request), Caller(context.is_cancelled)
+        request, caller = self._meant(request, str(request.get("act", ""))), Caller(context.is_cancelled)
         if "op" not in request:
             name = request.pop("act", "")
             self._expect(context, _role_for(name, request), name)
@@ -208,7 +213,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     @_answering
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        request = self._meant(unpack(action.body.to_pybytes())[0])
+        request = self._meant(unpack(action.body.to_pybytes())[0], action.type)
         self._expect(context, _role_for(action.type, request), action.type)
         return iter([json.dumps(self._act(action.type, request), default=str).encode()])
 
@@ -234,8 +239,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             fields = {"event": "refused", "call": call, "role": role, "peer": peer}
             _LOG.warning("refused: %s by %s, whose token has the role %s", call, peer, role, extra=fields)
 
-    def _meant(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return `request` without the table that it names. Raises: Unavailable if it names another one."""
+    def _meant(self, request: dict[str, Any], call: str = "") -> dict[str, Any]:
+        """Return `request` without the table that it names. Raises: Unavailable if it names another one; Invalid."""
+        fields.expect(request, call)
         meant, table = request.pop("table", None), self.table
         if meant not in (None, table.id):
             raise wrong_table(table.base.uri)
@@ -261,12 +267,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
         kind = READS.get(op)
         if kind is None or kind.counts or (rows is None) != (kind.sends is None):
-            raise Invalid(f"unknown read {op!r}")
+            expect_known(f"the read {op!r:.60}", request.get("protocol"))
         if rows is not None:
             request[str(kind.sends)] = rows if kind.sends == "keys" else rows.column(0).combine_chunks()
         if is_explained:
             request["explain"] = told.append
-        answer: pa.Table | RowStream = getattr(self._of(request), op)(**request)
+        answer: pa.Table | RowStream = getattr(self._of(request), op)(**fields.arguments(op, request))
         if isinstance(answer, RowStream) or not is_explained:
             return answer
         return answer.replace_schema_metadata({**(answer.schema.metadata or {}), EXPLANATION: told[0].to_json()})
@@ -297,11 +303,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "release": self._release,
         }
         if name not in acts:
-            raise Invalid(f"unknown action {name!r}")
+            expect_known(f"the action {name!r:.60}", request.get("protocol"))
         return acts[name](request)
 
     def _count(self, name: str, request: dict[str, Any]) -> int:
-        return int(getattr(self._of(request), name)(**request))
+        return int(getattr(self._of(request), name)(**fields.arguments(name, request)))
 
     def _count_explained(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         told: list[Explanation] = []
@@ -353,6 +359,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _regions(self) -> dict[str, Any]:
         return {
+            "protocol": str(protocol.OURS),
             "endpoint": self._place.endpoint or None,
             "endpoints": list(self._place.endpoints),
             "table": self.table.identity["table"],

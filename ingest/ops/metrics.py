@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from memwal.ingest.ops.counters import Histogram
 from memwal.ingest.rpc.pauses import WHATS
+from memwal.ingest.rpc.protocol import build
 
 Kind = Literal["counter", "gauge", "histogram"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,7 +36,12 @@ class Declared:
     meaning: str
     read: Callable[[Any], Any]
     by: str = ""
-    """A second label, beside that of the group."""
+    """Further labels, beside that of the group: a name, or several separated by commas."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the further labels."""
+        return self.by.split(",") if self.by else []
 
 
 def _counter(name: str, meaning: str, field: str) -> Declared:
@@ -188,11 +194,22 @@ PAUSED = (
 )
 """Metrics read from `rpc.pauses.Paused`."""
 
+BUILD = (
+    Declared(
+        "memwal_build_info",
+        "gauge",
+        "1; its labels are the versions of this process: of memwal, of its protocol, and of its tables on storage",
+        lambda build: [((build["memwal"], build["protocol"], build["storage"]), 1.0)],
+        by="version,protocol,storage",
+    ),
+)
+"""Metrics read from `rpc.protocol.build`."""
+
 
 def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: str = "") -> Iterator[Metric]:
     """Yield each metric with one sample per object. `label`: gets the object's name as its value; "": no label."""
     for metric in declared:
-        labels = [name for name in (label, metric.by) if name]
+        labels = [*([label] if label else []), *metric.labels]
         family = _FAMILIES[metric.kind](metric.name, metric.meaning, labels=labels)
         for name, read_from in objects.items():
             _add(family, metric, [name] if label else [], metric.read(read_from))
@@ -209,11 +226,16 @@ _FAMILIES: Mapping[Kind, Any] = {
 def _add(family: Any, declared: Declared, labels: list[str], value: Any) -> None:
     if declared.by:
         for name, number in value:
-            family.add_metric([*labels, name], number)
+            family.add_metric([*labels, *([name] if isinstance(name, str) else name)], number)
     elif isinstance(value, Histogram):
         family.add_metric(labels, value.buckets(), value.total)
     else:
         family.add_metric(labels, value)
+
+
+class _BuildCollector(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield from families(BUILD, {"": build()})
 
 
 class Scrape:
@@ -226,6 +248,7 @@ class Scrape:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
+        self._registry.register(_BuildCollector())
 
     def add(self, collector: Collector) -> None:
         """Add the metrics of one more part of this process."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from memwal import flush, wal
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.daemon.child import RestartingDaemon
-from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError
+from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError
 from memwal.ingest.fleet.driver import LOOK_EVERY, SparkDaemons, session_of
 from memwal.ingest.fleet.slots import check_configuration, slots_now
 from memwal.ingest.rpc.credentials import Access
@@ -113,7 +113,7 @@ def _found(settings: Settings) -> RemoteTable | None:
     try:
         return RemoteTable(noted, patience=FOUND_WITHIN, table=table, in_flight_max=most, find=find, **shown)
     except MemWalError as error:
-        if error.details.get("reason") == UNAUTHENTICATED:
+        if error.details.get("reason") in (UNAUTHENTICATED, PROTOCOL):
             raise
         return None
 

@@ -20,6 +20,7 @@ from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.pipeline.metrics import RunCollector, RunMeter
 from memwal.ingest.pipeline.pausing import Pausing
 from memwal.ingest.rpc.pauses import Paused, PauseWatch
+from memwal.ingest.rpc.protocol import build
 from memwal.ingest.sink.receipts import BatchReceipt
 from memwal.wal import Clock, SystemClock
 
@@ -119,6 +120,7 @@ class RunPages:
             "dead_letters": meter.letters,
             "ingestion": "running" if self.pausing is None else self.pausing.state,
             "paused": self.paused(),
+            "versions": dict(build()),
             "not_ready": self.health.reasons(),
         }
 

@@ -15,8 +15,10 @@ from memwal.ingest.api.reads import READS
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import given_up, present
 from memwal.ingest.errors import Invalid, UnknownOutcome
+from memwal.ingest.rpc import protocol
 from memwal.ingest.rpc.credentials import bearer
 from memwal.ingest.rpc.exchange import Answers, OpenRead, exchanged, message_of, read_all, rows_of
+from memwal.ingest.rpc.protocol import refusal_of_daemon
 from memwal.ingest.rpc.row_stream import Told, streamed
 from memwal.ingest.rpc.wire import EXPLANATION, StreamSum, explained, from_flight, pack
 from memwal.wal.errors import first_line
@@ -71,6 +73,8 @@ class Connection:
         self.table: str | None = None
         """Id of the table that calls name, except the actions `ASK_WHO`; the daemon refuses it if it serves another.
         None: calls name no table."""
+        self._states = True
+        """Whether calls state the protocol: not to a daemon whose answers state none, of before there were versions."""
         self._headers = bearer(endpoint, token)
         try:
             self._client = flight.FlightClient(endpoint, tls_root_certs=tls_ca, generic_options=_CHANNEL)
@@ -79,15 +83,15 @@ class Connection:
 
     @_translate_flight_errors
     def act(self, name: str, request: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Run an action; return its answer."""
-        table = {} if name in ASK_WHO else self._table_name()
-        asked, caller = {**(request or {}), **table}, present()
+        """Run an action; return its answer. Raises also: Invalid if the daemon speaks another protocol."""
+        said = {"protocol": str(protocol.OURS)} if name in ASK_WHO else self._said()
+        asked, caller = {**(request or {}), **said}, present()
         if caller is not None:
             command = pack({"act": name, **asked})
-            return json.loads(exchanged(self._client, command, self._options(timeout), caller, message_of))
+            return self._met(name, exchanged(self._client, command, self._options(timeout), caller, message_of))
         action = flight.Action(name, pack(asked))
         results = list(self._client.do_action(action, self._options(timeout)))
-        return json.loads(results[0].body.to_pybytes())
+        return self._met(name, results[0].body.to_pybytes())
 
     @_translate_flight_errors
     def read(
@@ -109,7 +113,7 @@ class Connection:
             return counted if told is None else _told_apart(counted, told)
         request = {"op": name, **request}
         if READS[read].streams:
-            command, options = pack({**self._table_name(), **request}, rows), self._options(None)
+            command, options = pack({**self._said(), **request}, rows), self._options(None)
             if present() is not None:
                 return streamed(self.endpoint, lambda: OpenRead(self._client, command, options), timeout, told)
             ticket = flight.Ticket(command)
@@ -133,7 +137,7 @@ class Connection:
             writer.begin(rows.schema)
             return _written(rows, OpenPut(self.endpoint, writer, Answers(reader)))
 
-        command = pack({**request, **self._table_name()})
+        command = pack({**request, **self._said()})
         return exchanged(self._client, command, self._options(timeout), caller, write)
 
     @_translate_flight_errors
@@ -158,11 +162,22 @@ class Connection:
         """Close the connection; the daemon keeps running."""
         self._client.close()
 
-    def _table_name(self) -> dict[str, str]:
-        return {} if self.table is None else {"table": self.table}
+    def _met(self, name: str, answer: bytes) -> Any:
+        """Return the answer to an action; note the protocol that it states."""
+        told = json.loads(answer)
+        if name in ASK_WHO:
+            self._states = "protocol" in told
+            if (refusal := refusal_of_daemon(told.get("protocol"), self.endpoint)) is not None:
+                raise refusal
+        return told
+
+    def _said(self) -> dict[str, str]:
+        """Return what every call says: the table that it means, and the protocol."""
+        stated = {"protocol": str(protocol.OURS)} if self._states else {}
+        return stated if self.table is None else {**stated, "table": self.table}
 
     def _rows(self, request: Mapping[str, Any], rows: pa.Table | None, timeout: float | None) -> pa.Table:
-        command, caller = pack({**request, **self._table_name()}, rows), present()
+        command, caller = pack({**request, **self._said()}, rows), present()
         if caller is not None:
             return exchanged(self._client, command, self._options(timeout), caller, rows_of)
         return read_all(self._client.do_get(flight.Ticket(command), self._options(timeout)))
@@ -171,7 +186,7 @@ class Connection:
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
 
     def _open_put(self, request: Mapping[str, Any], schema: pa.Schema, timeout: float | None) -> OpenPut:
-        descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._table_name()}))
+        descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._said()}))
         return OpenPut(self.endpoint, *self._client.do_put(descriptor, schema, self._options(timeout)))
 
 

@@ -12,7 +12,7 @@ JSON of `errors.to_wire` in Flight's `extra_info`.
 
 A read that is explained is named `explained(read)`. Its answer has the JSON of an `api.explanation.Explanation` too: in
 the schema's metadata under `EXPLANATION`, of a stream as the application metadata of a last batch without rows, of a
-count as `{"count", "explanation"}`. A daemon that does not know of explanations refuses the name as an unknown read.
+count as `{"count", "explanation"}`. A daemon that does not know of explanations refuses the name of the read.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from memwal.ingest.region.stored_rows import StoredRows
 from memwal.ingest.region.write_queue import Ack
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.rpc.pauses import PauseWatch
+from memwal.ingest.rpc.protocol import build
 from memwal.ingest.table import indexes
 from memwal.ingest.table.at_exit import close_at_exit
 from memwal.ingest.table.columns import TableColumns
@@ -194,10 +195,11 @@ class Table(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return `{"table", "base_version", "rows", "regions": […], "commit_failures": […], "paused": {…}}`.
+        """Return `{"table", "base_version", "rows", "regions": […], "commit_failures": […], "paused", "versions"}`.
 
         `rows`: those of the base table. `commit_failures`: those of the last commit of this process
-        (`TableUpkeep.failures`). `paused`: what an operator holds, as `rpc.pauses.Paused`.
+        (`TableUpkeep.failures`). `paused`: what an operator holds, as `rpc.pauses.Paused`. `versions`: of memwal, its
+        protocol and its storage, by owner.
         """
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
@@ -213,6 +215,7 @@ class Table(LevelReads):
             "regions": regions,
             "commit_failures": self.upkeep.failures,
             "paused": self.pauses.recent(),
+            "versions": {self._owner: build()},
         }
 
     @translate_errors

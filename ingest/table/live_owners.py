@@ -34,7 +34,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from memwal import wal
-from memwal.ingest.errors import UNAUTHENTICATED, MemWalError, Unavailable
+from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, MemWalError, Unavailable
 from memwal.ingest.rpc import owner_notes as owners
 from memwal.ingest.rpc.connection import Connection
 from memwal.ingest.rpc.guard import is_loopback
@@ -202,7 +202,7 @@ def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Seq
     if not can_be_asked(owner, here):
         return OwnerState(owner, "lives") if runs else OwnerState(owner, "unknown", "which cannot be asked from here")
     if isinstance(answer, MemWalError):
-        if answer.details.get("reason") == UNAUTHENTICATED or answer.details.get("untrusted"):
+        if answer.details.get("reason") in (UNAUTHENTICATED, PROTOCOL) or answer.details.get("untrusted"):
             return OwnerState(owner, "lives", f"which does not say what it serves ({answer})")
         return OwnerState(owner, "ends", "which runs and does not answer") if runs else OwnerState(owner, "free")
     if answer is None or answer.get("id", table_id) != table_id:  # ports are used again

@@ -295,7 +295,7 @@ def test_without_explain_nothing_is_measured(way: str, ways: Any, monkeypatch: p
 
 def test_an_older_daemon_refuses_to_explain_and_answers_otherwise(ways: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "read_named", lambda name: (name, False))  # as before reads were explained
-    with pytest.raises(memwal.Invalid, match="unknown read 'explained get'"):
+    with pytest.raises(memwal.Invalid, match="does not know the read 'explained get'"):
         explained(ways["one daemon"].get, KEYS)
     assert ways["one daemon"].get(KEYS).num_rows == 3
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from memwal.ingest.daemon.peers import Peer
+from memwal.ingest.daemon.placement import Answer
+from memwal.ingest.rpc import protocol
 from memwal.ingest.rpc.credentials import Access
 from memwal.wal import RegionManifest, Released, bucket_region
 
@@ -49,3 +51,28 @@ def test_what_cannot_be_read_counts_as_not_told(damage: Callable[[str], str]) ->
     assert Answering({"epoch": 2, "ended": told | {"manifest": damage(told["manifest"])}}).ask(REGION, read=0) is None
     assert Answering({"epoch": 2, "ended": told}).ask(OTHER, read=0) is None
     assert Answering({"epoch": 2}).ask(REGION, read=0) is None
+
+
+REGIONS: dict[str, Any] = {
+    "table": "t",
+    "regions": {str(REGION): 4},
+    "claiming": [],
+    "draining": False,
+    "base_version": 7,
+    "waiting": {"ssts": 1, "size": 2, "age": None},
+}
+
+
+@pytest.mark.parametrize(("told", "refused"), [(None, False), ("1.2", False), ("1.3", True), ("2.0", True)])
+def test_a_peer_of_another_protocol_lives_and_keeps_its_regions(
+    told: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers who has what in every version, so nobody takes its regions for those of a dead daemon."""
+    monkeypatch.setattr(protocol, "OURS", protocol.Version(1, 1))
+    peer = Answering({})
+    stated = REGIONS if told is None else REGIONS | {"protocol": told}
+    later = stated | {"waiting": REGIONS["waiting"] | {"of_a_later_version": 1}, "of_a_later_version": {}}
+    for answer in (stated, later):
+        assert peer._understood(answer) == Answer({REGION: 4})
+    assert (peer.refusal is not None, len(caplog.records)) == (refused, refused)
+    assert ("until then it keeps its regions" in caplog.text) == refused

@@ -1,0 +1,43 @@
+"""What a daemon takes of a request: by its protocol, and by the names of its fields (`ingest.rpc.protocol`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from inspect import signature
+from typing import Any
+
+from memwal.ingest.api.reads import READS, Reads
+from memwal.ingest.rpc.connection import ASK_WHO
+from memwal.ingest.rpc.protocol import expect_caller, expect_known
+
+_OF_WRITES = ("region", "producer", "sequence", "routing", "rows", "delete", "durable", "token", "timeout")
+_OF_REST = ("filter", "version", "regions", "since", "until", "images", "columns", "at", "column", "kind", "parameters")
+_OF_PEERS = ("name", "look", "flush", "read", "from")
+
+
+def expect(request: Mapping[str, Any], call: str = "") -> None:
+    """Raise Invalid if a request is of a protocol that this daemon does not talk to, or needs a field that it does not
+    know. `call`: the action's name; those that ask who is here are answered to everybody.
+    """
+    told, needs = request.get("protocol"), request.get("needs")
+    if call not in ASK_WHO:
+        expect_caller(told)
+    for name in needs if isinstance(needs, list) else ():
+        if str(name) not in _known():
+            expect_known(f"{name!r:.60}", told)
+
+
+def arguments(read: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that the read `read` takes."""
+    return {name: request[name] for name in _taken(read) if name in request}
+
+
+@cache
+def _taken(read: str) -> tuple[str, ...]:
+    return tuple(name for name in signature(getattr(Reads, read)).parameters if name != "self")
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset({*_OF_WRITES, *_OF_REST, *_OF_PEERS}.union(*(_taken(read) for read in READS)))
