@@ -69,8 +69,8 @@ def test_a_peer_of_another_protocol_lives_and_keeps_its_regions(
 ) -> None:
     """It answers who has what in every version, so nobody takes its regions for those of a dead daemon."""
     monkeypatch.setattr(protocol, "OURS", protocol.Version(1, 1))
-    peer = Answering({})
     stated = REGIONS if told is None else REGIONS | {"protocol": told}
+    peer = Answering(stated)
     later = stated | {"waiting": REGIONS["waiting"] | {"of_a_later_version": 1}, "of_a_later_version": {}}
     for answer in (stated, later):
         assert peer._understood(answer) == Answer({REGION: 4})
