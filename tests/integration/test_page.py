@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from memwal.ingest.rpc.guard import Guard
 from memwal.ingest.settings.load import load
 from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
 from tests.cluster import Cluster, spread
-from tests.page_site import MARKUP, Looked, Site
+from tests.page_site import JSON, MARKUP, Looked, Site
 from tests.support.clock import FakeClock
 
 Look = Callable[..., Looked]
@@ -96,6 +97,19 @@ def test_a_commit_that_is_stuck(daemon: Callable[..., Any], look: Look, made: An
     view.until("document.querySelector('#commits tr[data-state=failed]') !== null")
     assert "failed" in view.text("#commits tr[data-state=failed]")
     view.picture("stuck-commit")
+
+
+def test_paused_commits_look_paused_and_not_stuck(daemon: Callable[..., Any], look: Look, made: Any) -> None:
+    _, endpoint, url = daemon(commit={"interval": "500ms"}, regions={"count": 2})
+    view = look(url)
+    asked = urllib.request.Request(f"{url}/pause", b'{"what": "commits", "reason": "<b>rewritten</b>"}', JSON)
+    urllib.request.urlopen(asked, timeout=60).close()
+    with memwal.connect(endpoint) as table:
+        table.put(made.rows(range(8)))
+    view.says("busy", "Commits are paused")
+    assert "by 127.0.0.1 over HTTP: <b>rewritten</b>." in view.text("#health-text")
+    assert "memwal resume CONFIG --commits" in view.text("#health-todo")
+    view.picture("paused")
 
 
 def test_a_fenced_writer(daemon: Callable[..., Any], look: Look, made: Any, open_small: Callable[..., Any]) -> None:

@@ -198,6 +198,8 @@ def test_paused_is_said_by_page_readiness_metrics_and_status(
     shown = cli("status", config).out
     assert "commits are paused since" in shown
     assert "the table is rewritten" in shown
+    for command in (("verify", "--deep"), ("gc",)):
+        assert cli(command[0], config, *command[1:]).code == 0, "a pause is no orphan"
     assert "ingestion is not paused" in (said := cli("resume", config).out)
     assert "`memwal resume CONFIG --commits` ends that pause" in said
     assert "commits resumed after" in cli("resume", config, "--commits").out
