@@ -119,7 +119,8 @@ def served_table(
             return owner
         owner.close()
     except MemWalError as error:  # stale notes: no daemon answers there any more
-        if error.details.get("reason") in (UNAUTHENTICATED, PROTOCOL):
+        reason = error.details.get("reason")
+        if reason == UNAUTHENTICATED or (reason == PROTOCOL and error.details.get("table", table) == table):
             raise
         if error.details.get("untrusted"):
             raise Invalid(str(error)) from error  # it lives, and must not count as ended

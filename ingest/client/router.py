@@ -274,8 +274,8 @@ class Router:
         before, answers = self._owners, dict[str, Mapping[str, Any]]()
         for answered in as_completed(asked):
             if (error := answered.exception()) is not None:
-                if isinstance(error, MemWalError) and error.details.get("reason") == PROTOCOL:
-                    raise error  # its regions are here, and no later answer will be another
+                if self._speaks_otherwise(error):
+                    raise error  # no later answer of it will be another
                 continue
             answer = answered.result()
             if self.table in (None, answer.get("table", self.table)):  # ports are reused
@@ -283,6 +283,12 @@ class Router:
             if self._is_news(believed(answers.items(), self.table), before):
                 break
         return answers
+
+    def _speaks_otherwise(self, error: BaseException) -> bool:
+        """Return whether a daemon of this table refused us, or we it, for the version of the protocol."""
+        if not isinstance(error, MemWalError) or error.details.get("reason") != PROTOCOL:
+            return False
+        return self.table is None or error.details.get("table", self.table) == self.table
 
     def _follow(self, error: MemWalError) -> bool:
         """Believe the owner that a refusal names, once between two rounds; return whether it named a known one."""

@@ -130,7 +130,7 @@ class Peer:
     def _understood(self, told: Mapping[str, Any]) -> Answer:
         if told["table"] != self._table:
             raise ValueError(f"it serves {told['table']}, not this table; correct daemon.endpoints")
-        self.refusal = refusal_of_daemon(told.get("protocol"), self.endpoint)
+        self.refusal = refusal_of_daemon(told, self.endpoint)
         if self.refusal is not None and not self._warned:
             self._warned = True
             _LOG.warning("%s; until then it keeps its regions, and gets none of ours", self.refusal)

@@ -189,7 +189,7 @@ _OF_PAUSE: Mapping[str, tuple[str, str, str]] = {
 def _of_pauses(situation: Situation) -> Iterator[Finding]:
     for what, (title, text, todo) in _OF_PAUSE.items():
         if what in situation.paused:
-            told = text_of(what, situation.paused[what])
+            told = text_of(what, situation.paused[what]).partition(" paused")[2].lstrip(": ")  # the title says the rest
             yield Finding("busy", f"{what}_paused", title, f"{_sentence(told)} {text}", todo)
 
 

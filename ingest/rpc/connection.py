@@ -167,7 +167,7 @@ class Connection:
         told = json.loads(answer)
         if name in ASK_WHO:
             self._states = "protocol" in told
-            if (refusal := refusal_of_daemon(told.get("protocol"), self.endpoint)) is not None:
+            if (refusal := refusal_of_daemon(told, self.endpoint)) is not None:
                 raise refusal
         return told
 

@@ -72,9 +72,14 @@ def build() -> Mapping[str, str]:
     return {"memwal": version("memwal"), "protocol": str(OURS), "storage": str(STORAGE)}
 
 
-def refusal_of_daemon(told: object, endpoint: str) -> Invalid | None:
-    """Return why this process does not call a daemon whose answer states `told`; None if it does."""
-    return _refusal(stated(told), f"the daemon at {endpoint}", "this process")
+def refusal_of_daemon(answer: Mapping[str, Any], endpoint: str) -> Invalid | None:
+    """Return why this process does not call the daemon that gave `answer`; None if it does. The details have the table
+    that it serves, since ports are reused.
+    """
+    refusal = _refusal(stated(answer.get("protocol")), f"the daemon at {endpoint}", "this process")
+    if refusal is not None:
+        refusal.details.update(table=answer.get("table"), id=answer.get("id"))
+    return refusal
 
 
 def expect_caller(told: object) -> None:

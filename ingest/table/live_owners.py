@@ -202,7 +202,10 @@ def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Seq
     if not can_be_asked(owner, here):
         return OwnerState(owner, "lives") if runs else OwnerState(owner, "unknown", "which cannot be asked from here")
     if isinstance(answer, MemWalError):
-        if answer.details.get("reason") in (UNAUTHENTICATED, PROTOCOL) or answer.details.get("untrusted"):
+        reason = answer.details.get("reason")
+        if reason == PROTOCOL and answer.details.get("id", table_id) != table_id:  # ports are used again
+            return OwnerState(owner, "free")
+        if reason in (UNAUTHENTICATED, PROTOCOL) or answer.details.get("untrusted"):
             return OwnerState(owner, "lives", f"which does not say what it serves ({answer})")
         return OwnerState(owner, "ends", "which runs and does not answer") if runs else OwnerState(owner, "free")
     if answer is None or answer.get("id", table_id) != table_id:  # ports are used again

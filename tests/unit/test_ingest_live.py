@@ -211,7 +211,7 @@ PAUSE = {"since": 9.0, "by": "hand", "reason": "so"}
             {"run": True, "lag_rows": 9e4, "lag_before": 2e4, "rates": {"put": 5.0}, "paused": {"ingestion": PAUSE}},
             "busy",
             "Ingestion is paused",
-            "Ingestion is paused since 1970-01-01 00:00:09 UTC by hand: so. Rows wait in the source;",
+            "Since 1970-01-01 00:00:09 UTC by hand: so. Rows wait in the source;",
         ),
     ],
 )

@@ -106,6 +106,8 @@ def test_a_process_is_written_into_a_note_and_read_again() -> None:
         (owner(AWAY), answer(draining=True), "ends"),
         (owner(AWAY), SILENT, "free"),
         (owner(AWAY), Invalid("no token", {"reason": "unauthenticated"}), "lives"),
+        (owner(AWAY), Invalid("speaks protocol 7.0", {"reason": "protocol", "id": ID}), "lives"),
+        (owner(AWAY), Invalid("speaks protocol 7.0", {"reason": "protocol", "id": "another"}), "free"),
         (owner(AWAY), Unavailable("no trust", {"untrusted": True}), "lives"),
         (owner(AWAY, "grpc://127.0.0.1:5000"), None, "unknown"),
         (owner(AWAY, "grpc://0.0.0.0:5000"), None, "unknown"),

@@ -23,13 +23,13 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     [("2.4", None), ("2.5", None), ("2.6", None), ("2.3", "them"), ("2.7", "us"), ("1.5", "them"), ("3.5", "us")],
 )
 def test_neighbours_of_one_major_version_talk_to_each_other(told: str, behind: str | None) -> None:
-    refusal = refusal_of_daemon(told, "grpc://a:1")
+    refusal = refusal_of_daemon({"protocol": told, "table": "t", "id": "i"}, "grpc://a:1")
     if behind is None:
         assert refusal is None
         expect_caller(told)
         return
     assert refusal is not None
-    assert refusal.details == {"reason": "protocol", "ours": "2.5", "theirs": told}
+    assert refusal.details == {"reason": "protocol", "ours": "2.5", "theirs": told, "table": "t", "id": "i"}
     upgraded = "the daemon at grpc://a:1" if behind == "them" else "this process"
     assert str(refusal) == (
         f"the daemon at grpc://a:1 speaks protocol {told}, and this process 2.5, which talks to 2.4 to 2.6: "
@@ -41,9 +41,9 @@ def test_neighbours_of_one_major_version_talk_to_each_other(told: str, behind: s
 
 
 def test_who_states_no_version_is_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal_of_daemon(None, "grpc://a:1") is not None
+    assert refusal_of_daemon({}, "grpc://a:1") is not None
     monkeypatch.setattr(protocol, "OURS", Version(1, 1))
-    assert refusal_of_daemon(None, "grpc://a:1") is None
+    assert refusal_of_daemon({}, "grpc://a:1") is None
     expect_caller(None)
 
 

@@ -49,6 +49,8 @@ class Daemon:
         said = self._daemons.answers.get(self.endpoint)
         if said is None:
             raise Unavailable("nobody", {"reason": "lost"})
+        if isinstance(said, MemWalError):
+            raise said
         return {"ids": IDS, "identity": {"table": said["table"]}, **said} if name == "schema" else said
 
     def close(self) -> None:
@@ -91,6 +93,19 @@ def test_the_owner_that_a_daemon_names_is_tried_at_once_and_once() -> None:
     unheard_of = Unavailable("it is not mine", {"reason": "not_owner", "region": "r0", "owner": C})
     router.before_next(attempts, unheard_of, router.rounds)
     assert router.rounds == 2
+
+
+@pytest.mark.parametrize(("table", "told"), [("t", True), ("other", False)])
+def test_a_daemon_of_another_protocol_is_told_of_if_it_serves_this_table(table: str, told: bool) -> None:
+    """Its regions would be looked for until the deadline, and nobody would know why."""
+    daemons = Daemons(a=answer({"r0": 1}), b=Invalid("speaks protocol 9.0", {"reason": "protocol", "table": table}))
+    router = daemons.router()
+    if not told:
+        router.learn(router.rounds)
+        assert router.epochs() == {"r0": 1}
+        return
+    with pytest.raises(Invalid, match=r"speaks protocol 9\.0"):
+        router.learn(router.rounds)
 
 
 def test_one_that_owns_all_is_found_without_asking_again() -> None:
