@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from memwal.ingest.cli.failure import report
-from memwal.ingest.cli.groups import config_app, dlq_app, index_app, regions_app
-from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, OfCommits, console, names_in, settings_of
+from memwal.ingest.cli.groups import config_app, dlq_app, index_app, pause, regions_app, resume
+from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
 from memwal.ingest.ops.logs import silence_grpc
 
 app = typer.Typer(
@@ -289,24 +289,8 @@ def load(
     return load_files(settings_of(config), os.environ, Asked(files, token, format, dry_run, as_json), console())
 
 
-@app.command()
-def pause(
-    config: Config,
-    commits: OfCommits = False,
-    reason: Annotated[str, typer.Option(help="text that status, page and health show", show_default=False)] = "",
-) -> int:
-    """Pause ingestion: `run` begins no micro-batch until `resume`, also after a restart. Or automatic commits."""
-    from memwal.ingest.cli.pause import pause as pause_table
-
-    return pause_table(settings_of(config), os.environ, console(), "commits" if commits else "ingestion", reason)
-
-
-@app.command()
-def resume(config: Config, commits: OfCommits = False) -> int:
-    """Resume what `pause` has paused."""
-    from memwal.ingest.cli.pause import resume as resume_table
-
-    return resume_table(settings_of(config), os.environ, console(), "commits" if commits else "ingestion")
+app.command()(pause)
+app.command()(resume)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The groups of commands: `memwal config`, `memwal dlq`, `memwal index`, `memwal regions`."""
+"""`memwal pause` and `resume`, and the groups of commands: `memwal config`, `dlq`, `index`, `regions`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from memwal.ingest.cli.failure import lines_of
-from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, Stage, console, settings_of
+from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, OfCommits, Stage, console, settings_of
 from memwal.ingest.errors import Invalid
 
 config_app = typer.Typer(help="Check or print a configuration.", no_args_is_help=True)
@@ -21,6 +21,24 @@ dlq_app = typer.Typer(
 index_app = typer.Typer(help="List, add or drop indexes of a table, while it is written too.", no_args_is_help=True)
 
 regions_app = typer.Typer(help="Change the number of regions of a table.", no_args_is_help=True)
+
+
+def pause(
+    config: Config,
+    commits: OfCommits = False,
+    reason: Annotated[str, typer.Option(help="text that status, page and health show", show_default=False)] = "",
+) -> int:
+    """Pause ingestion: `run` begins no micro-batch until `resume`, also after a restart. Or automatic commits."""
+    from memwal.ingest.cli.pause import pause as pause_table
+
+    return pause_table(settings_of(config), os.environ, console(), "commits" if commits else "ingestion", reason)
+
+
+def resume(config: Config, commits: OfCommits = False) -> int:
+    """Resume what `pause` has paused."""
+    from memwal.ingest.cli.pause import resume as resume_table
+
+    return resume_table(settings_of(config), os.environ, console(), "commits" if commits else "ingestion")
 
 
 @regions_app.command()
