@@ -26,7 +26,7 @@ from memwal.ingest.daemon.service import FlightService, Place
 from memwal.ingest.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
 from memwal.ingest.ops.logs import configure_logs
-from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.ops.metrics import RefusedCollector, Scrape
 from memwal.ingest.region.context import OnReplay
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.rpc.guard import Guard, check_address
@@ -238,6 +238,7 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
 
     host, port, clock = settings.daemon.host, settings.daemon.http_port, wal.SystemClock()
     pages.scrape.add(storage := StorageCollector(settings.cost))
+    pages.scrape.add(RefusedCollector(guard.refused))
     rates = StorageRates(storage, settings.cost, clock)
     source = DaemonSource(pages, place, settings.table.uri, Access.of(settings), clock, rates)
     live = Live("daemon", source, stack.enter_context(RecentEvents()), clock)

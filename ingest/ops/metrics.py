@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from memwal.ingest.ops.counters import Histogram
+from memwal.ingest.rpc.refused import WAYS, Refused
 
 Kind = Literal["counter", "gauge", "histogram"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -175,6 +176,18 @@ TABLE = (
 )
 """Metrics read from an `embedded.Table`."""
 
+REFUSED = (
+    Declared(
+        "memwal_refused_requests",
+        "counter",
+        "requests refused without effect. over: flight or http. reason: token (missing or wrong), role, site (a page "
+        "of another site), invalid, size, busy (too many at once), time, memory",
+        lambda counts: sorted(counts.items()),
+        by="reason",
+    ),
+)
+"""Metrics of one way of `Refused`."""
+
 
 def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: str = "") -> Iterator[Metric]:
     """Yield each metric with one sample per object. `label`: gets the object's name as its value; "": no label."""
@@ -201,6 +214,17 @@ def _add(family: Any, declared: Declared, labels: list[str], value: Any) -> None
         family.add_metric(labels, value.buckets(), value.total)
     else:
         family.add_metric(labels, value)
+
+
+class RefusedCollector(Collector):
+    """The requests that this process refused."""
+
+    def __init__(self, refused: Refused) -> None:
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as of now."""
+        yield from families(REFUSED, {way: self._refused.counts(way) for way in WAYS}, "over")
 
 
 class Scrape:
