@@ -25,7 +25,7 @@ class Site:
         # Here, since every test process loads this module.
         from memwal.ingest.daemon.live import DaemonSource
         from memwal.ingest.daemon.pages import DaemonPages
-        from memwal.ingest.daemon.service import Place
+        from memwal.ingest.daemon.place import Place
         from memwal.ingest.ops.events import RecentEvents
         from memwal.ingest.ops.http_server import HttpServer
         from memwal.ingest.ops.live import Live

@@ -21,8 +21,10 @@ from typing import TextIO
 from memwal import wal
 from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.daemon.claim_again import ClaimsAgain
+from memwal.ingest.daemon.limits import Limits
 from memwal.ingest.daemon.pages import DaemonPages
-from memwal.ingest.daemon.service import FlightService, Place
+from memwal.ingest.daemon.place import Place
+from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
 from memwal.ingest.ops.logs import configure_logs
@@ -253,7 +255,8 @@ def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> 
     """Answer calls from now on. Raises: Invalid if the port is taken."""
     host, port = settings.daemon.host, settings.daemon.port
     try:
-        service = FlightService(table, addresses.endpoint_of(host, port, _scheme(settings)), place, guard)
+        at, limits = addresses.endpoint_of(host, port, _scheme(settings)), Limits.of(settings.daemon)
+        service = FlightService(table, at, place, guard, limits)
     except OSError as error:
         raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
     if not place.endpoint:
