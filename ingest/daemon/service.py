@@ -76,6 +76,8 @@ from memwal.ingest.settings.load import DaemonSettings
 from memwal.ingest.table.embedded import Table
 
 T = TypeVar("T")
+_SHOWN = 60
+"""Characters of a caller's own words in an error."""
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
@@ -226,7 +228,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _no_such_call(self, *_: Any) -> None:
         raise Invalid("a daemon answers DoPut, DoGet, DoAction and DoExchange only")
 
-    list_flights = get_flight_info = get_schema = list_actions = _no_such_call
+    list_flights = get_flight_info = list_actions = _no_such_call
+
+    def get_schema(self, *_: Any) -> flight.SchemaResult:
+        """Return no columns: pyarrow would send an error of this handler with its traceback (pyarrow 26)."""
+        self._guard.refused.add("flight", "invalid")
+        return flight.SchemaResult(pa.schema([]))
 
     def _expect(self, context: flight.ServerCallContext, wanted: Role, call: str) -> None:
         self._permissions.expect(context, wanted, call)
@@ -268,7 +275,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
         kind = READS.get(op)
         if kind is None or kind.counts or (rows is None) != (kind.sends is None):
-            raise Invalid(f"unknown read {op!r}")
+            raise Invalid(f"unknown read {str(op)[:_SHOWN]!r}")
         if rows is not None:
             request[str(kind.sends)] = rows if kind.sends == "keys" else rows.column(0).combine_chunks()
         if is_explained:
@@ -285,7 +292,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return table if regions is None else table.only([UUID(region) for region in regions])
 
     def _act(self, name: str, request: dict[str, Any]) -> Any:
-        acts: dict[str, Callable[[dict[str, Any]], Any]] = {
+        acts = self._actions()
+        if name not in acts:
+            raise Invalid(f"unknown action {name[:_SHOWN]!r}")
+        return acts[name](request)
+
+    def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        return {
             **{name: partial(self._count, name) for name, kind in READS.items() if kind.counts},
             **{explained(name): partial(self._count_explained, name) for name, kind in READS.items() if kind.counts},
             "applied": self._applied,
@@ -303,9 +316,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "look": lambda request: self._place.look(request.get("from", "")),
             "release": self._release,
         }
-        if name not in acts:
-            raise Invalid(f"unknown action {name!r}")
-        return acts[name](request)
 
     def _count(self, name: str, request: dict[str, Any]) -> int:
         return int(getattr(self._of(request), name)(**request))

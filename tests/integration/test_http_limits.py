@@ -30,15 +30,15 @@ def served(site: Callable[..., Site], open_small: Callable[..., Any], made: Any)
     return site(table)
 
 
-def sent(site: Site, data: bytes, silence: float = 30.0) -> bytes:
+def sent(site: Site, data: bytes, silence: float = 30.0, *, body: bool = True) -> bytes:
     """What the server answers to `data`: one whole answer, and what follows it at once; or all within `silence` seconds
-    of it.
+    of it. `body`: whether the answer has one.
     """
     with socket.create_connection(("127.0.0.1", site.port), timeout=silence) as connection:
         with suppress(OSError):  # refused before all of it was sent
             connection.sendall(data)
         answer = b""
-        while not is_whole(answer):
+        while not (is_whole(answer) if body else b"\r\n\r\n" in answer):
             try:
                 found = connection.recv(1 << 16)
             except (ConnectionError, TimeoutError):
