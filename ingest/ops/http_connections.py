@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -26,6 +26,8 @@ LINE_BYTES = 8190
 HEADERS = 64
 TAKE = 30.0
 """Seconds in which a client must take some of an answer that waits for it."""
+HANDSHAKE = 5.0
+"""Seconds for the handshake of TLS."""
 _IDLE = 15.0
 """Seconds for which a connection without a whole request is kept."""
 _LINGER = 1.0
@@ -48,22 +50,36 @@ class Connections:
     def __init__(self, server: web.Server, refused: Refused, most: int = CONNECTIONS) -> None:
         self._server, self._refused, self._most = server, refused, most
         self._turned_away = set[_TurnedAway]()
+        self._coming: dict[_Connection, float] = {}
+        """Connections that are not made yet, with their time: asyncio accepts many at once, and TLS takes a while."""
 
     def __call__(self) -> asyncio.Protocol:
         """Return the protocol of a connection."""
-        if len(self._server.connections) < self._most:
-            return _Connection(self._server, self._refused)
+        now = asyncio.get_running_loop().time()
+        self._coming = {each: began for each, began in self._coming.items() if now - began < HANDSHAKE}
+        if len(self._server.connections) + len(self._coming) < self._most:
+            coming = _Connection(self._server, self._refused, self._made)
+            self._coming[coming] = now
+            return coming
         self._refused.add("http", "busy")
         return _TurnedAway(self._turned_away, self._most)
+
+    def _made(self, connection: _Connection) -> None:
+        self._coming.pop(connection, None)
 
 
 class _Connection(web.RequestHandler):
     """A connection; what is no HTTP is answered in one line, counted, and not logged with a traceback."""
 
-    def __init__(self, server: web.Server, refused: Refused) -> None:
+    def __init__(self, server: web.Server, refused: Refused, made: Callable[[_Connection], None]) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None, **SIZES)  # type: ignore[arg-type]
-        self._refused = refused
+        self._refused, self._made = refused, made
         self._stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; from now on the server counts the connection."""
+        super().connection_made(transport)
+        self._made(self)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

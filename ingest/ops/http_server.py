@@ -18,7 +18,7 @@ from aiohttp import web
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.ops.answers import IS_BRIEF, WHY, Shared, refusal, response
-from memwal.ingest.ops.http_connections import CONNECTIONS, Connections
+from memwal.ingest.ops.http_connections import CONNECTIONS, HANDSHAKE, Connections
 from memwal.ingest.ops.live import Live
 from memwal.ingest.ops.live_server import DATA, PATHS, QUERY_BYTES, LiveServer
 from memwal.ingest.ops.pages import Page, Render
@@ -37,8 +37,6 @@ reasons name regions and storage. Such a caller does not make this process ask s
 _WHY: Mapping[int, Why] = {401: "token", 403: "site", 413: "size", 429: "busy", 504: "time"}
 """Reasons by the status of an answer that refuses a request; any other status from 400 to 499 means "invalid"."""
 _END = 5.0
-_HANDSHAKE = 5.0
-"""Seconds for the handshake of TLS, before which a connection does not count among those at a time."""
 
 
 class HttpServer:
@@ -101,7 +99,7 @@ class HttpServer:
         assert self._runner.server is not None
         made = Connections(self._runner.server, self._guard.refused, self._connections_max)
         context = self._guard.context
-        handshake = None if context is None else _HANDSHAKE
+        handshake = None if context is None else HANDSHAKE
         listening = self._loop.create_server(made, host, port, ssl=context, ssl_handshake_timeout=handshake)
         self._server = await listening
         return int(self._server.sockets[0].getsockname()[1])
