@@ -8,17 +8,58 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TypeVar
 
-from memwal.ingest.errors import Unavailable
+from memwal.ingest.errors import LATE, MEMORY, Invalid, Unavailable
 
 T = TypeVar("T")
 
 LOOK_EVERY = 0.05
 """Seconds between two looks whether the caller has left, where nothing wakes a wait."""
+
+
+class Allowance:
+    """The time that a daemon may work for one read, and the bytes of rows that it may gather for it.
+
+    Time in which the caller takes no rows of a stream does not count. Thread safety. Any thread; what two threads hold
+    at once may count once.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], seconds: float, size: int) -> None:
+        """`monotonic`: the clock. `seconds`, `size` in bytes: 0 for no limit."""
+        self._monotonic, self._seconds, self._size = monotonic, seconds, size
+        self._worked, self._began, self._held = 0.0, float("inf"), 0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A context whose time counts."""
+        self._began = self._monotonic()
+        try:
+            yield
+        finally:
+            self._worked, self._began = self._worked + self._monotonic() - self._began, float("inf")
+
+    def expect_time(self) -> None:
+        """Raises: Invalid if the time is over."""
+        if self._seconds and self._worked + max(0.0, self._monotonic() - self._began) > self._seconds:
+            raise Invalid(
+                f"the read took more than daemon.query_timeout = {self._seconds:g} s; ask for less: a filter on an "
+                "indexed column, fewer rows, or raise the setting",
+                {"reason": LATE},
+            )
+
+    def hold(self, size: int) -> None:
+        """Count bytes of rows. Raises: Invalid if they are too many."""
+        self._held += size
+        if self._size and self._held > self._size:
+            raise Invalid(
+                f"the read gathered more than daemon.query_memory = {self._size} bytes; ask for fewer rows or columns, "
+                "use a scan without an order, which streams, or raise the setting",
+                {"reason": MEMORY},
+            )
 
 
 class Caller:
@@ -27,9 +68,12 @@ class Caller:
     Thread safety. Any thread. Invariants. Once `left`, always left; each end is called at most once.
     """
 
-    def __init__(self, gone: Callable[[], bool] | None = None) -> None:
-        """`gone`: tells that the caller has left without calling `leave`: a lost connection."""
+    def __init__(self, gone: Callable[[], bool] | None = None, allowance: Allowance | None = None) -> None:
+        """`gone`: tells that the caller has left without calling `leave`: a lost connection. `allowance`: what the
+        calls that it runs may take.
+        """
         self._gone, self._left = gone, False
+        self.allowance = allowance
         self._changing = threading.Lock()
         self._ends: dict[int, Callable[[], object]] = {}
 
@@ -62,8 +106,9 @@ class Caller:
         """Return what `call` does, made for this caller by this thread."""
         before = _PRESENT.set(self)
         try:
-            expect_waiting()
-            return call()
+            with nullcontext() if self.allowance is None else self.allowance.working():
+                expect_waiting()
+                return call()
         finally:
             _PRESENT.reset(before)
 
@@ -77,10 +122,21 @@ def present() -> Caller | None:
 
 
 def expect_waiting() -> None:
-    """Raises: Unavailable if the caller of this thread's call has left: what has not begun is not done."""
+    """Raises: Unavailable if the caller of this thread's call has left: what has not begun is not done. Invalid if the
+    call has taken too long.
+    """
     caller = _PRESENT.get()
     if caller is not None and caller.left:
         raise given_up()
+    if caller is not None and caller.allowance is not None:
+        caller.allowance.expect_time()
+
+
+def hold(size: int) -> None:
+    """Count bytes of rows that this thread's call has gathered. Raises: Invalid if they are more than it may."""
+    caller = _PRESENT.get()
+    if caller is not None and caller.allowance is not None:
+        caller.allowance.hold(size)
 
 
 def given_up() -> Unavailable:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from memwal.ingest.errors import NOT_OWNER, RESIZED, Unavailable
+from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, Unavailable
 
 
 def resized(uri: str, ours: int, theirs: int) -> Unavailable:
@@ -29,7 +29,11 @@ def wrong_table(uri: str) -> Unavailable:
 
 
 def expect_routing(uri: str, ours: int | None, theirs: int) -> None:
-    """Raises: Unavailable if the caller's routing version `ours` (None: not given) differs from `theirs`."""
+    """Raises: Unavailable if the caller's routing version `ours` (None: not given) differs from `theirs`, Invalid if it
+    is no number.
+    """
+    if not isinstance(ours, int | None):
+        raise Invalid(f"routing is a {type(ours).__name__}; send the number of the routing version")
     if ours is not None and ours != theirs:
         raise resized(uri, ours, theirs)
 

@@ -21,15 +21,15 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 class Site:
     """The pages of a table in this process, as a daemon serves them."""
 
-    def __init__(self, table: Any = None, token: str = "", guard: Any = None) -> None:
+    def __init__(self, table: Any = None, token: str = "", guard: Any = None, **options: Any) -> None:
         # Here, since every test process loads this module.
         from memwal.ingest.daemon.live import DaemonSource
         from memwal.ingest.daemon.pages import DaemonPages
-        from memwal.ingest.daemon.service import Place
+        from memwal.ingest.daemon.place import Place
         from memwal.ingest.ops.events import RecentEvents
         from memwal.ingest.ops.http_server import HttpServer
         from memwal.ingest.ops.live import Live
-        from memwal.ingest.ops.metrics import Scrape
+        from memwal.ingest.ops.metrics import RefusedCollector, Scrape
         from memwal.ingest.ops.storage import StorageCollector, StorageRates
         from memwal.ingest.rpc.credentials import Access
         from memwal.ingest.rpc.guard import Guard
@@ -44,9 +44,10 @@ class Site:
         storage = StorageRates(StorageCollector(CostSettings()), CostSettings(), clock)
         self.source = DaemonSource(self.pages, Place("grpc://here:1"), "before", Access(), clock, storage)
         self.live = Live("daemon", self.source, self.events, clock)
-        guard, setting, acts = guard or Guard(token.encode()), "daemon.http_port", self.pages.acts()
-        pages = self.pages.pages()
-        self.server = HttpServer("127.0.0.1", 0, pages, guard, setting=setting, live=self.live, acts=acts)
+        self.guard = guard or Guard(token.encode())
+        self.pages.scrape.add(RefusedCollector(self.guard.refused))
+        shown = {"setting": "daemon.http_port", "live": self.live, "acts": self.pages.acts(), **options}
+        self.server = HttpServer("127.0.0.1", 0, self.pages.pages(), self.guard, **shown)
         self.port, self.url = self.server.port, self.server.url
         self.live.start()
 

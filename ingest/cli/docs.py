@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memwal.ingest.errors import KINDS
-from memwal.ingest.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, TABLE
+from memwal.ingest.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.reference import BEGIN, END, render_reference, render_settings
 
@@ -33,6 +33,7 @@ def render_metrics() -> str:
         ("Of what an operator has paused, by `memwal serve` and `memwal run`", "", PAUSED),
         ("Of the pipeline, by `memwal run`", "", RAN),
         ("Of each region, by `memwal run`", "region", RAN_BY_REGION),
+        ("Of refused requests, by `memwal serve` and `memwal run`", "over", REFUSED),
         ("Of requests to storage, by `memwal serve` and `memwal run`", "kind", REQUESTED),
         ("Of the budget for them, by `memwal serve` and `memwal run`", "", BUDGET),
     ):

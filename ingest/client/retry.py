@@ -3,7 +3,8 @@
 ==================  ==========================================================  =========================
 the error           what it means                                               what to do
 ==================  ==========================================================  =========================
-busy                the owner's back-pressure; nothing was applied              wait, ask it again
+busy                the owner's back-pressure, or too many calls at it; nothing wait, ask it again
+                    was applied; "retry_after" says how long to wait at least
 moved               the region has another, known owner; the token settles it   ask that one
 not_owner           another or no daemon has the region; nothing applied        learn who owns it
 draining, FENCED    the owner ends, or was replaced; nothing was applied        learn who owns it
@@ -92,7 +93,7 @@ class Attempts:
         next.
         """
         what = verdict(error, repeatable=self._repeatable, alone=alone and not self._comes_back(error))
-        pause = self._backoff.pause()
+        pause = max(self._backoff.pause(), float(error.details.get("retry_after", 0.0)))
         caller = present()
         if what == "raise" or self.left <= pause or (caller is not None and caller.left):
             raise error

@@ -11,7 +11,7 @@ from memwal.ingest.api.reads import Reads
 from memwal.ingest.daemon import query_box
 from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.daemon.pages import DaemonPages
-from memwal.ingest.daemon.service import Place
+from memwal.ingest.daemon.place import Place
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.ops.health import of_commits, of_regions, unclaimed_regions
 from memwal.ingest.ops.history import Sample, counts_of

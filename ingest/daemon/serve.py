@@ -21,13 +21,15 @@ from typing import TextIO
 from memwal import wal
 from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.daemon.claim_again import ClaimsAgain
+from memwal.ingest.daemon.limits import Limits
 from memwal.ingest.daemon.pages import DaemonPages
 from memwal.ingest.daemon.peers import refuse_other_protocols
-from memwal.ingest.daemon.service import FlightService, Place
+from memwal.ingest.daemon.place import Place
+from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
 from memwal.ingest.ops.logs import configure_logs
-from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.ops.metrics import RefusedCollector, Scrape
 from memwal.ingest.region.context import OnReplay
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.rpc.guard import Guard, check_address
@@ -243,6 +245,7 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
 
     host, port, clock = settings.daemon.host, settings.daemon.http_port, wal.SystemClock()
     pages.scrape.add(storage := StorageCollector(settings.cost))
+    pages.scrape.add(RefusedCollector(guard.refused))
     rates = StorageRates(storage, settings.cost, clock)
     source = DaemonSource(pages, place, settings.table.uri, Access.of(settings), clock, rates)
     live = Live("daemon", source, stack.enter_context(RecentEvents()), clock)
@@ -258,7 +261,8 @@ def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> 
     """Answer calls from now on. Raises: Invalid if the port is taken."""
     host, port = settings.daemon.host, settings.daemon.port
     try:
-        service = FlightService(table, addresses.endpoint_of(host, port, _scheme(settings)), place, guard)
+        at, limits = addresses.endpoint_of(host, port, _scheme(settings)), Limits.of(settings.daemon)
+        service = FlightService(table, at, place, guard, limits)
     except OSError as error:
         raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
     if not place.endpoint:

@@ -29,6 +29,7 @@ Several daemons may share a table, each with some of its regions. A call that na
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
 `table`, on all but "schema" and "regions": the id of the table that the caller means. Ports are reused, and regions of
 all tables have the same ids, so a daemon of another table refuses the call as if it did not own the region.
+Settings of [daemon] limit calls: `calls_max`, `message_max`, `put_max`, `query_timeout`, `query_memory` (`limits`).
 With a token each call needs a role (`rpc.roles`): reads, counts and what else changes nothing `read`; DoPut, "record"
 and a "schema" that looks `write`; the rest, and whatever names a peer, `admin`.
 `protocol`, `needs`, on all: the version that the caller speaks, and the fields that the daemon must know
@@ -40,9 +41,9 @@ and a "schema" that looks `write`; the rest, and whatever names a peer, `admin`.
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial, wraps
 from typing import Any, TypeVar
 from uuid import UUID
@@ -58,13 +59,16 @@ from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import Caller
 from memwal.ingest.daemon import fields
-from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
+from memwal.ingest.daemon.limits import Call, Calls, Limits, classified, why_refused
+from memwal.ingest.daemon.permissions import AMONG_DAEMONS, COUNTS, Permissions, role_for
+from memwal.ingest.daemon.place import Place
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc import protocol
-from memwal.ingest.rpc.guard import Guard, role_of
+from memwal.ingest.rpc.guard import Guard
 from memwal.ingest.rpc.protocol import expect_known
-from memwal.ingest.rpc.roles import Role, permits
+from memwal.ingest.rpc.roles import Role
 from memwal.ingest.rpc.wire import (
     EXPLANATION,
     explained,
@@ -73,37 +77,12 @@ from memwal.ingest.rpc.wire import (
     read_named,
     unpack,
 )
+from memwal.ingest.settings.load import DaemonSettings
 from memwal.ingest.table.embedded import Table
-from memwal.wal.panics import as_exception
 
 T = TypeVar("T")
-
-_LOG = logging.getLogger("memwal.access")
-_CALL_SHOWN = 60
-AUDITED = frozenset({"flush", "commit", "create_index", "drop_index", "release"})
-"""Actions of admins that are logged; the others are looks of peers, several a second."""
-_READ_ACTIONS = frozenset(
-    {
-        *(name for name, kind in READS.items() if kind.counts),
-        *(explained(name) for name, kind in READS.items() if kind.counts),
-        *("applied", "changes_position", "base_version", "status", "indexes", "schema", "regions"),
-    }
-)
-
-
-@dataclass
-class Place:
-    """A daemon's endpoint, and the endpoints of all daemons of its table, its own among them. Callbacks for a peer that
-    looks at it (`heard`), wants to be looked at (`look`) or asks for a region (`gives` returns whether it gets it).
-    """
-
-    endpoint: str = ""
-    endpoints: Sequence[str] = ()
-    heard: Callable[[str], object] = lambda _: None
-    look: Callable[[str], object] = lambda _: None
-    gives: Callable[[UUID, str], bool] = lambda *_: True
-    ends: Callable[[], bool] = lambda: False
-    """Returns whether the daemon was told to end."""
+_SHOWN = 60
+"""Characters of a caller's own words in an error."""
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
@@ -115,7 +94,7 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
         try:
             return method(self, *args)
         except BaseException as error:
-            raise_over_flight(self.told(classify(as_exception(error)), table))
+            self._raise(classified(error), table)
             raise
 
     return wrapped
@@ -127,15 +106,23 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
     """
 
-    def __init__(self, table: Table, location: str, place: Place | None = None, guard: Guard | None = None) -> None:
-        """Listen at `location`, such as grpc://127.0.0.1:0, for callers that `guard` admits.
+    def __init__(
+        self,
+        table: Table,
+        location: str,
+        place: Place | None = None,
+        guard: Guard | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Listen at `location`, such as grpc://127.0.0.1:0, for callers that `guard` admits, within `limits`.
 
         `place`: this daemon's endpoint and its peers; None: a single daemon. Raises: OSError if the port is taken.
         """
-        self._guard = guard or Guard()
-        super().__init__(location, **self._guard.flight_options())
+        self._guard, self._limits = guard or Guard(), limits or Limits.of(DaemonSettings())
+        self._calls = Calls(self._limits.calls)
+        self._permissions = Permissions(self._guard, table.regions.context.clock)
         self.table, self._place = table, place or Place()
-        self._refused = float("-inf")
+        super().__init__(location, **self._guard.flight_options())
 
     def told(self, error: MemWalError, table: Table) -> MemWalError:
         """Return `error` of a call to `table` as the caller should see it: a resize becomes a pause."""
@@ -146,6 +133,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         except Exception:  # noqa: BLE001 - storage does not answer: keep the error
             return error
 
+    def _raise(self, error: MemWalError, table: Table) -> None:
+        """Raise `error` of a call to `table` in the form that the client gets; a refusal counts."""
+        told = self.told(error, table)
+        if (why := why_refused(told)) is not None:
+            self._guard.refused.add("flight", why)
+        raise_over_flight(told)
+
     @_answering
     def do_put(
         self,
@@ -154,19 +148,22 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        request = self._meant(unpack(descriptor.command)[0])  # before any row is read
-        self._expect(context, "write", request.get("op", "write"))
-        rows = read_closed(reader, request.get("rows"))
-        writer.write(json.dumps(self._write(request, rows)).encode())
+        with self._calls.enter():
+            request = self._request(descriptor.command)[0]
+            self._expect(context, "write", request.get("op", "write"))
+            rows = read_closed(reader, request.get("rows"), self._limits.take_rows)
+            writer.write(json.dumps(self._write(request, rows)).encode())
 
     @_answering
-    def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
-        request, rows = unpack(ticket.ticket)
-        told: list[Explanation] = []
-        answer = self._read(self._meant(request), rows, told)
-        if not isinstance(answer, RowStream):
-            return flight.RecordBatchStream(answer)
-        return flight.GeneratorStream(answer.schema, self._batches(answer, self.table, told))
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with self._calls.enter() as call:
+            request, rows = self._request(ticket.ticket)
+            told, caller = list[Explanation](), self._caller(context)
+            answer = caller.run(partial(self._read, request, rows, told))
+            if not isinstance(answer, RowStream):
+                return flight.RecordBatchStream(answer)
+            batches = self._batches(answer, self.table, told, caller, call.kept())
+            return flight.GeneratorStream(answer.schema, batches)
 
     @_answering
     def do_exchange(
@@ -176,68 +173,85 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        request, keys = unpack(descriptor.command)
-        request, caller = self._meant(request, str(request.get("act", ""))), Caller(context.is_cancelled)
-        if "op" not in request:
-            name = request.pop("act", "")
-            self._expect(context, _role_for(name, request), name)
-            answer = caller.run(partial(self._act, name, request))
-        elif request["op"] in ("write", "delete"):
-            self._expect(context, "write", request["op"])
-            rows = read_closed(reader, None)
-            answer = caller.run(partial(self._write, request, rows))
-        else:
-            table, told = self.table, list[Explanation]()
-            read = caller.run(partial(self._read, request, keys, told))
-            writer.begin(read.schema)
-            for batch in self._batches(read, table, told) if isinstance(read, RowStream) else read.to_batches():
-                if isinstance(batch, tuple):
-                    writer.write_with_metadata(*batch)
-                else:
-                    writer.write_batch(batch)
-            return
-        writer.write_metadata(json.dumps(answer, default=str).encode())
+        with self._calls.enter() as call:
+            request, keys = self._request(descriptor.command)
+            if "op" not in request:
+                name = request.pop("act", "")
+                self._expect(context, role_for(name, request), name)
+                caller = self._caller(context) if name in COUNTS else Caller(context.is_cancelled)
+                answer = caller.run(partial(self._act, name, request))
+            elif request["op"] in ("write", "delete"):
+                self._expect(context, "write", request["op"])
+                rows = read_closed(reader, None, self._limits.take_rows)
+                answer = Caller(context.is_cancelled).run(partial(self._write, request, rows))
+            else:
+                self._send(writer, self._caller(context), partial(self._read, request, keys), call)
+                return
+            writer.write_metadata(json.dumps(answer, default=str).encode())
 
-    def _batches(self, rows: RowStream, table: Table, told: Sequence[Explanation]) -> Iterator[Any]:
+    def _send(
+        self, writer: Any, caller: Caller, read: Callable[[list[Explanation]], pa.Table | RowStream], call: Call
+    ) -> None:
+        """Send the rows of `read`, which is told where to put its explanation."""
+        table, told = self.table, list[Explanation]()
+        rows = caller.run(partial(read, told))
+        writer.begin(rows.schema)
+        sent = self._batches(rows, table, told, caller, call) if isinstance(rows, RowStream) else rows.to_batches()
+        for batch in sent:
+            if isinstance(batch, tuple):
+                writer.write_with_metadata(*batch)
+            else:
+                writer.write_batch(batch)
+
+    def _batches(
+        self, rows: RowStream, table: Table, told: Sequence[Explanation], caller: Caller, call: Call
+    ) -> Iterator[Any]:
         """Yield the rows as gRPC asks for them; it drops this generator, and so the rows, when the client has gone.
-        `told`: has the explanation, if one is asked for, when all rows were read.
+        `told`: has the explanation, if one is asked for, when all rows were read. `call` ends with the rows.
         """
         try:
-            yield from rows
+            while (batch := caller.run(partial(next, rows, None))) is not None:
+                yield batch
             for explanation in told:
                 yield pa.RecordBatch.from_pylist([], rows.schema), explanation.to_json().encode()
         except MemWalError as error:
-            raise_over_flight(self.told(error, table))
+            self._raise(error, table)
         finally:
             rows.close()
+            call.end()
 
     @_answering
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        request = self._meant(unpack(action.body.to_pybytes())[0], action.type)
-        self._expect(context, _role_for(action.type, request), action.type)
-        return iter([json.dumps(self._act(action.type, request), default=str).encode()])
+        with nullcontext() if action.type in AMONG_DAEMONS else self._calls.enter():
+            request = self._request(action.body, action.type)[0]
+            self._expect(context, role_for(action.type, request), action.type)
+            act = partial(self._act, action.type, request)
+            answer = self._caller(context).run(act) if action.type in COUNTS else act()
+            return iter([json.dumps(answer, default=str).encode()])
+
+    @_answering
+    def _no_such_call(self, *_: Any) -> None:
+        raise Invalid("a daemon answers DoPut, DoGet, DoAction and DoExchange only")
+
+    list_flights = get_flight_info = list_actions = _no_such_call
+
+    def get_schema(self, *_: Any) -> flight.SchemaResult:
+        """Return no columns: pyarrow would send an error of this handler with its traceback (pyarrow 26)."""
+        self._guard.refused.add("flight", "invalid")
+        return flight.SchemaResult(pa.schema([]))
 
     def _expect(self, context: flight.ServerCallContext, wanted: Role, call: str) -> None:
-        """Raises: Invalid if the caller's token does not allow `call`. What admins do is logged."""
-        role = role_of(context, self._guard)
-        if not permits(role, wanted):
-            named = repr(call)[:_CALL_SHOWN]  # the caller's own words
-            self._tell_refused(named, role, context.peer())
-            raise Invalid(
-                f"the token has the role {role!r}, and {named} needs {wanted!r}; use a token with that role",
-                {"reason": "role", "role": role, "needs": wanted},
-            )
-        if wanted == "admin" and call in AUDITED:
-            fields = {"event": "admin", "call": call, "peer": context.peer()}
-            _LOG.info("admin: %s by %s", call, context.peer(), extra=fields)
+        self._permissions.expect(context, wanted, call)
 
-    def _tell_refused(self, call: str, role: Role, peer: str) -> None:
-        """Log a refusal, one a second at most: callers must not fill the log."""
-        now = self.table.regions.context.clock.monotonic()
-        if now - self._refused >= 1.0:
-            self._refused = now
-            fields = {"event": "refused", "call": call, "role": role, "peer": peer}
-            _LOG.warning("refused: %s by %s, whose token has the role %s", call, peer, role, extra=fields)
+    def _caller(self, context: flight.ServerCallContext) -> Caller:
+        """Return the caller of a read, with what the read may take."""
+        return self._limits.reader(context.is_cancelled, self.table.regions.context.clock.monotonic)
+
+    def _request(self, command: Any, action: str = "") -> tuple[dict[str, Any], pa.Table | None]:
+        """Return the request in a ticket, a descriptor or the body of `action`. Raises: Invalid."""
+        self._limits.take_message(len(command or b""))
+        request, rows = unpack(command or b"")
+        return self._meant(request, action or str(request.get("act", ""))), rows
 
     def _meant(self, request: dict[str, Any], call: str = "") -> dict[str, Any]:
         """Return `request` without the table that it names. Raises: Unavailable if it names another one; Invalid."""
@@ -284,7 +298,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return table if regions is None else table.only([UUID(region) for region in regions])
 
     def _act(self, name: str, request: dict[str, Any]) -> Any:
-        acts: dict[str, Callable[[dict[str, Any]], Any]] = {
+        acts = self._actions()
+        if name not in acts:
+            expect_known(f"the action {name!r:.60}", request.get("protocol"))
+        return acts[name](request)
+
+    def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        return {
             **{name: partial(self._count, name) for name, kind in READS.items() if kind.counts},
             **{explained(name): partial(self._count_explained, name) for name, kind in READS.items() if kind.counts},
             "applied": self._applied,
@@ -302,9 +322,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "look": lambda request: self._place.look(request.get("from", "")),
             "release": self._release,
         }
-        if name not in acts:
-            expect_known(f"the action {name!r:.60}", request.get("protocol"))
-        return acts[name](request)
 
     def _count(self, name: str, request: dict[str, Any]) -> int:
         return int(getattr(self._of(request), name)(**fields.arguments(name, request)))
@@ -380,12 +397,3 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             epoch, released = self.table.give(region, int(request.get("read", 0)))
             return {"epoch": epoch, "ended": None if released is None else released.to_json()}
         return {"epoch": self.table.release(region, flush=request.get("flush"))}
-
-
-def _role_for(action: str, request: Mapping[str, Any]) -> Role:
-    """Return the role that an action needs. An action that is not known is refused later, to admins only."""
-    if action == "regions" and "from" in request:
-        return "admin"  # a peer, whose word counts for who serves what
-    if action == "schema" and request.get("look"):
-        return "write"
-    return "read" if action in _READ_ACTIONS else "write" if action == "record" else "admin"

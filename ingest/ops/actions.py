@@ -1,6 +1,7 @@
 """What an operator may do over HTTP: POST /pause, /resume, /flush and /commit, with the token of an admin.
 
-1. A page of another site, and a role that is not admin, get 403; both change nothing, and so does a body that is wrong.
+1. A role that is not admin gets 403, as a page of another site does (`http_server`); neither changes anything, nor
+   does a body that is wrong.
 2. The action is logged with the caller's address (logger `memwal.access`), and run in a thread of its own.
 3. The answer comes when it is done. One of each path runs at a time: who asks for the same again meanwhile gets the
    answer of the one that runs, with `"joined": true`; who asks for something else gets 429. A caller that goes away
@@ -22,7 +23,6 @@ from aiohttp import web
 from memwal.ingest.errors import Invalid
 from memwal.ingest.ops.answers import PATIENCE, in_a_thread, response
 from memwal.ingest.ops.pages import Act, Page
-from memwal.ingest.ops.same_site import SameSite
 from memwal.ingest.rpc.pauses import WHATS
 from memwal.ingest.rpc.roles import Role, permits
 
@@ -37,9 +37,9 @@ _LOG = logging.getLogger("memwal.access")
 class Actions:
     """The handlers of the actions. Runs on one event loop."""
 
-    def __init__(self, acts: Mapping[str, Act], same_site: SameSite) -> None:
+    def __init__(self, acts: Mapping[str, Act]) -> None:
         """`acts`: by path; called with the body and the caller's address, returns what was done."""
-        self._acts, self._same_site = acts, same_site
+        self._acts = acts
         self._running: dict[str, tuple[Any, asyncio.Future[Page]]] = {}
         self._refused = float("-inf")
 
@@ -49,7 +49,7 @@ class Actions:
             application.router.add_post(path, partial(self._answered, path, act))
 
     async def _answered(self, path: str, act: Act, request: web.Request) -> web.StreamResponse:
-        refused = self._same_site.refusal(request.host, request.headers.get("Origin")) or self._refusal(path, request)
+        refused = self._refusal(path, request)
         if refused is not None:
             return _error(403, refused)
         try:

@@ -11,13 +11,18 @@ from aiohttp import web
 
 from memwal.ingest.errors import classify
 from memwal.ingest.ops.pages import Page, Render
+from memwal.ingest.rpc.refused import Why
 
 PATIENCE = 5.0
 """Seconds that a page may take to render; a health check needs some answer in time."""
 BRIEF_AGE = 1.0
 """Seconds for which callers without a token get the last answer again."""
+SERVER = "memwal"
+"""Value of the header `Server`, in place of versions of libraries."""
 IS_BRIEF = web.RequestKey("brief", bool)
 """Whether the answer is to be its status alone."""
+WHY = web.ResponseKey("why", str)
+"""Why a request is refused, of an answer whose status does not say it."""
 
 
 class Shared:
@@ -54,6 +59,8 @@ def in_a_thread(render: Render, statuses: Mapping[str, int] = {"UNAVAILABLE": 50
     page: Future[Page] = Future()
 
     def work() -> None:
+        if not page.set_running_or_notify_cancel():  # from now on nobody can cancel it
+            return
         try:
             page.set_result(render())
         except BaseException as error:  # noqa: BLE001 - the client gets the error
@@ -69,8 +76,18 @@ def response(page: Page, headers: Mapping[str, str] | None = None) -> web.Respon
     """Return the answer of a page."""
     sent = {
         "Content-Type": page.content_type,
+        "Server": SERVER,
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
         **(headers or {}),
     }
     return web.Response(body=page.body, status=page.status, headers=sent)
+
+
+def refusal(status: int, kind: str, message: str, retry_after: str = "", why: Why | None = None) -> web.Response:
+    """Return the answer to a request that is refused. `retry_after`: seconds. `why`: where `status` does not say it."""
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    answer = response(Page.of({"error": {"kind": kind, "message": message}}, status), headers)
+    if why is not None:
+        answer[WHY] = why
+    return answer

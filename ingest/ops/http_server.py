@@ -18,23 +18,26 @@ from aiohttp import web
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.ops.actions import ROLE, Actions
-from memwal.ingest.ops.answers import IS_BRIEF, Shared, response
+from memwal.ingest.ops.answers import IS_BRIEF, WHY, Shared, refusal, response
+from memwal.ingest.ops.http_connections import CONNECTIONS, HANDSHAKE, Connections
 from memwal.ingest.ops.live import Live
-from memwal.ingest.ops.live_server import PATHS, QUERY_BYTES, LiveServer
+from memwal.ingest.ops.live_server import DATA, PATHS, QUERY_BYTES, LiveServer
 from memwal.ingest.ops.pages import Act, Page, Render
-from memwal.ingest.ops.same_site import SameSite
+from memwal.ingest.ops.same_site import other_name, other_site
 from memwal.ingest.rpc.guard import REFUSED, Guard
+from memwal.ingest.rpc.refused import Why
 from memwal.ingest.settings.endpoints import url_host
 
-OPEN = frozenset({"/health/livez", *PATHS})
+ALIVE = "/health/livez"
+OPEN = frozenset({ALIVE, *PATHS})
 """Paths that need no token: they only show that the process runs, or are files of the page, without data."""
 BRIEF = frozenset({"/health/readyz"})
 """Paths that answer a caller without a token by their status alone: probes of Kubernetes cannot send a secret, and the
 reasons name regions and storage. Such a caller does not make this process ask storage more often than `BRIEF_AGE` of
 `answers`."""
+_WHY: Mapping[int, Why] = {401: "token", 403: "site", 413: "size", 429: "busy", 504: "time"}
+"""Reasons by the status of an answer that refuses a request; any other status from 400 to 499 means "invalid"."""
 _END = 5.0
-_IDLE = 15.0
-"""Seconds for which a connection without requests is kept: each takes a descriptor."""
 
 
 class HttpServer:
@@ -54,19 +57,17 @@ class HttpServer:
         setting: str,
         live: Live | None = None,
         acts: Mapping[str, Act] | None = None,
+        connections_max: int = CONNECTIONS,
     ) -> None:
         """Listen. `port` 0: any free port; `setting` names the port in errors. `live`: what the page at / shows, which
-        is served with it; it must be started. `acts`: see `Actions`. Raises: Invalid if the port is in use.
+        is served with it; it must be started. `acts`: see `Actions`. `connections_max`: connections at a time. Raises:
+        Invalid if the port is in use.
         """
-        self._guard = guard
+        self._guard, self._host, self._connections_max = guard, host, connections_max
         self._loop = asyncio.new_event_loop()
-        self._runner = web.AppRunner(
-            self._application(pages, live, acts or {}, host),
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=0.1,
-            keepalive_timeout=_IDLE,
-        )
+        application = self._application(pages, live, acts or {})
+        self._runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=0.1)
+        self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
         try:
@@ -81,43 +82,77 @@ class HttpServer:
     def close(self) -> None:
         """Stop listening; answers in progress are cut off."""
         with suppress(TimeoutError):
-            self._run(self._runner.cleanup())
+            self._run(self._ended())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_END)
 
     def _run(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(_END)
 
-    def _application(
-        self, pages: Mapping[str, Render], live: Live | None, acts: Mapping[str, Act], host: str
-    ) -> web.Application:
+    def _application(self, pages: Mapping[str, Render], live: Live | None, acts: Mapping[str, Act]) -> web.Application:
         application = web.Application(middlewares=[self._guarded], client_max_size=QUERY_BYTES)
         for path, render in pages.items():
             application.router.add_get(path, Shared(path, render).answer)
-        same_site = SameSite(host, bool(self._guard.token))
         if live is not None:
-            LiveServer(live, same_site).add_to(application)
-        Actions(acts, same_site).add_to(application)
+            LiveServer(live).add_to(application)
+        Actions(acts).add_to(application)
         return application
 
     async def _listen(self, host: str, port: int) -> int:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=self._guard.context)
-        await site.start()
-        return int(self._runner.addresses[0][1])
+        assert self._runner.server is not None
+        made = Connections(self._runner.server, self._guard.refused, self._connections_max)
+        context = self._guard.context
+        handshake = None if context is None else HANDSHAKE
+        listening = self._loop.create_server(made, host, port, ssl=context, ssl_handshake_timeout=handshake)
+        self._server = await listening
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _ended(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
 
     @web.middleware
     async def _guarded(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        answer = await self._answered(request, handler)
+        status = answer.status
+        why = answer.get(WHY) or _WHY.get(status) or ("invalid" if 400 <= status < 500 else None)
+        if why is not None:
+            self._guard.refused.add("http", why)
+        return answer
+
+    async def _answered(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Return the answer to a request that was read, or why it is refused."""
+        if (foreign := self._foreign(request)) is not None:
+            return refusal(403, "INVALID", foreign)
         given = request.headers.get("Authorization")
         role = self._guard.role(given)
         admitted, request[ROLE] = role is not None, role
         request[IS_BRIEF] = not admitted and given is None and request.path in BRIEF
         if not (admitted or request[IS_BRIEF] or request.path in OPEN):
             return response(Page.of({"error": REFUSED}, 401), {"WWW-Authenticate": "Bearer"})
+        if (request.content_length or 0) > QUERY_BYTES:  # not read first
+            return refusal(413, "INVALID", f"the body is longer than {QUERY_BYTES} bytes")
         try:
             return await handler(request)
         except web.HTTPException as error:
             allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
             return response(Page.of({"error": error.reason}, error.status), allowed)
+        except web.RequestPayloadError:
+            return refusal(400, "INVALID", "the body is not as its headers say")
+
+    def _foreign(self, request: web.Request) -> str | None:
+        """Return why a request is refused that a page of another site may have made a browser send."""
+        named = None if self._guard.token or request.path == ALIVE else other_name(_host(request), self._host)
+        asks = request.path in DATA or request.method == "POST"
+        return named or (other_site(request.headers) if asks else None)
+
+
+def _host(request: web.Request) -> str:
+    """Return the `Host` header; `request.host` would ask the system for a name where there is none."""
+    return request.headers.get("Host", "")

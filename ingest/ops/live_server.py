@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -19,12 +19,10 @@ from typing import Any
 from aiohttp import web
 
 from memwal.ingest.caller import Caller
-from memwal.ingest.ops.answers import PATIENCE, Shared, in_a_thread, response
+from memwal.ingest.ops.answers import PATIENCE, SERVER, Shared, in_a_thread, refusal, response
 from memwal.ingest.ops.live import Live
 from memwal.ingest.ops.pages import Page
-from memwal.ingest.ops.same_site import SameSite
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READERS = 8
 """Readers of /live/events at a time."""
 TICK = 1.0
@@ -46,6 +44,8 @@ FILES = {
 }
 PATHS = {"/": "index.html"} | {f"/page/{name}": name for name in FILES if name != "index.html"}
 """The files of the page, by path."""
+DATA = frozenset({"/live", "/live/events", "/query"})
+"""Paths that only our own page may ask from a browser."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -59,6 +59,7 @@ _OF_FILES = {
 }
 _OF_EVENTS = {
     "Content-Type": "text/event-stream",
+    "Server": SERVER,
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "X-Accel-Buffering": "no",
@@ -69,8 +70,8 @@ _STATUSES = {"INVALID": 400, "UNAVAILABLE": 503}
 class LiveServer:
     """The handlers of the page. Runs on one event loop."""
 
-    def __init__(self, live: Live, same_site: SameSite) -> None:
-        self._live, self._site = live, same_site
+    def __init__(self, live: Live) -> None:
+        self._live = live
         self._ticks = _Ticks(live)
         self._message = Shared("/live", lambda: Page.of(live.message()))
         self._asking: asyncio.Future[Page] | None = None
@@ -83,22 +84,15 @@ class LiveServer:
         for path, name in PATHS.items():
             page = Page((folder / name).read_bytes(), FILES[name])
             router.add_get(path, partial(_file, page))
-        router.add_get("/live", self._same_site(self._message.answer))
-        router.add_get("/live/events", self._same_site(self._events), allow_head=False)
-        router.add_post("/query", self._same_site(self._query))
-
-    def _same_site(self, handler: Handler) -> Handler:
-        """Return `handler` for requests of our own page, and of programs; a page of another site gets 403."""
-
-        async def checked(request: web.Request) -> web.StreamResponse:
-            refused = self._site.refusal(request.host, request.headers.get("Origin"))
-            return await handler(request) if refused is None else _error(403, "INVALID", refused)
-
-        return checked
+        router.add_get("/live", self._message.answer)
+        router.add_get("/live/events", self._events, allow_head=False)
+        router.add_post("/query", self._query)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._ticks.readers >= READERS:
-            return _error(503, "UNAVAILABLE", f"{READERS} pages are open already; close one, or read /live", "5")
+            return refusal(
+                503, "UNAVAILABLE", f"{READERS} pages are open already; close one, or read /live", "5", "busy"
+            )
         stream = web.StreamResponse(headers=_OF_EVENTS)
         self._ticks.readers += 1
         try:
@@ -116,17 +110,19 @@ class LiveServer:
 
     async def _query(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != "application/json":
-            return _error(415, "INVALID", "send the query as JSON, with Content-Type: application/json")
+            return refusal(415, "INVALID", "send the query as JSON, with Content-Type: application/json")
+        if request.content_length is None and "Transfer-Encoding" not in request.headers:
+            return refusal(411, "INVALID", "send the length of the query, as Content-Length")
         try:
             asked = json.loads(await asyncio.wait_for(request.read(), PATIENCE))
         except (ValueError, RecursionError):
-            return _error(400, "INVALID", "the query is not JSON")
+            return refusal(400, "INVALID", "the query is not JSON")
         except TimeoutError:
-            return _error(408, "INVALID", f"the query did not arrive within {PATIENCE:g} s")
+            return refusal(408, "INVALID", f"the query did not arrive within {PATIENCE:g} s")
         if not isinstance(asked, dict):
-            return _error(400, "INVALID", 'the query is no object; write {"filter": "…"}')
+            return refusal(400, "INVALID", 'the query is no object; write {"filter": "…"}')
         if self._asking is not None and not self._asking.done():
-            return _error(429, "UNAVAILABLE", "another query is running; this process answers one at a time", "1")
+            return refusal(429, "UNAVAILABLE", "another query is running; this process answers one at a time", "1")
         return await self._answered(asked)
 
     async def _answered(self, asked: Mapping[str, Any]) -> web.StreamResponse:
@@ -137,7 +133,7 @@ class LiveServer:
         except TimeoutError:
             caller.leave()
             text = f"no answer within {QUERY_SECONDS:g} s; ask for less: a filter on an indexed column, fewer rows"
-            return _error(504, "UNAVAILABLE", text)
+            return refusal(504, "UNAVAILABLE", text)
 
 
 class _Ticks:
@@ -179,8 +175,3 @@ class _Ticks:
 
 async def _file(page: Page, _: web.Request) -> web.StreamResponse:
     return response(page, _OF_FILES)
-
-
-def _error(status: int, kind: str, message: str, retry_after: str = "") -> web.StreamResponse:
-    headers = {"Retry-After": retry_after} if retry_after else {}
-    return response(Page.of({"error": {"kind": kind, "message": message}}, status), headers)

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from memwal.ingest.ops.counters import Histogram
 from memwal.ingest.rpc.pauses import WHATS
 from memwal.ingest.rpc.protocol import build
+from memwal.ingest.rpc.refused import WAYS, Refused
 
 Kind = Literal["counter", "gauge", "histogram"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -204,6 +205,17 @@ BUILD = (
     ),
 )
 """Metrics read from `rpc.protocol.build`."""
+REFUSED = (
+    Declared(
+        "memwal_refused_requests",
+        "counter",
+        "requests refused without effect. over: flight or http. reason: token (missing or wrong), role, site (a page "
+        "of another site), invalid, size, busy (too many at once), time, memory",
+        lambda counts: sorted(counts.items()),
+        by="reason",
+    ),
+)
+"""Metrics of one way of `Refused`."""
 
 
 def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: str = "") -> Iterator[Metric]:
@@ -236,6 +248,17 @@ def _add(family: Any, declared: Declared, labels: list[str], value: Any) -> None
 class _BuildCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from families(BUILD, {"": build()})
+
+
+class RefusedCollector(Collector):
+    """The requests that this process refused."""
+
+    def __init__(self, refused: Refused) -> None:
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as of now."""
+        yield from families(REFUSED, {way: self._refused.counts(way) for way in WAYS}, "over")
 
 
 class Scrape:

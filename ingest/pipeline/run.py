@@ -136,11 +136,13 @@ def _http(settings: Settings, pages: RunPages, console: Console, *, storage: boo
     from memwal.ingest.ops.events import RecentEvents
     from memwal.ingest.ops.http_server import HttpServer
     from memwal.ingest.ops.live import Live
+    from memwal.ingest.ops.metrics import RefusedCollector
     from memwal.ingest.ops.storage import StorageCollector
     from memwal.ingest.pipeline.live import RunSource
 
     if storage:
         pages.scrape.add(StorageCollector(settings.cost))
+    pages.scrape.add(RefusedCollector(guard.refused))
     host, port, setting = sink.http_host, sink.http_port, "sink.http_port"
     with RecentEvents() as events:
         live = Live("run", RunSource(pages, settings, clock), events, clock)

@@ -34,6 +34,7 @@ from lance.dataset import ColumnOrdering
 from memwal.flush import BaseTable
 from memwal.ingest.api.ordering import Order
 from memwal.ingest.read.base_match import BaseMatch
+from memwal.ingest.read.gathered import awaited, gathered
 from memwal.ingest.read.request import VectorQuery
 from memwal.memtable.filter.predicate import evaluate, referenced, translate
 from memwal.memtable.text.columns import ColumnsQuery
@@ -83,13 +84,13 @@ class BaseReads:
         if not keys.num_rows:
             return 0
         if self._many(keys.num_rows):
-            present = self._dataset.scanner(columns=self._key, filter=filter).to_table()
+            present = gathered(self._dataset.scanner(columns=self._key, filter=filter))
             return len(match_keys(present, keys)[0])
         total = 0
         for at in range(0, keys.num_rows, KEYS_PER_FILTER):
             chunk = keys.slice(at, KEYS_PER_FILTER)
             both = among(chunk) if filter is None else f"({among(chunk)}) AND ({filter})"
-            present = self._dataset.scanner(columns=self._key, filter=both).to_table()
+            present = gathered(self._dataset.scanner(columns=self._key, filter=both))
             total += len(match_keys(present, chunk)[0])
         return total
 
@@ -100,7 +101,7 @@ class BaseReads:
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """Yield rows that pass `filter`, at most `limit`, read as they are consumed."""
         scanner = self._dataset.scanner(columns=list(columns), filter=filter, limit=limit, **AHEAD)
-        for batch in scanner.to_batches():
+        for batch in awaited(scanner):
             yield pa.Table.from_batches([batch])
 
     def ordered(self, order: Order, limit: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
@@ -108,7 +109,7 @@ class BaseReads:
         by: list[ColumnOrdering | str] = [ColumnOrdering(name, ascending=ascending) for name, ascending in order]
         wanted = list(dict.fromkeys([*columns, *(name for name, _ in order)]))  # Lance fetches no others after a sort
         scanner = self._dataset.scanner(columns=wanted, filter=filter, order_by=by, limit=limit, with_row_id=True)
-        return scanner.to_table().select([*columns, ROW_ID])
+        return gathered(scanner).select([*columns, ROW_ID])
 
     def search(self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
         """Return the `k` rows nearest to `query` that pass `filter`, with `columns` and exact `_distance`, ascending.
@@ -160,13 +161,13 @@ class BaseReads:
 
     def _get_by_filter(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
         wanted = list(dict.fromkeys([*columns, *self._key]))
-        passed = self._dataset.scanner(columns=wanted, filter=among(keys)).to_table()
+        passed = gathered(self._dataset.scanner(columns=wanted, filter=among(keys)))
         rows, positions = match_keys(passed.select(self._key), keys)
         exact = passed if len(rows) == passed.num_rows else passed.take(pa.array(rows))
         return exact.select(list(columns)), positions
 
     def _get_by_scan(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
-        present = self._dataset.scanner(columns=self._key).to_table()
+        present = gathered(self._dataset.scanner(columns=self._key))
         rows, positions = match_keys(present, keys)
         return self._dataset.take(rows.tolist(), columns=list(columns)), positions
 
@@ -181,13 +182,14 @@ class BaseReads:
                 nearest["maximum_nprobes"] = query.probes
         elif query.low is not None:
             nearest["distance_range"] = (query.low, query.high)
-        return self._dataset.scanner(
+        scanner = self._dataset.scanner(
             columns=[*columns, DISTANCE],
             nearest=nearest,
             filter=filter,
             prefilter=True,
             disable_scoring_autoprojection=True,
-        ).to_table()
+        )
+        return gathered(scanner)
 
 
 def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
+from memwal.ingest.read.gathered import awaited, gathered
 from memwal.memtable import IndexSpec
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import TextIndex
@@ -73,7 +74,7 @@ class BaseMatch:
         columns: Sequence[str],
         fragments: Fragments | None = None,
     ) -> pa.Table:
-        rows = self._dataset.scanner(
+        scanner = self._dataset.scanner(
             columns=[*columns, SCORE],
             full_text_query=_for_lance(query),
             limit=k,
@@ -81,7 +82,8 @@ class BaseMatch:
             prefilter=True,
             disable_scoring_autoprojection=True,
             fragments=fragments,
-        ).to_table()
+        )
+        rows = gathered(scanner)
         unit = _unit(query)
         if unit == 1:
             return rows
@@ -103,7 +105,7 @@ class BaseMatch:
         scanner = self._dataset.scanner(columns=wanted, filter=filter, batch_size=ROWS_PER_INDEX, fragments=fragments)
         schema = pa.schema([*(scanner.projected_schema.field(name) for name in columns), score])
         best = schema.empty_table()
-        for batch in scanner.to_batches():
+        for batch in awaited(scanner):
             rows = pa.Table.from_batches([batch])
             searched = {}
             for column in query.boosts:

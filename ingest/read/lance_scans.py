@@ -91,6 +91,10 @@ class _WatchedScanner:
         self._begin()
         return self._scanner.to_table()
 
+    def to_reader(self) -> pa.RecordBatchReader:
+        self._begin()
+        return self._scanner.to_reader()
+
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         self._begin()
         yield from self._scanner.to_batches()

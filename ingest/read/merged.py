@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.ingest.api.ordering import Order, first_rows
-from memwal.ingest.caller import expect_waiting
+from memwal.ingest.caller import expect_waiting, hold
 from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
 from memwal.ingest.read.beside import Beside
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
@@ -128,6 +128,7 @@ class MergedView:
         for level, positions in self._visible_above(filter):
             first = first_rows(level.take(positions, by), order, limit)
             parts.append(self._taken(level, positions[first.to_numpy()], columns))
+            hold(parts[-1].nbytes)
         most = max(1, self.base.count(None)) if limit is None else limit  # Lance fails to sort for no rows
 
         def ordered(base: BaseReads, n: int, with_key: Sequence[str]) -> pa.Table:
@@ -243,4 +244,5 @@ class MergedView:
             for place, level in enumerate(stack.levels):
                 passing = self._rows_passing(stack, place, filter)
                 for at in range(0, len(passing), ROWS_PER_STEP):
+                    expect_waiting()
                     yield level, passing[at : at + ROWS_PER_STEP]

@@ -17,7 +17,7 @@ import pyarrow as pa
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
-from memwal.memtable.filter import depth
+from memwal.memtable.filter import depth, growth
 from memwal.memtable.filter.predicate import shown
 from memwal.memtable.index_spec import METRICS, vector_width
 from memwal.memtable.text.columns import ColumnsQuery
@@ -62,7 +62,8 @@ def check_filter(
     """
     if not isinstance(filter, str):
         raise Invalid(f'filter {filter!r} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
-    if reason := depth.problem(filter, columns):  # before Lance's planner, which would end the process
+    # Before Lance's planner, which would end the process, or allocate any amount.
+    if reason := depth.problem(filter, columns) or growth.problem(filter, columns):
         raise Invalid(f"filter {shown(filter)}: {reason}")
     try:
         plan(filter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -32,6 +32,8 @@ _OF_REGIONS = ("applied", "record")
 """Actions of some of the daemon's regions."""
 BATCH_ROWS = 16_384
 """Rows per Flight message: enough to amortise the call, few enough to fit gRPC's buffers."""
+BATCH_BYTES = 16 << 20
+"""Bytes of a message above which it is sent as several, of one row at least: a daemon takes only so many at once."""
 
 _CHANNEL = [
     # Otherwise channels to one address share their state, and a client that met a dead daemon would not try it again
@@ -204,10 +206,9 @@ class OpenPut:
     @_translate_flight_errors
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Send rows with the stream's columns. Raises: the daemon's error, or Unavailable: nothing is applied."""
-        for batch in rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]:
-            if batch.num_rows:
-                self._writer.write_batch(batch)
-                self._sum.add(batch)
+        for batch in _messages(rows):
+            self._writer.write_batch(batch)
+            self._sum.add(batch)
 
     def finish(self) -> dict[str, Any]:
         """Send the closing message and wait for the answer.
@@ -235,6 +236,14 @@ class OpenPut:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError):
             return  # the daemon's error about an unclosed stream, or a lost connection: both mean "not applied"
+
+
+def _messages(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield rows as messages of at most BATCH_ROWS rows and about BATCH_BYTES."""
+    for batch in rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]:
+        most = max(1, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes))
+        for at in range(0, batch.num_rows, most):
+            yield batch if most >= batch.num_rows else batch.slice(at, most)
 
 
 def _written(rows: pa.Table, put: OpenPut) -> dict[str, Any]:

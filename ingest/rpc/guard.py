@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.flight as flight
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.refused import Refused
 from memwal.ingest.rpc.roles import Role, Tokens
 from memwal.ingest.secret_refs import resolve_one
 from memwal.ingest.settings.load import DaemonSettings
@@ -40,6 +41,8 @@ class Guard:
     key: bytes = field(default=b"", repr=False)
     context: ssl.SSLContext | None = field(default=None, repr=False)
     tokens: Tokens | None = field(default=None, repr=False)
+    refused: Refused = field(default_factory=Refused, repr=False, compare=False)
+    """Counts the requests that the process refuses."""
 
     @classmethod
     def of(cls, daemon: DaemonSettings, environ: Mapping[str, str]) -> Guard:
@@ -128,6 +131,7 @@ class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         given = next((values for name, values in headers.items() if name.lower() == "authorization"), None) or [""]
         role = self._guard.role(given[0].decode("utf-8", "replace") if isinstance(given[0], bytes) else given[0])
         if role is None:
+            self._guard.refused.add("flight", "token")
             raise flight.FlightUnauthenticatedError(REFUSED)
         return _Bearer(role)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,15 +97,23 @@ def closed_with(metadata: pa.Buffer | None) -> StreamSum | None:
     return StreamSum(message["close"], message["crc"]) if "close" in message else None
 
 
-def read_closed(reader: flight.MetadataRecordBatchReader, announced: int | None) -> pa.Table:
+def read_closed(
+    reader: flight.MetadataRecordBatchReader,
+    announced: int | None,
+    take: Callable[[int, int], None] = lambda _message, _total: None,
+) -> pa.Table:
     """Return all rows of a DoPut stream. `announced`: their number, if the sender knew it before the first row.
+    `take`: raises for a message, and a stream so far, of so many bytes that they are not taken.
 
-    Raises: Invalid if the stream ended without its closing message, Unavailable if other rows arrived than were sent.
+    Raises: what `take` raises; Invalid if the stream ended without its closing message, Unavailable if other rows
+    arrived than were sent.
     """
     batches: list[pa.RecordBatch] = []
-    arrived, said = StreamSum(), None
+    arrived, said, size = StreamSum(), None, 0
     for chunk in reader:
         if chunk.data is not None and chunk.data.num_rows:
+            size += chunk.data.nbytes
+            take(chunk.data.nbytes, size)
             batches.append(chunk.data)
             arrived.add(chunk.data)
         said = closed_with(chunk.app_metadata)

@@ -164,6 +164,29 @@ class DaemonSettings(Section):
             "one or two for each new entry; 0 = read them only when they are taken over"
         ),
     )
+    calls_max: int = Field(
+        1000, ge=1, description="most calls that a daemon answers at once; clients that it refuses ask again"
+    )
+    message_max: Size = Field(
+        256 << 20, gt=0, description="largest request, and largest batch of rows, that a daemon takes"
+    )
+    put_max: Size = Field(
+        4 << 30,
+        gt=0,
+        description="most bytes of one put, or of a region's rows in a micro-batch, that a daemon takes",
+    )
+    query_timeout: Duration = Field(
+        3600.0,
+        description=(
+            "longest time that a daemon works for one read, without the time in which the caller takes no rows; it "
+            "ends at the next batch; 0 = no limit"
+        ),
+    )
+    query_memory: Size = Field(
+        4 << 30,
+        ge=0,
+        description="most bytes of rows that a daemon gathers for one read; scans stream and gather none; 0 = no limit",
+    )
     drain_timeout: Duration = Field(20.0, description="longest wait for puts in progress when the daemon ends")
     http_port: int = Field(
         -1, ge=-1, le=65535, description="port of the page, /metrics, /health and /status; 0 = any free port, -1 = off"

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.filter import depth
+from memwal.memtable.filter import depth, growth
 from memwal.memtable.filter.float_literals import cast_types
 from memwal.memtable.filter.sql_paths import access_paths
 from memwal.memtable.filter.sql_places import closing, is_truth
@@ -43,9 +43,9 @@ FEW = 8_192
 def translate(predicate: str, schema: pa.Schema) -> str:
     """A Lance predicate as DataFusion's SQL: every column quoted exactly, every string in single quotes.
 
-    Raises InvalidRows if it has too many operators.
+    Raises InvalidRows if it has too many operators, or may make values of any size.
     """
-    if reason := depth.problem(predicate, schema.names):
+    if reason := depth.problem(predicate, schema.names) or growth.problem(predicate, schema.names):
         raise InvalidRows(f"filter {shown(predicate)}: {reason}")
     tokens = tokenize(predicate, schema.names)
     solid = [token for token in tokens if token.kind != "gap"]

@@ -15,7 +15,8 @@ from memwal import wal
 from memwal.flush import resize
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.daemon.balancer import Balancer
-from memwal.ingest.daemon.service import FlightService, Place
+from memwal.ingest.daemon.place import Place
+from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.rpc.connection import Connection

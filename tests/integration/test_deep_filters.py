@@ -1,4 +1,6 @@
-"""Filters that chain many operators: refused before a planner sees them, whose stack would end the process."""
+"""Filters that chain many operators, or make values of any size: refused before a planner sees them, whose stack or
+memory would end the process.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +76,19 @@ def test_a_long_chain_is_refused_by_every_read(table: Any, chain: Callable[[int]
             call(chain(FAR))
         assert len(str(refused.value)) < 500
     assert table.count() == before
+
+
+@pytest.mark.parametrize("filter", ["v = repeat('x', 1000000000)", "lpad(v, 1000000000) = 'x'", "repeat(v, id) = 'x'"])
+def test_a_filter_that_makes_values_of_any_size_is_refused_by_every_read(table: Any, filter: str) -> None:
+    for call in (
+        lambda: table.scan(filter=filter).read_all(),
+        lambda: table.scan(filter=filter, level="committed").read_all(),
+        lambda: table.count(filter=filter),
+        lambda: table.delete(filter=filter),
+    ):
+        with pytest.raises(Invalid, match="write their numbers out, and smaller ones"):
+            call()
+    assert table.count(filter="lpad(v, 3, '0') = '00a' or repeat(v, 2) = 'cc'") == 2
 
 
 def longest(chain: Callable[[int], str]) -> str:

@@ -277,7 +277,7 @@ def test_slow_readers_harm_nobody(edge: Callable[..., str]) -> None:
     host, port = url.removeprefix("http://").split(":")
     idle = [socket.create_connection((host, int(port))) for _ in range(20)]
     for each in idle[:5]:
-        each.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        each.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert fetch(f"{url}/fine") == (200, '"fine"\n')
     for each in idle:
         each.close()

@@ -189,8 +189,7 @@ def _ticks(site: Site) -> Any:
     """The part of the server that renders messages for readers."""
     router = site.server._runner.app.router
     handlers = [route.handler for route in router.routes() if route.resource.canonical == "/live/events"]
-    (closed_over,) = {cell.cell_contents for cell in handlers[0].__closure__ if hasattr(cell.cell_contents, "__self__")}
-    return closed_over.__self__._ticks
+    return handlers[0].__self__._ticks
 
 
 # ---- /query --------------------------------------------------------------------------------------------------------

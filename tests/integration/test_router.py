@@ -21,7 +21,8 @@ from memwal.ingest.api import deletes
 from memwal.ingest.cli import status as cli_status
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.daemon.service import FlightService, Place
+from memwal.ingest.daemon.place import Place
+from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.settings.load import load
 from memwal.ingest.sink.route import RouteTask

@@ -101,3 +101,13 @@ def test_without_a_token_an_unknown_outcome_ends_a_call_wherever_it_is_met() -> 
     attempts = Attempts(FakeClock(), SeededIds(), 300.0, repeatable=False, restarts=60.0)
     with pytest.raises(UnknownOutcome):
         attempts.after(UNKNOWN, alone=True)
+
+
+def test_a_daemon_with_too_many_calls_says_how_long_to_wait() -> None:
+    clock = FakeClock()
+    attempts = Attempts(clock, SeededIds(1), 10.0, repeatable=False)
+    before = clock.monotonic()
+    assert not attempts.after(Unavailable("full", {"reason": "busy", "retry_after": 3.0}), alone=True)
+    assert clock.monotonic() - before == 3.0
+    with pytest.raises(Unavailable, match="full"):
+        attempts.after(Unavailable("full", {"reason": "busy", "retry_after": 8.0}), alone=True)

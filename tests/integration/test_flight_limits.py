@@ -1,0 +1,278 @@
+"""Limits of a daemon's calls: how many at a time, how large, how long, and how much memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+import memwal
+from memwal.ingest.daemon.limits import Limits
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.read import gathered
+from memwal.ingest.rpc.connection import BATCH_BYTES, Connection
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.rpc.wire import pack
+from memwal.ingest.settings.load import DaemonSettings
+from tests.page_site import Site
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+DEFAULTS = Limits.of(DaemonSettings())
+ROWS = [{"id": id, "v": f"word{id % 7}"} for id in range(3000)]
+
+
+class Served:
+    """A table with rows in its base and above it, and its daemon with small limits."""
+
+    def __init__(self, table: Any, **limits: Any) -> None:
+        self.table, self.guard = table, Guard()
+        self.service = FlightService(
+            getattr(table, "_engine", table), "grpc://127.0.0.1:0", guard=self.guard, limits=replace(DEFAULTS, **limits)
+        )
+        self.endpoint = f"grpc://127.0.0.1:{self.service.port}"
+        self.client = memwal.connect(self.endpoint)
+        self.connection = Connection(self.endpoint)
+
+    def refused(self, why: str) -> int:
+        return dict(self.guard.refused.counts("flight"))[why]  # type: ignore[index]
+
+    def close(self) -> None:
+        self.client.close()
+        self.connection.close()
+        self.service.shutdown()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Serves the table with the limits given."""
+    with memwal.open(
+        tmp_path / "t.lance",
+        schema=SCHEMA,
+        key="id",
+        regions=1,
+        settings={"commit": {"interval": "0s"}, "table": {"indexes": {"v": "fts"}}},
+    ) as table:
+        table.put(ROWS[:2000])
+        table.flush()
+        table.commit()
+        table.put(ROWS[2000:])
+        opened: list[Served] = []
+
+        def begin(**limits: Any) -> Served:
+            opened.append(Served(table, **limits))
+            return opened[-1]
+
+        yield begin
+        for each in opened:
+            each.close()
+
+
+# ---- calls at a time -------------------------------------------------------------------------------------------------
+
+
+def test_one_call_too_many_is_refused_and_our_client_asks_again(serve: Callable[..., Served]) -> None:
+    served = serve(calls=1)
+    region = served.table.status()["regions"][0]["id"]
+    stream = served.connection.open_put(region, memwal.Token("query", 0), SCHEMA)
+    stream.write(pa.Table.from_pylist(ROWS[:1], SCHEMA))
+    other = Connection(served.endpoint)
+    wait_for_a_refusal(other)
+    with pytest.raises(Unavailable, match=r"answers daemon.calls_max = 1 calls already") as refused:
+        other.act("count", {"filter": None, "level": "latest"})
+    assert (refused.value.details["reason"], refused.value.details["retry_after"]) == ("busy", 0.1)
+    with pytest.raises(Unavailable, match="calls_max"):
+        other.read("get", {"columns": None, "level": "latest"}, pa.table({"id": [1]}))
+    assert other.act("regions")["regions"], "daemons look at one another however busy they are"
+    before, counted = served.refused("busy"), list[int]()
+    asking = threading.Thread(target=lambda: counted.append(served.client.count()))
+    asking.start()
+    while served.refused("busy") == before:
+        asking.join(0.01)
+    assert counted == []
+    stream.abort()
+    asking.join(60)
+    assert counted == [3000]
+    other.close()
+
+
+def wait_for_a_refusal(connection: Connection) -> None:
+    """gRPC begins a put when it likes."""
+    for _ in range(1000):
+        try:
+            connection.act("count", {"filter": None, "level": "latest"})
+        except Unavailable:
+            return
+    raise AssertionError("the stream was never begun")
+
+
+def test_a_scan_counts_as_a_call_until_its_end_and_no_longer(
+    serve: Callable[..., Served], wait_until: Callable[..., Any]
+) -> None:
+    served = serve(calls=2)
+
+    def under_way() -> int:
+        return served.service._calls._under_way
+
+    for _ in range(3):
+        assert served.client.scan().read_all().num_rows == 3000
+    left = served.client.scan()
+    next(left)
+    left.close()
+    with pytest.raises(Invalid):
+        served.client.scan(filter="nothing = 1")
+    options = flight.FlightCallOptions(timeout=30)
+    with flight.connect(served.endpoint) as raw:
+        for _ in range(3):  # streams that are dropped before their first batch
+            reader = raw.do_get(flight.Ticket(pack({"op": "scan", "level": "latest"})), options)
+            del reader
+    wait_until(lambda: under_way() == 0)
+    assert served.refused("busy") == 0
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_requests_and_batches_that_are_too_large_are_refused_without_effect(serve: Callable[..., Served]) -> None:
+    served = serve(message=10_000)
+    before = served.table.count()
+    rows = pa.table({"id": list(range(9000, 9010)), "v": ["x" * 2000] * 10}, schema=SCHEMA)
+    with pytest.raises(Invalid, match=r"a message has \d+ bytes, more than daemon.message_max = 10000B"):
+        served.client.put(rows)
+    with pytest.raises(Invalid, match="message_max"):
+        served.client.get(list(range(5000)))
+    with pytest.raises(Invalid, match="message_max"):
+        served.client.count(filter="id in (" + ", ".join(map(str, range(5000))) + ")")
+    assert served.refused("size") == 3
+    assert served.table.count() == before
+    served.client.put(rows.slice(0, 1))
+    assert served.table.count() == before + 1
+
+
+def test_a_put_that_is_too_large_is_refused_in_its_middle(serve: Callable[..., Served]) -> None:
+    """Every way in which rows are sent; the error that the client gets is the daemon's."""
+    served = serve(put=1 << 20)
+    before = served.table.status()["regions"][0]["wal_position"]
+    rows = pa.table({"id": list(range(9000, 9200)), "v": ["x" * 200_000] * 200}, schema=SCHEMA)
+    with pytest.raises(Invalid, match=r"a put has \d+ bytes, more than daemon.put_max = 1MiB; nothing was applied"):
+        served.client.put(rows)
+    region = served.table.status()["regions"][0]["id"]
+    with pytest.raises(Invalid, match="put_max"):
+        send(served.client.open_stream(region, memwal.Token("query", 0), timeout=60), rows)
+    assert served.refused("size") == 2
+    assert served.table.status()["regions"][0]["wal_position"] == before
+    assert served.client.put(ROWS[:10]).applied
+
+
+def send(stream: Any, rows: pa.Table) -> None:
+    for batch in rows.to_batches(10):
+        stream.write(batch)
+    stream.finish()
+
+
+def test_our_client_sends_wide_rows_as_small_messages(serve: Callable[..., Served]) -> None:
+    served = serve(message=BATCH_BYTES + (1 << 20))
+    rows = pa.table({"id": list(range(9000, 9040)), "v": ["x" * (1 << 20)] * 40}, schema=SCHEMA)
+    assert served.client.put(rows).applied
+    assert served.client.get([9000, 9039])["v"].to_pylist() == ["x" * (1 << 20)] * 2
+
+
+# ---- time and memory of reads ---------------------------------------------------------------------------------------
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda table: table.get([1, 2500]),
+    "scan": lambda table: table.scan().read_all(),
+    "ordered scan": lambda table: table.scan(order_by="v").read_all(),
+    "count": lambda table: table.count("id > 5"),
+    "match": lambda table: table.match("v", "word3"),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_read_that_takes_too_long_ends_with_a_clear_error(serve: Callable[..., Served], read: Any) -> None:
+    served = serve(query_seconds=1e-9)
+    with pytest.raises(Invalid, match=r"the read took more than daemon.query_timeout = 1e-09 s; ask for less") as late:
+        read(served.client)
+    assert late.value.details["reason"] == "late"
+    assert served.refused("time") == 1
+    assert served.client.put(ROWS[:1]).applied, "writes have no such limit"
+    assert read(serve().client) is not None
+
+
+class Endless:
+    """A scan of Lance of a table without an end, of which no row passes."""
+
+    def __init__(self, scanner: Any) -> None:
+        self._scanner, self.ended, self.steps = scanner, threading.Event(), 0
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        batch = next(iter(self._scanner.to_batches())).slice(0, 0)
+        try:
+            while True:
+                self.steps += 1
+                yield batch
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> list[Endless]:
+    """Scans of the base table, which do not end."""
+    scans: list[Endless] = []
+
+    def awaited(scanner: Any) -> Iterator[pa.RecordBatch]:
+        scans.append(Endless(scanner))
+        return gathered.awaited(scans[-1])
+
+    monkeypatch.setattr("memwal.ingest.read.base.awaited", awaited)
+    return scans
+
+
+def test_the_work_of_a_read_ends_at_the_next_batch(serve: Callable[..., Served], endless: list[Endless]) -> None:
+    served = serve(query_seconds=0.2)
+    rows = served.client.scan()
+    with pytest.raises(Invalid, match=r"daemon\.query_timeout"):
+        rows.read_all()
+    (scan,) = endless
+    assert scan.ended.wait(60)
+    assert scan.steps > 1
+
+
+def test_a_query_of_the_page_that_got_no_answer_in_time_works_no_longer(
+    serve: Callable[..., Served],
+    endless: list[Endless],
+    site: Callable[..., Site],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+) -> None:
+    monkeypatch.setattr("memwal.ingest.ops.live_server.QUERY_SECONDS", 0.3)
+    pages = site(serve().table)
+    status, told = pages.query(level="committed")
+    assert (status, "no answer within 0.3 s" in told["error"]["message"]) == (504, True)
+    assert endless[0].ended.wait(60)
+    assert pages.guard.refused.counts("http")["time"] == 1
+    wait_until(lambda: pages.query(near="1", near_column="nothing")[0] == 400)
+
+
+def test_a_read_that_gathers_too_much_is_refused_and_one_that_streams_is_not(serve: Callable[..., Served]) -> None:
+    served = serve(query_bytes=10_000)
+    for read in (READS["ordered scan"], lambda table: table.get(list(range(3000)))):
+        with pytest.raises(Invalid, match=r"gathered more than daemon.query_memory = 10000 bytes") as refused:
+            read(served.client)
+        assert refused.value.details["reason"] == "memory"
+    assert served.refused("memory") == 2
+    assert served.client.scan().read_all().num_rows == 3000
+    assert served.client.get([1, 2500]).num_rows == 2
+    assert served.client.scan(order_by="id", limit=3).read_all().num_rows == 3
+
+
+def test_zero_is_no_limit_of_reads(serve: Callable[..., Served]) -> None:
+    served = serve(query_seconds=0.0, query_bytes=0)
+    for read in READS.values():
+        assert read(served.client) is not None
