@@ -16,6 +16,7 @@ from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import plain_table, ranges, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.values import format_duration
 
 REFRESH = 1.0
 """Seconds between two refreshes of `--watch`."""
@@ -83,8 +84,17 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     ]
     troubles += [_last_error(each) for each in status["regions"] if each["last_errors"] and not _trouble(each)]
     troubles += [_uncommitted(failure, status) for failure in status.get("commit_failures", ())]
-    above, below = [head, *_owners(status)], [*troubles, pending(status), *_resizing(status)]
+    above, below = [head, *_ttl(status), *_owners(status)], [*troubles, pending(status), *_resizing(status)]
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
+
+
+def _ttl(status: Mapping[str, Any]) -> list[str]:
+    """Return one line if rows expire."""
+    if (ttl := status.get("ttl")) is None:
+        return []
+    if ttl["column"] is None:
+        return ["rows do not expire: the column of the table's ttl was dropped"]
+    return [f"rows expire {format_duration(ttl['seconds'])} after {ttl['column']}; those not deleted yet are counted"]
 
 
 def _owners(status: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,8 @@ does not need exactly one leader: with two, commits meet on storage and wait for
 1. Look at what the regions hold, in memory: no request while no row waits.
 2. Decide (`ingest.table.commit_policy`), and flush or not. If a load past the log asks for it, wait, but not for ever.
 3. Commit. A region that cannot be flushed does not keep other regions' SSTs from the commit.
-4. Maintenance, if something is due; it fails no commit.
+4. Maintenance, if something is due; it fails no commit. Expired rows are deleted also where nothing is committed: a
+   table to which nobody writes any more has its rows for the longest.
 
 Crash points: between any two steps. Every step is decided from what is on storage, so the process that opens the table
 next goes on.
@@ -65,6 +66,10 @@ class CommitSteps(Protocol):
         """Return whether a load asks that no commit is made now."""
         ...
 
+    def expire(self) -> object:
+        """Delete expired rows of the base table if that is due. Never raises."""
+        ...
+
     def maintain(self) -> object:
         """Do the maintenance that is due."""
         ...
@@ -100,7 +105,11 @@ class CommitLoop:
         if not self._steps.leads():
             return self._follow(waiting)
         decision = decide([*waiting, *self._steps.others()], self._limits, self._took + self._look_every)
-        if decision == "nothing" or self._gives_way():
+        if decision == "nothing":
+            with self._one_at_a_time:
+                self._steps.expire()
+            return decision
+        if self._gives_way():
             return "nothing"
         began = self._clock.monotonic()
         try:

@@ -42,6 +42,7 @@ from memwal.ingest.table.deletes import RegionDeletes
 from memwal.ingest.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.table.resize import Resizing
 from memwal.ingest.table.share import RegionReads, regions_of
+from memwal.ingest.table.stored_status import ttl_status
 from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
 from memwal.ingest.table.writes import TableWrites
 from memwal.ingest.threads import Periodic
@@ -59,9 +60,11 @@ class Table(LevelReads):
 
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
         """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
-        reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=base.routing_version)
+        routing, clock = base.routing_version, context.clock
+        reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=routing, clock=clock)
         super().__init__(base, reader)
-        context = replace(context, find=StoredRows(self._reader), keep=self._reader.keep)
+        stored = StoredRows(self._reader)
+        context = replace(context, find=stored, any_expired=stored.any_expired, keep=self._reader.keep)
         self.regions = RegionSet(base, context)
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
@@ -192,8 +195,9 @@ class Table(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return `{"table", "base_version", "rows", "regions": […], "commit_failures": […]}`: the rows are those of the
-        base table, the failures those of the last commit of this process (`TableUpkeep.failures`).
+        """Return `{"table", "base_version", "rows", "ttl", "regions": […], "commit_failures": […]}`: the rows are those
+        of the base table, expired ones that are not deleted yet too; the failures those of the last commit of this
+        process (`TableUpkeep.failures`); the ttl None, or `{"column", "seconds"}` (no column if it was dropped).
         """
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
@@ -206,6 +210,7 @@ class Table(LevelReads):
             "base_version": base.version,
             "routing": self.base.routing_version,
             "rows": base.dataset.count_rows(),
+            "ttl": ttl_status(base),
             "regions": regions,
             "commit_failures": self.upkeep.failures,
         }

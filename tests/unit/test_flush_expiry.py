@@ -307,6 +307,19 @@ def test_upkeep_collects_at_its_interval_by_the_tables_present_ttl(
     assert (told, aged.ids()) == ([1, 1, 2], [5])
 
 
+def test_it_waits_while_a_load_asks_for_it_and_asks_only_when_it_is_due(aged: Aged) -> None:
+    upkeep, asked = BaseUpkeep(aged.table.base, aged.clock, NO_OTHER_STEPS), list[bool]()
+
+    def loading(answer: bool) -> Callable[[], bool]:
+        return lambda: asked.append(answer) or answer
+
+    aged.put({1: 20})
+    assert upkeep.expire(unless=loading(True)) == []
+    assert upkeep.expire(unless=loading(False)) == ["expired rows deleted: 1"]
+    assert upkeep.expire(unless=loading(False)) == []
+    assert asked == [True, False]
+
+
 def test_a_failure_fails_no_commit_and_is_tried_again(aged: Aged, caplog: pytest.LogCaptureFixture) -> None:
     upkeep = BaseUpkeep(aged.table.base, aged.clock, NO_OTHER_STEPS)
     aged.put({1: 20})

@@ -23,6 +23,7 @@ class Region:
         self.memtable: list[float] = []
         self.ssts: list[list[float]] = []
         self.done: list[str] = []
+        self.expired: list[float] = []
         self.latest = 0.0
         """The longest that a row stayed out of the base table."""
         self.fails: dict[str, BaseException] = {}
@@ -33,6 +34,7 @@ class Region:
             flush=self.flush,
             commit=self.commit,
             maintain=lambda: self.done.append("maintain"),
+            expire=lambda: self.expired.append(self.clock.monotonic()),
             leads=lambda: self.leads,
             others=lambda: self.others,
             catch_up=lambda: self.done.append("catch up"),
@@ -100,6 +102,16 @@ def test_an_idle_table_is_left_alone() -> None:
     done = len(region.done)
     region.live(1000, every=0, then=region.put)
     assert region.done[:done] == region.done == ["flush", "commit", "maintain"]
+
+
+def test_expired_rows_are_looked_for_by_who_leads_also_where_nothing_waits() -> None:
+    region = Region(30.0)
+    region.live(100, every=0, then=region.put)
+    looked = len(region.expired)
+    assert looked >= 90
+    region.leads = False
+    region.live(100, every=0, then=region.put)
+    assert len(region.expired) == looked
 
 
 def test_who_does_not_lead_publishes_in_time_and_commits_nothing() -> None:
