@@ -3,7 +3,9 @@
 from memwal.flush.base.setup import OnDuplicate, Upsert, WriteRules
 from memwal.flush.base.swap import append_if_unchanged, as_new_fragments
 from memwal.flush.base.table import BaseTable
+from memwal.flush.base.ttl import Ttl
 from memwal.flush.commits.committer import commit, prune
+from memwal.flush.commits.expiry import set_ttl
 from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
 from memwal.flush.commits.index_changes import add_index, drop_index
 from memwal.flush.commits.index_listing import list_indexes, undeclared
@@ -65,6 +67,7 @@ __all__ = [
     "SstIndexes",
     "SstInvalid",
     "TableExists",
+    "Ttl",
     "UnsupportedTable",
     "Upsert",
     "WriteRules",
@@ -88,6 +91,7 @@ __all__ = [
     "prune",
     "read_sst",
     "resize",
+    "set_ttl",
     "undeclared",
     "verify",
     "write_key_sidecar",

@@ -141,6 +141,11 @@ class Snapshot:
             raise IndexError(f"row positions must lie in 0..{self.n - 1}")
         return self._rows.take(positions, names)
 
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column of all rows. Raises InvalidRows for an unknown one."""
+        self._check_column(name)
+        return self._column(name)
+
     def where(self, predicate: str, mask: Mask) -> Mask:
         """The rows of `mask` that satisfy an SQL predicate, with Lance's meaning (see predicate).
 

@@ -47,6 +47,8 @@ Model = dict[int, dict[str, Any]]
 class ReadsWorld:
     """One seed: a table, its readers, and what each level must show."""
 
+    schema, settings = SCHEMA, SETTINGS
+
     def __init__(self, seed: int, directory: Path) -> None:
         self.draw = np.random.default_rng(seed)
         self.uri = str(directory / "table.lance")
@@ -58,14 +60,24 @@ class ReadsWorld:
         self._open = ExitStack()
         given = {name: self._index(kind) for name, kind in self.indexed.items()}
         regions = int(self.draw.integers(1, 4))
-        self._opened(schema=SCHEMA, key="id", regions=regions, indexes=given)
+        self._opened(schema=self.schema, key="id", regions=regions, indexes=given)
         self.stored = memwal.open(self.uri, read_only=True)
         self.seldom = memwal.open(self.uri, read_only=True)
         """Looks at storage after some steps only: much has come, and gone, between two of its looks."""
 
     def run(self, steps: int) -> None:
         """Take `steps` random steps, and check all reads after each."""
-        kinds: list[tuple[Callable[[], None], float]] = [
+        kinds = self.kinds()
+        weights = np.array([weight for _, weight in kinds])
+        for _ in range(steps):
+            step = kinds[int(self.draw.choice(len(kinds), p=weights / weights.sum()))][0]
+            self.trace.append(step.__name__)
+            step()
+            self.check()
+
+    def kinds(self) -> list[tuple[Callable[[], None], float]]:
+        """Return the steps that may be taken, each with its weight."""
+        return [
             (self.put, 8),
             (self.delete, 3),
             (self.flush, 3),
@@ -78,12 +90,6 @@ class ReadsWorld:
             (self.take_over, 1),
             (self.resize, 0.5),
         ]
-        weights = np.array([weight for _, weight in kinds])
-        for _ in range(steps):
-            step = kinds[int(self.draw.choice(len(kinds), p=weights / weights.sum()))][0]
-            self.trace.append(step.__name__)
-            step()
-            self.check()
 
     def close(self) -> None:
         """Close the table and its clients."""
@@ -160,7 +166,7 @@ class ReadsWorld:
         """Compare every kind of read at every level, by a random way in, with the oracle."""
         for level in LEVELS:
             table = (self.table, self.stored, self.client)[int(self.draw.integers(3))]
-            model = self.levels[level]
+            model = self.visible(level)
             try:
                 self._check_rows(table, level, model)
                 self._check_ranked(table, level, model)
@@ -170,7 +176,11 @@ class ReadsWorld:
         for reader, share in ((self.stored, 1.0), (self.seldom, 0.2)):
             if self.draw.random() < share:
                 found = by_id(reader.scan(level="durable").read_all())
-                assert found == self.levels["durable"], f"a look at storage after {', '.join(self.trace)}"
+                assert found == self.visible("durable"), f"a look at storage after {', '.join(self.trace)}"
+
+    def visible(self, level: str) -> Model:
+        """Return the rows that reads at `level` must show now."""
+        return self.levels[level]
 
     def _check_rows(self, table: Any, level: str, model: Model) -> None:
         assert by_id(table.scan(level=level).read_all()) == model
@@ -231,7 +241,7 @@ class ReadsWorld:
 
     def _opened(self, **given: Any) -> None:
         self._open = ExitStack() if not given.get("take_over") else self._open
-        self.table = self._open.enter_context(memwal.open(self.uri, settings=SETTINGS, **given))
+        self.table = self._open.enter_context(memwal.open(self.uri, settings=self.settings, **given))
         self.clients = ExitStack()
         service = FlightService(self.table, "grpc://127.0.0.1:0")
         self.clients.callback(service.shutdown)

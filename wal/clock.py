@@ -16,7 +16,7 @@ class Clock(Protocol):
     """Time and waiting. Thread safety: any thread."""
 
     def now(self) -> float:
-        """Unix time in seconds; for display and file ages only, never for ownership or visibility."""
+        """Unix time in seconds; for display, the ages of files and of rows with a ttl; never for ownership."""
         ...
 
     def monotonic(self) -> float:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.setup import Setup
+from memwal.flush.base.ttl import check_ttl
 from memwal.memtable import InvalidRows, MemTable, check_indexes, row_schema
 from memwal.memtable.index_spec import nearest
 from memwal.wal import WalFormat
@@ -21,6 +22,8 @@ def check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> Non
     check_indexes(schema, setup.indexes)
     MemTable(rows, key, setup.indexes, 0)  # refuses columns that no memtable can index
     _check_version(schema, key, setup)
+    if setup.ttl is not None:
+        check_ttl(schema, setup.ttl)
     if setup.append_by is not None:
         _check_append(schema, key, setup.append_by, setup.wal_format)
     else:

@@ -13,9 +13,11 @@
     memwal:on_duplicate  "last", "first" or "fail"; absent: last
     memwal:storage     version of what memwal writes on storage, decimal (`STORAGE`); absent: 1
     memwal:version     only where late rows are left out: JSON {"id": field id of the version column}
+    memwal:ttl         only where rows expire, or did: JSON {"id": field id of the time column, "seconds": ttl}, or null
 
-Indexes that are added or dropped later change `memwal:indexes` and `memwal:index_ids` in the table's config, which
-counts more than its schema metadata: entries of a log in arrow format carry the schema metadata of their time.
+Indexes that are added or dropped later change `memwal:indexes` and `memwal:index_ids` in the table's config, and so
+does another ttl with `memwal:ttl`. The config counts more than the schema metadata, which stays as it was: entries of a
+log in arrow format carry the schema metadata of their time.
 
 Where another program initialised Lance's MemWAL index first, the same keys are in the table's config instead: Lance's
 ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key there would cut it off from
@@ -31,6 +33,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import lance
 
+from memwal.flush.base.ttl import Ttl
 from memwal.flush.errors import UnsupportedTable
 from memwal.memtable import IndexSpec
 from memwal.wal import WAL_FORMATS, SystemIds, WalFormat
@@ -38,7 +41,7 @@ from memwal.wal import WAL_FORMATS, SystemIds, WalFormat
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
 INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
 UPSERT, ON_DUPLICATE, VERSION = b"memwal:upsert", b"memwal:on_duplicate", b"memwal:version"
-ROUTING = b"memwal:routing"
+ROUTING, TTL = b"memwal:routing", b"memwal:ttl"
 STORAGE_KEY = b"memwal:storage"
 STORAGE = 1
 """Version of what memwal writes on storage: this set-up, entries, region manifests, SSTs, plans and notes. A process
@@ -82,6 +85,9 @@ class Setup(NamedTuple):
     version_id: int | None = None
     routing: int = 1
     """Version of the routing; one more with every resize."""
+    ttl: Ttl | None = None
+    """When rows expire; once the table exists, without the name of the time column."""
+    ttl_id: int | None = None
 
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
@@ -93,6 +99,7 @@ def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
     return {
         **append,
         **({VERSION.decode(): json.dumps({"id": ids[version]})} if version else {}),
+        **({} if setup.ttl is None else ttl_settings(setup.ttl, ids)),
         TABLE.decode(): SystemIds().entry_id(),
         REGIONS.decode(): str(setup.buckets),
         **index_settings(setup.indexes, ids),
@@ -110,6 +117,11 @@ def index_settings(indexes: Sequence[IndexSpec], ids: Mapping[str, int]) -> dict
     }
 
 
+def ttl_settings(ttl: Ttl | None, ids: Mapping[str, int]) -> dict[str, str]:
+    """Return the part of the set-up that says when rows expire. `ids`: field ids by column."""
+    return {TTL.decode(): json.dumps(None if ttl is None else {"id": ids[ttl.column], "seconds": ttl.seconds})}
+
+
 def _listed(spec: IndexSpec) -> dict[str, Any]:
     called = {"called": spec.called} if spec.called else {}
     return {"column": spec.column, "kind": spec.kind, "parameters": dict(spec.parameters), **called}
@@ -121,7 +133,7 @@ def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
     config = {key.encode(): value.encode() for key, value in dataset.config().items()}
     if REGIONS not in metadata:
         return config
-    return {**metadata, **{key: config[key] for key in (INDEXES, INDEX_IDS) if key in config}}
+    return {**metadata, **{key: config[key] for key in (INDEXES, INDEX_IDS, TTL) if key in config}}
 
 
 def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
@@ -143,12 +155,18 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         version = json.loads(metadata.get(VERSION, b"null"))
         version_id = None if version is None else int(version["id"])
         buckets, routing, rules = int(metadata[REGIONS]), int(metadata.get(ROUTING, b"1")), _read_rules(metadata)
-        return Setup(buckets, specs, wal_format, ids, by, by_ids, rules, version_id, routing)
+        ttl, ttl_id = _read_ttl(metadata)
+        return Setup(buckets, specs, wal_format, ids, by, by_ids, rules, version_id, routing, ttl, ttl_id)
     except (ValueError, TypeError, KeyError) as error:
         raise UnsupportedTable(
-            f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} cannot be read ({error}); "
-            "open it with the version of memwal that created it"
+            f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} or {TTL.decode()} cannot "
+            f"be read ({error}); open it with the version of memwal that created it"
         ) from error
+
+
+def _read_ttl(metadata: Mapping[bytes, bytes]) -> tuple[Ttl | None, int | None]:
+    stored = json.loads(metadata.get(TTL, b"null"))
+    return (None, None) if stored is None else (Ttl("", float(stored["seconds"])), int(stored["id"]))
 
 
 def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:

@@ -13,21 +13,19 @@ import pyarrow as pa
 from memwal.flush.base.caches import LanceCaches, Session
 from memwal.flush.base.create import adopt, complete, create, existing
 from memwal.flush.base.field_ids import column_ids, field_id, row_field_ids
+from memwal.flush.base.lost_setup import refuse_wiped, refuse_written_over
 from memwal.flush.base.manifest import read_progress
 from memwal.flush.base.open import open_dataset
 from memwal.flush.base.setup import REGIONS, TABLE, Setup, WriteRules, metadata_of, read_setup
 from memwal.flush.base.shape import Shape, present_indexes, shape_of
 from memwal.flush.base.sharding import BucketHash, Buckets, Regions, Routing, RowHash, bucket_regions, published_regions
+from memwal.flush.base.ttl import Expiry, Ttl, is_time
 from memwal.flush.base.vector_models import vector_models
 from memwal.flush.errors import NotALanceTable, NotInitialised, UnsupportedTable
 from memwal.memtable import IndexSpec, VectorModel, key_columns, required_columns
 from memwal.wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
-from memwal.wal import regions as regions_of
-from memwal.wal.layout import ROOT, manifest_prefix
 from memwal.wal.panics import panics_as_errors
 
-_LOOK_BACK = 1_000
-"""Newest versions that are searched for the set-up, where the newest one lacks it."""
 _OPENINGS = 10
 """Attempts to open the newest version; one fails only where a commit and a clean-up come within milliseconds."""
 
@@ -59,6 +57,8 @@ class BaseTable:
     """Format of its WAL entries, fixed at the set-up."""
     rules: WriteRules
     """What a put does to an existing key, fixed at the set-up; with the present name of the version column."""
+    ttl: Ttl | None
+    """When rows expire; None: never. With the present name of the time column; "" where that was dropped."""
     committed: Mapping[UUID, int]
     """Per region the highest generation whose rows this version holds; absent = none."""
     marked: Mapping[UUID, int]
@@ -88,6 +88,7 @@ class BaseTable:
         wal_format: WalFormat = "lance",
         append_by: Sequence[str] | None = None,
         rules: WriteRules | None = None,
+        ttl: Ttl | None = None,
     ) -> BaseTable:
         """Create an empty table with its key, its indexes and `buckets` regions.
 
@@ -96,7 +97,7 @@ class BaseTable:
         The vector indexes among `indexes` are built by the first commit that has enough rows for them.
         Raises TableExists; NotALanceTable where the path holds something else; InvalidRows for schema, key, or indexes.
         """
-        setup = _setup(buckets, indexes, wal_format, append_by, rules)
+        setup = _setup(buckets, indexes, wal_format, append_by, rules, ttl)
         create(open_store(uri, storage_options), uri, schema, key, setup)
         return BaseTable.open(uri, storage_options)
 
@@ -111,6 +112,7 @@ class BaseTable:
         wal_format: WalFormat | None = None,
         append_by: Sequence[str] | None = None,
         rules: WriteRules | None = None,
+        ttl: Ttl | None = None,
     ) -> BaseTable:
         """Set up an existing Lance table for ingestion, and build its indexes; its rows stay as they are.
 
@@ -123,10 +125,10 @@ class BaseTable:
         store = open_store(uri, storage_options)
         dataset = _existing(store, uri, None)
         if dataset.mem_wal_index_details() is None:
-            _refuse_written_over(uri, dataset, store)
+            refuse_written_over(uri, dataset, store)
         if REGIONS not in metadata_of(dataset):
-            _refuse_wiped(uri, dataset, store)
-            setup = _setup(buckets, indexes, wal_format or "lance", append_by, rules)
+            refuse_wiped(uri, dataset, store)
+            setup = _setup(buckets, indexes, wal_format or "lance", append_by, rules, ttl)
             adopt(uri, dataset, key, setup, any_format=wal_format is None)
         complete(dataset, read_setup(metadata_of(dataset)))
         return BaseTable.open(uri, storage_options)
@@ -145,7 +147,7 @@ class BaseTable:
             return None
         metadata = metadata_of(dataset)
         if REGIONS in metadata and dataset.mem_wal_index_details() is None:
-            _refuse_written_over(uri, dataset, store)
+            refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
             return BaseTable.open(uri, storage_options)
         opened = [dataset]  # on S3 opening it again takes as long as claiming a region
@@ -183,6 +185,12 @@ class BaseTable:
     def routed_by(self) -> tuple[str, ...]:
         """The columns that determine the region of a row."""
         return self.key or self._hash.columns
+
+    def expiry(self, now: float) -> Expiry | None:
+        """Return which rows have expired at `now`, in unix seconds; None where none ever does."""
+        if self.ttl is None or not self.ttl.column:
+            return None
+        return Expiry.at(self.ttl, self.schema.field(self.ttl.column).type, now)
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -250,9 +258,10 @@ def _setup(
     wal_format: WalFormat,
     append_by: Sequence[str] | None,
     rules: WriteRules | None,
+    ttl: Ttl | None,
 ) -> Setup:
     by = None if append_by is None else tuple(append_by)
-    return Setup(buckets, tuple(indexes), wal_format, append_by=by, rules=rules or WriteRules())
+    return Setup(buckets, tuple(indexes), wal_format, append_by=by, rules=rules or WriteRules(), ttl=ttl)
 
 
 def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceDataset]) -> BaseTable:
@@ -284,9 +293,9 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     metadata, details = metadata_of(dataset), dataset.mem_wal_index_details()
     if details is None or REGIONS not in metadata:
         if details is None:
-            _refuse_written_over(uri, dataset, store)
+            refuse_written_over(uri, dataset, store)
         if REGIONS not in metadata:
-            _refuse_wiped(uri, dataset, store)
+            refuse_wiped(uri, dataset, store)
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
     setup, schema, columns = read_setup(metadata), pa.schema(list(dataset.schema)), column_ids(dataset)
     # A primary key that is declared later does not change a table that was set up without a key.
@@ -312,6 +321,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         routing_version=version,
         wal_format=setup.wal_format,
         rules=rules,
+        ttl=_present_ttl(setup, schema, columns),
         committed=done.committed,
         marked=done.marked,
         storage_version=dataset.data_storage_version,
@@ -342,49 +352,12 @@ def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | Non
     )
 
 
-def _refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
-    """Refuse a table without Lance's MemWAL index whose regions were claimed: no region is claimed before it exists.
-
-    The committed generations were dropped with the index, so the rows of the SSTs that the table holds are unknown.
-    Where the index was made and a region claimed after `dataset` was opened, `dataset` moves to the newest version.
-    """
-    if not _has_claims(store):
-        return
-    dataset.checkout_latest()  # type: ignore[no-untyped-call]
-    if dataset.mem_wal_index_details() is not None:
-        return
-    raise UnsupportedTable(
-        f"{uri}: version {dataset.version} was written over by another program, and the progress of its regions is "
-        "lost; restore the version before that (LanceDataset.restore), or, to keep its rows as they are and give up "
-        f"those that were not committed, move {store.url(ROOT.rstrip('/'))} away and run `memwal init`"
-    )
-
-
-def _has_claims(store: ObjectStore) -> bool:
-    """Return whether any region on storage was ever claimed."""
-    return any(list(store.list(manifest_prefix(region))) for region in regions_of(store))
-
-
-def _refuse_wiped(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
-    """Refuse a table whose set-up another program removed from the schema's metadata, while an older version has it.
-
-    Its regions may hold acknowledged rows that are not committed; only the table with its set-up finds them. A table
-    without regions was left on purpose (`flush/beside_lancedb.md`).
-    """
-    if not _has_claims(store):
-        return
-    older = sorted((ref["version"] for ref in dataset.version_refs()), reverse=True)
-    for version in older[:_LOOK_BACK]:
-        try:
-            had_setup = version < dataset.version and REGIONS in metadata_of(dataset.checkout_version(version))
-        except (OSError, ValueError):  # cleaned up meanwhile
-            continue
-        if had_setup:
-            raise UnsupportedTable(
-                f"{uri}: another program wiped the metadata of the schema, and with it the table's set-up, in version "
-                f"{version + 1}; restore version {version} (LanceDataset.restore) and open it again. Do not copy its "
-                f"rows elsewhere: acknowledged rows that are not committed yet are below {uri}/{ROOT} only"
-            )
+def _present_ttl(setup: Setup, schema: pa.Schema, columns: Mapping[str, int]) -> Ttl | None:
+    """Return the ttl with the present name of its column. Where that was dropped all rows are as if it were null."""
+    if setup.ttl is None:
+        return None
+    names = (name for name, number in columns.items() if number == setup.ttl_id and is_time(schema.field(name).type))
+    return setup.ttl._replace(column=next(names, ""))
 
 
 def _existing(store: ObjectStore, uri: str, version: int | None, session: Session | None = None) -> lance.LanceDataset:

@@ -28,6 +28,7 @@ from uuid import UUID
 from memwal.flush.base.load_id import is_load
 from memwal.flush.base.manifest import COMMITTED, MEM_WAL_INDEX
 from memwal.flush.base.state import Fragment, TableState, read_state, versions
+from memwal.flush.base.ttl import EXPIRED
 from memwal.wal import Corrupt, ObjectStore
 
 _READERS = 8
@@ -40,9 +41,9 @@ class Action:
     """One change that a version made. `details` are numbers and texts, fit for JSON."""
 
     kind: str
-    """create, append, insert, update, delete, overwrite, restore, commit, mark, compact, reserve, index built,
-    index extended, index dropped, column added, column dropped, column changed, columns rewritten, ingestion, settings,
-    other."""
+    """create, append, insert, update, delete, expire, overwrite, restore, commit, mark, compact, reserve, index
+    built, index extended, index dropped, column added, column dropped, column changed, columns rewritten, ingestion,
+    settings, other."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -148,6 +149,8 @@ def _rows(before: TableState, after: TableState) -> Iterator[Action]:
         yield _compaction(before, after, new, gone)
     elif operation == "append":
         yield Action("append", {"rows": added})
+    elif operation == "delete" and after.transaction is not None and after.transaction.message == EXPIRED:
+        yield Action("expire", {"rows": removed})
     else:
         yield from _merge(added, removed)
         yield from _rewritten_columns(before, after, stayed)

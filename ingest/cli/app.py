@@ -115,16 +115,17 @@ def serve(
 def init(config: Config) -> int:
     """Create the table, or check that an existing table fits the configuration; print what was done."""
     from memwal.ingest.cli import index
-    from memwal.ingest.table.create import initialise
+    from memwal.ingest.table.create import initialise, ttl_text
 
     settings = settings_of(config)
     base, done = initialise(settings, os.environ)
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
+    ttl = "" if base.ttl is None else f", {ttl_text(base.ttl)}"
     console().out(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
         f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions "
-        f"(routing version {base.routing_version}), indexes: {indexes}{rules}",
+        f"(routing version {base.routing_version}), indexes: {indexes}{rules}{ttl}",
         highlight=False,
     )
     for line in index.not_kept(base):

@@ -28,6 +28,7 @@ _STYLES: Mapping[str, str] = {
     "update": "yellow",
     "columns rewritten": "yellow",
     "delete": "red",
+    "expire": "red",
     "overwrite": "bold red",
     "restore": "bold red",
     "commit": "cyan",
@@ -36,7 +37,7 @@ _STYLES: Mapping[str, str] = {
     "create": "bold",
 }
 _PLAIN = "dim"
-_OF_ROWS = ("append", "insert", "update", "delete")
+_OF_ROWS = ("append", "insert", "update", "delete", "expire")
 _OF_INDEXES: Mapping[str, str] = {"index built": "build", "index extended": "extend", "index dropped": "drop"}
 
 
@@ -148,7 +149,8 @@ def _what(change: Change, regions: Mapping[str, str]) -> Text:
         parts.append(Text("Lance's progress marker updated", style=_PLAIN))
     if change.part_of is not None:
         parts.append(Text(f"first half of the commit in version {change.part_of}", style=_PLAIN))
-    if change.state.transaction is not None and change.state.transaction.message:
+    ours = any(each.kind == "expire" for each in change.actions)
+    if change.state.transaction is not None and change.state.transaction.message and not ours:
         parts.append(Text(repr(change.state.transaction.message), style="italic"))
     return Text("; ").join(parts)
 

@@ -17,6 +17,7 @@ from memwal.ingest.cli.print import plain_table, ranges, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.rpc.pauses import text_of
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.values import format_duration
 
 REFRESH = 1.0
 """Seconds between two refreshes of `--watch`."""
@@ -85,8 +86,18 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     troubles += [_last_error(each) for each in status["regions"] if each["last_errors"] and not _trouble(each)]
     troubles += [_uncommitted(failure, status) for failure in status.get("commit_failures", ())]
     paused = [text_of(what, told) for what, told in sorted(status.get("paused", {}).items(), reverse=True)]
-    above, below = [head, *_owners(status), *paused], [*troubles, pending(status), *_resizing(status)]
+    above = [head, *_ttl(status), *_owners(status), *paused]
+    below = [*troubles, pending(status), *_resizing(status)]
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
+
+
+def _ttl(status: Mapping[str, Any]) -> list[str]:
+    """Return one line if rows expire."""
+    if (ttl := status.get("ttl")) is None:
+        return []
+    if ttl["column"] is None:
+        return ["rows do not expire: the column of the table's ttl was dropped"]
+    return [f"rows expire {format_duration(ttl['seconds'])} after {ttl['column']}; those not deleted yet are counted"]
 
 
 def _owners(status: Mapping[str, Any]) -> list[str]:

@@ -207,6 +207,7 @@ class CommitMeter:
         self.seconds = Histogram()
         self.rows_inserted = self.rows_updated = self.rows_deleted = 0
         self.ssts = self.bytes = self.failures = self.held_back = 0
+        self.rows_expired = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=COMMITS_KEPT)
         """The newest commits, oldest first: `{"time", "seconds", "version", "rows", "ssts"}`, and failures: `{"time",
         "error", "times"}`, where `times` says how often in a row it failed so; `time` is the newest, in unix seconds.
@@ -224,6 +225,10 @@ class CommitMeter:
         if report.ssts:
             self._committed(report, clock.monotonic() - began, clock.now())
         return report
+
+    def expired(self, rows: int) -> None:
+        """Count expired rows that were deleted from the base table."""
+        self.rows_expired += rows
 
     def failed(self, error: str, now: float) -> None:
         """Note among the newest commits that one failed, or left out a region, at unix time `now`."""

@@ -158,6 +158,7 @@ COMMITTED = (
     _counter("memwal_commit_inserted_rows", "rows that commits inserted", "rows_inserted"),
     _counter("memwal_commit_updated_rows", "rows that commits updated", "rows_updated"),
     _counter("memwal_commit_deleted_rows", "rows that commits deleted", "rows_deleted"),
+    _counter("memwal_rows_expired", "expired rows (`table.ttl`) that were deleted from the base table", "rows_expired"),
     _counter("memwal_commit_ssts", "SSTs committed", "ssts"),
     _counter("memwal_commit_bytes", "bytes of data files written by commits", "bytes"),
     _counter("memwal_commit_failures", "failed commits; each is retried", "failures"),

@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from lance.dataset import ColumnOrdering
 
 from memwal.flush import BaseTable
+from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.ordering import Order
 from memwal.ingest.read.base_match import BaseMatch
 from memwal.ingest.read.gathered import awaited, gathered
@@ -61,11 +62,12 @@ Positions = npt.NDArray[np.int64]
 class BaseReads:
     """Reads one version of the base table by key, by filter, by vector and by text.
 
-    Thread safety. Any thread. Invariants. Every answer is of the version in `base`.
+    Thread safety. Any thread. Invariants. Every answer is of the version in `base`; expired rows are in none.
     """
 
-    def __init__(self, base: BaseTable) -> None:
-        self._base = base
+    def __init__(self, base: BaseTable, expiry: Expiry | None = None) -> None:
+        """`expiry`: the rows that have expired; None: none has."""
+        self._base, self._expiry = base, expiry
         self._dataset: lance.LanceDataset = base.dataset
         self._key = list(base.key)
         self._specs = {spec.column: spec for spec in base.indexes}
@@ -84,23 +86,23 @@ class BaseReads:
         if not keys.num_rows:
             return 0
         if self._many(keys.num_rows):
-            present = gathered(self._dataset.scanner(columns=self._key, filter=filter))
+            present = gathered(self._dataset.scanner(columns=self._key, filter=self._live(filter)))
             return len(match_keys(present, keys)[0])
-        total = 0
+        total, filter = 0, self._live(filter)
         for at in range(0, keys.num_rows, KEYS_PER_FILTER):
             chunk = keys.slice(at, KEYS_PER_FILTER)
-            both = among(chunk) if filter is None else f"({among(chunk)}) AND ({filter})"
+            both = among(chunk) if filter is None else f"({among(chunk)}) AND ({filter}\n)"
             present = gathered(self._dataset.scanner(columns=self._key, filter=both))
             total += len(match_keys(present, chunk)[0])
         return total
 
     def count(self, filter: str | None) -> int:
         """Return the number of rows that pass `filter`."""
-        return int(self._dataset.count_rows(filter))
+        return int(self._dataset.count_rows(self._live(filter)))
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """Yield rows that pass `filter`, at most `limit`, read as they are consumed."""
-        scanner = self._dataset.scanner(columns=list(columns), filter=filter, limit=limit, **AHEAD)
+        scanner = self._dataset.scanner(columns=list(columns), filter=self._live(filter), limit=limit, **AHEAD)
         for batch in awaited(scanner):
             yield pa.Table.from_batches([batch])
 
@@ -108,7 +110,8 @@ class BaseReads:
         """Return the first `limit` rows in `order` that pass `filter`, with `columns` and `_rowid`."""
         by: list[ColumnOrdering | str] = [ColumnOrdering(name, ascending=ascending) for name, ascending in order]
         wanted = list(dict.fromkeys([*columns, *(name for name, _ in order)]))  # Lance fetches no others after a sort
-        scanner = self._dataset.scanner(columns=wanted, filter=filter, order_by=by, limit=limit, with_row_id=True)
+        live = self._live(filter)
+        scanner = self._dataset.scanner(columns=wanted, filter=live, order_by=by, limit=limit, with_row_id=True)
         return gathered(scanner).select([*columns, ROW_ID])
 
     def search(self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
@@ -127,7 +130,7 @@ class BaseReads:
 
         Rows that the index does not cover yet are searched too.
         """
-        return BaseMatch(self._dataset, self._base.indexes).best(query, k, filter, columns)
+        return BaseMatch(self._dataset, self._base.indexes).best(query, k, self._live(filter), columns)
 
     def check(self, filter: str) -> None:
         """Plan a scan with `filter`. Raises: ValueError or OSError of Lance if it does not parse or fit the schema."""
@@ -142,6 +145,10 @@ class BaseReads:
                 evaluate(filter, sql, pa.Table.from_batches([batch]), np.arange(len(batch)), len(batch))
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _live(self, filter: str | None) -> str | None:
+        """Return a filter that passes the rows that pass `filter` and have not expired."""
+        return filter if self._expiry is None else self._expiry.of_live(filter)
 
     @cached_property
     def _rows(self) -> int:
@@ -161,14 +168,18 @@ class BaseReads:
 
     def _get_by_filter(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
         wanted = list(dict.fromkeys([*columns, *self._key]))
-        passed = gathered(self._dataset.scanner(columns=wanted, filter=among(keys)))
+        passed = gathered(self._dataset.scanner(columns=wanted, filter=self._live(among(keys))))
         rows, positions = match_keys(passed.select(self._key), keys)
         exact = passed if len(rows) == passed.num_rows else passed.take(pa.array(rows))
         return exact.select(list(columns)), positions
 
     def _get_by_scan(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
-        present = gathered(self._dataset.scanner(columns=self._key))
-        rows, positions = match_keys(present, keys)
+        timed = [] if self._expiry is None else [self._expiry.column]
+        present = gathered(self._dataset.scanner(columns=list(dict.fromkeys([*self._key, *timed]))))
+        rows, positions = match_keys(present.select(self._key), keys)
+        if self._expiry is not None:  # not by a filter: rows are taken by their places among all
+            live = ~self._expiry.mask(present.column(self._expiry.column).take(pa.array(rows)))
+            rows, positions = rows[live], positions[live]
         return self._dataset.take(rows.tolist(), columns=list(columns)), positions
 
     def _nearest(
@@ -185,7 +196,7 @@ class BaseReads:
         scanner = self._dataset.scanner(
             columns=[*columns, DISTANCE],
             nearest=nearest,
-            filter=filter,
+            filter=self._live(filter),
             prefilter=True,
             disable_scoring_autoprojection=True,
         )

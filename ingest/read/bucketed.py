@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush import BaseTable
+from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.ordering import Order
 from memwal.ingest.read.base import BaseReads, Positions
 from memwal.ingest.read.request import VectorQuery
@@ -30,8 +31,8 @@ class BucketReads(BaseReads):
     passes the filter; `search` and `match` fetch more rows than wanted, in proportion to all buckets over `buckets`.
     """
 
-    def __init__(self, base: BaseTable, buckets: Collection[int]) -> None:
-        super().__init__(base)
+    def __init__(self, base: BaseTable, buckets: Collection[int], expiry: Expiry | None = None) -> None:
+        super().__init__(base, expiry)
         self._buckets = np.array(sorted(buckets), dtype=np.int32)
         self._routing = base.key[:1] or base.routed_by
         self._factor = MARGIN * base.buckets / max(1, len(self._buckets))

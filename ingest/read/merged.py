@@ -1,8 +1,8 @@
 """A read's view of the table: a version of the base and the uncommitted levels above; newer versions hide older ones.
 
-A row is dropped if a newer level of its region has its key, even as a tombstone or with values that do not pass the
-filter. Each level is filtered and asked by itself first, so an old version never replaces a new one that does not pass
-or is farther away.
+A row is dropped if a newer level of its region has its key, even as a tombstone, expired, or with values that do not
+pass the filter. Each level is filtered and asked by itself first, so an old version never replaces a new one that has
+expired, does not pass or is farther away.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.ordering import Order, first_rows
 from memwal.ingest.caller import expect_waiting, hold
 from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
@@ -49,7 +50,7 @@ class Ranking:
 @dataclass(frozen=True, slots=True)
 class MergedView:
     """The base and the levels above it, merged. `key`: the key columns; without any, all rows are visible. `share`: of
-    the rows of the base that were hidden in earlier reads.
+    the rows of the base that were hidden in earlier reads. `expiry`: the rows that have expired, those of `base` too.
 
     Thread safety. Immutable; any thread.
     """
@@ -58,6 +59,7 @@ class MergedView:
     stacks: tuple[Stack, ...]
     key: list[str]
     share: HiddenShare = field(default_factory=HiddenShare)
+    expiry: Expiry | None = None
 
     @property
     def rows_above(self) -> int:
@@ -158,10 +160,15 @@ class MergedView:
     # ---- steps of one level: `ingest.read.traced` measures them ----------------------------------------------------
 
     def _held_rows(self, level: Snapshot, keys: pa.Table, columns: list[str]) -> tuple[Mask, pa.Table | None]:
-        """Return which of `keys` the level has, and their newest rows; None for no rows."""
+        """Return which of `keys` the level has, and their newest rows, expired ones as deleted; None for no rows."""
         at = level.lookup(keys)
         held: Mask = at >= 0
-        return held, level.take(at[held], columns) if held.any() else None
+        if not held.any():
+            return held, None
+        if self.expiry is None:
+            return held, level.take(at[held], columns)
+        rows = level.take(at[held], list(dict.fromkeys([*columns, self.expiry.column])))
+        return held, self.expiry.as_deleted(rows, self.key).select(columns)
 
     def _base_rows_of(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Positions]:
         return self.base.get(keys, columns)
@@ -180,8 +187,10 @@ class MergedView:
     def _passing(self, stack: Stack, place: int, filter: str | None) -> Mask:
         """Return which rows of the level at `place` are visible and pass: bool[n]."""
         expect_waiting()
-        visible = stack.visible(place)
-        return visible if filter is None else stack.levels[place].where(filter, visible)
+        visible, level = stack.visible(place), stack.levels[place]
+        if self.expiry is not None:
+            visible = visible & ~self.expiry.mask(level.column(self.expiry.column))
+        return visible if filter is None else level.where(filter, visible)
 
     def _rows_passing(self, stack: Stack, place: int, filter: str | None) -> Positions:
         return np.flatnonzero(self._passing(stack, place, filter))

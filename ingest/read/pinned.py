@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from memwal import flush, wal
 from memwal.flush import BaseTable
+from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.reads import Level
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.read.base import BaseReads
@@ -82,13 +83,18 @@ class Pinned:
     regions: tuple[PinnedRegion, ...]
     """Those with rows above the base."""
     fragments: tuple[Fragment, ...]
+    now: float = 0.0
+    """Unix time in seconds of the process that pinned it: rows that have expired by then are in no read."""
 
 
-def pin(base: BaseTable, store: wal.ObjectStore, level: Level) -> tuple[Pinned, BaseTable]:
+def pin(
+    base: BaseTable, store: wal.ObjectStore, level: Level, clock: wal.Clock | None = None
+) -> tuple[Pinned, BaseTable]:
     """Return the present moment at `level`, and the base version in it. `latest` equals `durable` here.
 
-    `base`: any version. Every row acknowledged as durable before the call is in a `durable` moment. Writes nothing;
-    safe while writers run. Raises: Unavailable if commits keep overtaking it; errors of `wal` and `flush`.
+    `base`: any version. `clock`: None for the system's. Every row acknowledged as durable before the call is in a
+    `durable` moment. Writes nothing; safe while writers run. Raises: Unavailable if commits keep overtaking it; errors
+    of `wal` and `flush`.
     """
     for _ in range(_CAPTURES):
         with suppress(wal.Overtaken):
@@ -102,7 +108,8 @@ def pin(base: BaseTable, store: wal.ObjectStore, level: Level) -> tuple[Pinned, 
             regions = (_pinned(newest, manifest, end) for manifest, end in zip(manifests, ends, strict=True))
             kept = tuple(region for region in regions if region.ssts or region.upto > region.after)
             fragments = tuple(_fragment(each) for each in newest.dataset.get_fragments())
-            return Pinned(newest.uri, newest.table_id, newest.version, kept, fragments), newest
+            now = (clock or wal.SystemClock()).now()
+            return Pinned(newest.uri, newest.table_id, newest.version, kept, fragments, now), newest
     raise Unavailable(f"{_CAPTURES} commits in a row overtook this read; read again")
 
 
@@ -149,6 +156,7 @@ class PinnedReads:
         self._store = wal.open_store(pinned.uri, storage_options)
         with self._deleted_told_apart(None):
             self._base = BaseTable.open(pinned.uri, storage_options, version=pinned.version)
+        self._expiry = self._base.expiry(pinned.now)
         self._keys: Stack | None = None
         self._loading = threading.Lock()
 
@@ -161,18 +169,18 @@ class PinnedReads:
         """Yield the rows of the levels of `region` above the base, with `columns`."""
         pinned = next(each for each in self._pinned.regions if each.region == region)
         mentioned = referenced(filter, self._base.schema) if filter else []
+        mentioned += [self._expiry.column] if self._expiry is not None else []
         with self._deleted_told_apart(filter):
             levels = [_memtable(rows, self._base.key) for rows in self._levels(pinned, {*columns, *mentioned})]
             stack = Stack(levels, keyed=bool(self._base.key))
-            yield from MergedView(BaseReads(self._base), (stack,), list(self._base.key)).level_rows(
-                list(columns), filter
-            )
+            view = MergedView(BaseReads(self._base), (stack,), list(self._base.key), expiry=self._expiry)
+            yield from view.level_rows(list(columns), filter)
 
     def below(self, fragments: Sequence[int], columns: Sequence[str], filter: str | None) -> Iterator[pa.Table]:
         """Yield the rows of these fragments of the base that no level above hides, with `columns`."""
         with self._deleted_told_apart(filter):
             stacks = (self._keys_above(),) if self._base.key and self._pinned.regions else ()
-            reads = FragmentReads(self._base, fragments)
+            reads = FragmentReads(self._base, fragments, self._expiry)
             yield from MergedView(reads, stacks, list(self._base.key)).base_rows(list(columns), filter)
 
     # ---- inside --------------------------------------------------------------------------------------------------
@@ -245,14 +253,15 @@ class PinnedReads:
 class FragmentReads(BaseReads):
     """Reads the rows of some fragments of one version of the base table; only `batches` does."""
 
-    def __init__(self, base: BaseTable, fragments: Sequence[int]) -> None:
-        super().__init__(base)
+    def __init__(self, base: BaseTable, fragments: Sequence[int], expiry: Expiry | None) -> None:
+        super().__init__(base, expiry)
         wanted = set(fragments)
         self._fragments = [each for each in base.dataset.get_fragments() if each.fragment_id in wanted]
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """As `BaseReads.batches`."""
-        scanner = self._dataset.scanner(columns=list(columns), filter=filter, limit=limit, fragments=self._fragments)
+        wanted, live = list(columns), self._live(filter)
+        scanner = self._dataset.scanner(columns=wanted, filter=live, limit=limit, fragments=self._fragments)
         for batch in scanner.to_batches():
             yield pa.Table.from_batches([batch])
 

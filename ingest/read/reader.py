@@ -13,10 +13,10 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from memwal.flush import BaseTable
 from memwal.flush.base.shape import Shape
+from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.arguments import at_least_one, text_columns
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.ordering import Order, check_orderable
@@ -33,6 +33,7 @@ from memwal.ingest.read.request import (
     check_filter,
     checked_columns,
     checked_limit,
+    distinct,
     only_indexed,
     only_vectors,
 )
@@ -43,7 +44,7 @@ from memwal.ingest.read.traced import TracedView
 from memwal.ingest.read.tracer import Trace
 from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
-from memwal.wal import Corrupt, ObjectStore, SsTable
+from memwal.wal import Clock, Corrupt, ObjectStore, SsTable, SystemClock
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
@@ -61,11 +62,19 @@ class Reader:
     """
 
     def __init__(
-        self, base: BaseTable, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES, routing: int | None = None
+        self,
+        base: BaseTable,
+        store: ObjectStore,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        routing: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`base`: any version of the table. `cache_bytes`: limit for loaded SSTs. `routing`: version of the routing of
-        all views and buckets; None if their regions are not claimed.
+        all views and buckets; None if their regions are not claimed. `clock`: says which rows have expired; None for
+        the system's.
         """
+        self._clock = clock or SystemClock()
         self._store, self._cache, self._routing = store, SstCache(cache_bytes), routing
         self._lock = threading.Lock()
         self._base = base
@@ -105,6 +114,11 @@ class Reader:
         """The version of the base table that was opened last. Asks no storage."""
         return self._base.version
 
+    def expiry(self) -> Expiry | None:
+        """Return which rows have expired now, by the version that was opened last. Asks no storage."""
+        base = self._base
+        return None if base.ttl is None else base.expiry(self._clock.now())
+
     @property
     def gone(self) -> Mapping[str, str]:
         """Error texts for columns that the table had before, by column."""
@@ -134,7 +148,7 @@ class Reader:
         if above not in (None, base.version):
             raise BaseChanged
         out = checked_columns(columns, known.schema, known.gone)
-        asked = _distinct(normalise_keys(keys, known.schema, known.key))
+        asked = distinct(normalise_keys(keys, known.schema, known.key))
         view = self._merged_view(views, base, known, buckets, trace)
         parts = list(view.rows_of(asked, out, tombstones=tombstones, base=above is None))
         schema = known.projected(out)
@@ -316,10 +330,11 @@ class Reader:
         indexed = _searched(known.indexes) & frozenset(ranked)
         stacks = tuple(self._stack(view, base, known, indexed, trace) for view in views)
         base = base if trace is None else trace.begin(base, stacks)
-        below = BaseReads(base) if buckets is None else BucketReads(base, buckets)
+        expiry = None if base.ttl is None else base.expiry(self._clock.now())
+        below = BaseReads(base, expiry) if buckets is None else BucketReads(base, buckets, expiry)
         if trace is not None:
-            return TracedView(below, stacks, known.key, self._share, trace=trace, specs=known.indexes)
-        return MergedView(below, stacks, known.key, self._share)
+            return TracedView(below, stacks, known.key, self._share, expiry, trace=trace, specs=known.indexes)
+        return MergedView(below, stacks, known.key, self._share, expiry)
 
     def _stack(
         self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str], trace: Trace | None
@@ -376,15 +391,3 @@ class Reader:
 def _searched(indexes: Sequence[IndexSpec]) -> frozenset[str]:
     """Return the columns with an index that a search or match uses."""
     return frozenset(spec.column for spec in indexes if spec.kind != "btree")
-
-
-def _distinct(keys: pa.Table) -> pa.Table:
-    """Return each key once, in order of first appearance."""
-    if keys.num_rows < 2:
-        return keys
-    if keys.num_columns == 1:
-        return pa.table([pc.unique(keys.column(0))], names=keys.column_names)
-    # Arrow promises no order of groups, so the first row of each group is kept and sorted.
-    numbered = keys.append_column("_at", pa.array(np.arange(keys.num_rows)))
-    first = numbered.group_by(keys.column_names).aggregate([("_at", "min")]).column("_at_min")
-    return keys.take(pa.array(np.sort(first.to_numpy())))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
@@ -70,6 +71,18 @@ def check_filter(
     except (ValueError, OSError) as error:
         reason = unknown_column(filter, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
         raise Invalid(f"filter {filter!r}: {reason}") from None
+
+
+def distinct(keys: pa.Table) -> pa.Table:
+    """Return each key once, in order of first appearance."""
+    if keys.num_rows < 2:
+        return keys
+    if keys.num_columns == 1:
+        return pa.table([pc.unique(keys.column(0))], names=keys.column_names)
+    # Arrow promises no order of groups, so the first row of each group is kept and sorted.
+    numbered = keys.append_column("_at", pa.array(np.arange(keys.num_rows)))
+    first = numbered.group_by(keys.column_names).aggregate([("_at", "min")]).column("_at_min")
+    return keys.take(pa.array(np.sort(first.to_numpy())))
 
 
 def _unknown(what: str, column: str, schema: pa.Schema, gone: Mapping[str, str] | None) -> Invalid:

@@ -35,8 +35,10 @@ class Find(Protocol):
         """Return the live rows of `keys` (distinct), with some columns of a shape, from the levels in a region's view
         and the newest base table; if the last column is `_tombstone`, rows that delete too.
 
-        `above`: only rows above the base, which must have this version. Raises: CaptureOvertaken for a view that a
-        commit overtook; Reshaped if the base has another shape; BaseChanged; errors of reading storage.
+        `above`: only rows above the base, which must have this version. A row that has expired is not there: if the
+        last column is `_tombstone`, it is a delete without values, else it is left out.
+        Raises: CaptureOvertaken for a view that a commit overtook; Reshaped if the base has another shape; BaseChanged;
+        errors of reading storage.
         """
         ...
 
@@ -100,6 +102,8 @@ class RegionContext:
     rules: WriteRules = field(default_factory=WriteRules)
     find: Find | None = None
     """Looks stored rows up; needed if `rules` depend on them, never called if a put just replaces."""
+    any_expired: Callable[[pa.Table], bool] | None = None
+    """Returns whether one of a write's rows has expired, or may have; None: no row ever does. Called as `find` is."""
     keep: Keep | None = None
     """Keeps flushed memtables, so that reads need not load their SSTs; None: they are dropped."""
     routing: int = 1

@@ -40,7 +40,7 @@ from memwal.ingest.read.levels import RegionView
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.generations import RegionGenerations
-from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
+from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups
 from memwal.ingest.region.log import NOTHING_WRITTEN, Beside, RegionLog
 from memwal.ingest.region.state import RegionLevels
 from memwal.ingest.region.write_queue import Write
@@ -226,7 +226,7 @@ class RegionCore:
         """
         try:
             with self._ending:
-                for gathered in entry_sized(writes, self._context.limits.entry_size_max):
+                for gathered in self._groups.runs(writes, self._context.limits.entry_size_max):
                     group = self._groups.group(gathered, self._log.applied)
                     if group is not None:
                         self._append_and_apply(group)

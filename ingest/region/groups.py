@@ -9,14 +9,15 @@ for writes that have gathered:
    applied once, even if the table was resized meanwhile.
 3. The rows of the others are checked and copied as a whole (`ingest.region.admission`), and completed to whole rows if
    the table's rules depend on stored rows (`ingest.region.resolve`). A delete with a condition is a group by itself:
-   its keys are narrowed to those whose newest row passes (`ingest.region.conditions`).
+   its keys are narrowed to those whose newest row passes (`ingest.region.conditions`). Where the rules depend on stored
+   rows, a write with rows that have expired already is one too: to the writes after it, its keys have no row.
 4. If that refuses some writes they get their error, and the others start again at 2: their result may have built on
    rows of a refused one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memwal.flush.resizing.applied_maps import exceptions_by_producer, left_over, settle
@@ -87,6 +88,14 @@ class WriteGroups:
         self._resolver = resolver_of(context, self._admission)
         self._conditions = Conditions(context, self._admission)
 
+    def runs(self, writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Write]]:
+        """Yield `writes` in runs that may become a group each; see `entry_sized`."""
+        return entry_sized(writes, size_max, _is_conditional if self._resolver is None else self._is_alone)
+
+    def _is_alone(self, write: Write) -> bool:
+        any_expired = self._context.any_expired
+        return write.where is not None or (any_expired is not None and any_expired(write.rows))
+
     def group(self, gathered: Sequence[Write], applied: AppliedMap) -> WriteGroup | None:
         """Return the group of the writes that can be written, None if none can. `applied`: the region's map."""
         left = [write for write in gathered if write.take() and self._fits(write)]
@@ -147,23 +156,29 @@ class WriteGroups:
         return []
 
 
-def entry_sized(writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Write]]:
+def _is_conditional(write: Write) -> bool:
+    return write.where is not None
+
+
+def entry_sized(
+    writes: Sequence[Write], size_max: int, alone: Callable[[Write], bool] = _is_conditional
+) -> Iterator[Sequence[Write]]:
     """Yield runs of `writes` that fit into one entry of `size_max` bytes together, or are a single larger write.
 
-    A write with a condition is alone: what it deletes depends on the writes before it.
+    `alone`: whether a write is a run by itself, as one with a condition: what it deletes depends on those before it.
     """
     if len(writes) == 1:
         yield writes
         return
     run: list[Write] = []
-    size = 0
+    size, closed = 0, False
     for write in writes:
-        more = size_bound(write.rows)
-        if run and (size + more > size_max or write.where is not None or run[-1].where is not None):
+        more, closes = size_bound(write.rows), alone(write)
+        if run and (size + more > size_max or closes or closed):
             yield run
             run, size = [], 0
         run.append(write)
-        size += more
+        size, closed = size + more, closes
     if run:
         yield run
 

@@ -42,6 +42,16 @@ class StoredRows:
             self._reader.ask_storage()
             raise
 
+    def any_expired(self, rows: pa.Table) -> bool:
+        """Return whether one of `rows`, as a caller gave them, has expired; True if that cannot be told."""
+        expiry = self._reader.expiry()
+        if expiry is None or expiry.column not in rows.column_names:
+            return False
+        try:
+            return bool(expiry.mask(rows.column(expiry.column)).any())
+        except pa.ArrowInvalid:  # a value that the checks of the group will refuse, or convert
+            return True
+
 
 def look_up(
     context: RegionContext, keys: pa.Table, columns: Sequence[str], view: View, above: int | None = None

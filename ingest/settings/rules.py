@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from memwal.flush.base.definition import is_version_type
 from memwal.flush.base.row_hash import is_hashed
+from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
 from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.settings.endpoints import expanded
 from memwal.ingest.settings.kafka_rules import of_kafka
@@ -59,6 +60,7 @@ def of_table(table: TableSettings) -> Iterator[Problem]:
         if name in RESERVED or "." in name or not name:
             yield Problem("table", "columns", f"columns.{name}: the name is taken by Lance or memwal; rename it")
     yield from _of_version(table)
+    yield from _of_ttl(table)
     yield from _of_indexes(table)
 
 
@@ -214,6 +216,27 @@ def _of_key(table: TableSettings) -> Iterator[Problem]:
                 "key",
                 f"key column {name!r} is {table.columns[name]}; a key column is integer, text, binary or bool",
             )
+
+
+def _of_ttl(table: TableSettings) -> Iterator[Problem]:
+    name, seconds = table.ttl_column, table.ttl_seconds
+    if seconds and not name:
+        text = f"ttl = {table.ttl!r} needs the column that has the time of a row; set ttl_column too"
+        yield Problem("table", "ttl_column", text, needs=(("table", "ttl"),))
+    if name and seconds is None:
+        text = f"ttl_column = {name!r} has no effect without ttl; set ttl too, or remove ttl_column"
+        yield Problem("table", "ttl_column", text, needs=(("table", "ttl"),))
+    if seconds and not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        yield Problem("table", "ttl", f"ttl = {table.ttl!r}: give at least 1s, and at most 36500d")
+    if not name or not table.columns:
+        return
+    if name not in table.columns:
+        text = f"ttl_column = {name!r} is not among columns{suggestion(name, table.columns)}"
+        yield Problem("table", "ttl_column", text, needs=_column(name))
+    elif not is_time(parse_type(table.columns[name])):
+        times = [column for column, kind in table.columns.items() if is_time(parse_type(kind))]
+        text = f"ttl_column {name!r} is {table.columns[name]}; name a column of timestamps or dates"
+        yield Problem("table", "ttl_column", f"{text}{suggestion(name, times)}" if times else text)
 
 
 def _of_version(table: TableSettings) -> Iterator[Problem]:

@@ -8,7 +8,18 @@ from pydantic import AfterValidator, Field
 
 from memwal.flush.base.caches import CACHE_BYTES
 from memwal.flush.sst.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
-from memwal.ingest.settings.values import ColumnType, Duration, Index, Option, OrphanAge, Section, Size
+from memwal.ingest.settings.values import (
+    OFF,
+    ColumnType,
+    Duration,
+    Index,
+    Lifetime,
+    Option,
+    OrphanAge,
+    Section,
+    Size,
+    parse_duration,
+)
 from memwal.wal import WalOptions
 
 
@@ -59,6 +70,26 @@ class TableSettings(Section):
             "is skipped; empty = the later put wins; fixed when the table is created"
         ),
     )
+    ttl: Lifetime = Field(
+        "",
+        description=(
+            "age at which a row expires, such as 30d: no read returns it any more, and commits delete it from the base "
+            "table a minute later. Kept in the table: a new value changes it for all processes, off (or 0) removes it, "
+            "empty = leave it as it is"
+        ),
+    )
+    ttl_column: str = Field(
+        "",
+        description=(
+            "column of timestamps or dates (without a zone: UTC) that has the time of a row, for `ttl`; a row with "
+            "null never expires"
+        ),
+    )
+
+    @property
+    def ttl_seconds(self) -> float | None:
+        """`ttl` in seconds: 0 to remove that of the table, None to leave it as it is."""
+        return None if not self.ttl else 0.0 if self.ttl == OFF else parse_duration(self.ttl)
 
 
 class RegionsSettings(Section):

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Sec
 from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.secret_refs import check_only_reference, check_reference
 
+OFF = "off"
 SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES: Mapping[str, int] = {
     "B": 1,
@@ -47,6 +48,17 @@ def format_size(size: int) -> str:
     """Return the shortest text that `parse_size` reads back as the same number of bytes."""
     binary = {unit: factor for unit, factor in BYTES.items() if unit == "B" or "i" in unit}
     return _format(size, binary) if size else "0B"
+
+
+def check_lifetime(value: object) -> str:
+    """Return a lifetime as it is written: a duration, "off" (0 too), or "" for none given. Raises: ValueError."""
+    text = str(value).strip()
+    if text.lower() in ("", OFF):
+        return text.lower()
+    try:
+        return text if parse_duration(value) else OFF
+    except ValueError as error:
+        raise ValueError(f'{error}; or "{OFF}"') from None
 
 
 def _split(value: object, units: Mapping[str, float], wanted: str) -> tuple[float, float]:
@@ -85,6 +97,7 @@ def _a_day_at_least(seconds: float) -> float:
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
+Lifetime = Annotated[str, BeforeValidator(check_lifetime)]
 OrphanAge = Annotated[Duration, AfterValidator(_a_day_at_least)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 ColumnType = Annotated[str, AfterValidator(_checked_type)]

@@ -8,7 +8,8 @@ does not need exactly one leader: with two, commits meet on storage and wait for
 2. Decide (`ingest.table.commit_policy`), and flush or not; nothing is due while an operator has paused commits. If a
    load past the log asks for it, wait, but not for ever.
 3. Commit. A region that cannot be flushed does not keep other regions' SSTs from the commit.
-4. Maintenance, if something is due; it fails no commit.
+4. Maintenance, if something is due; it fails no commit. Expired rows are deleted also where nothing is committed: a
+   table to which nobody writes any more has its rows for the longest.
 
 Crash points: between any two steps. Every step is decided from what is on storage, so the process that opens the table
 next goes on.
@@ -66,6 +67,10 @@ class CommitSteps(Protocol):
         """Return whether a load asks that no commit is made now."""
         ...
 
+    def expire(self, paused: Callable[[], bool]) -> object:
+        """Delete expired rows of the base table if that is due, unless commits are `paused`. Raises: as `paused`."""
+        ...
+
     def maintain(self) -> object:
         """Do the maintenance that is due."""
         ...
@@ -105,7 +110,11 @@ class CommitLoop:
         if not self._steps.leads():
             return self._follow(waiting)
         decision = decide([*waiting, *self._steps.others()], self._limits, self._took + self._look_every)
-        if decision == "nothing" or self._paused() or self._gives_way():
+        if decision == "nothing":
+            with self._one_at_a_time:
+                self._steps.expire(self._paused)
+            return decision
+        if self._paused() or self._gives_way():
             return "nothing"
         began = self._clock.monotonic()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -9,8 +10,11 @@ import pyarrow as pa
 from memwal import flush, wal
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.values import format_duration
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import check_indexes, row_schema
+
+_LOG = logging.getLogger("memwal.table")
 
 
 def find_or_create(
@@ -25,7 +29,7 @@ def find_or_create(
     base = flush.BaseTable.find(table.uri, options)
     if base is not None:
         check_same_table(settings, base)
-        return base, False
+        return _with_ttl(settings, base), False
     wanted = schema if schema is not None else settings.arrow_schema()
     if not len(wanted) or not (table.key or table.append_only):
         raise Invalid(
@@ -38,7 +42,7 @@ def find_or_create(
     regions, wal_format, by = settings.regions.count, settings.wal.format, _append_by(settings)
     try:
         created = flush.BaseTable.create(
-            table.uri, wanted, table.key, regions, indexes, options, wal_format, by, _rules(settings)
+            table.uri, wanted, table.key, regions, indexes, options, wal_format, by, _rules(settings), _ttl(settings)
         )
         return created, True
     except (flush.TableExists, OSError):
@@ -46,7 +50,7 @@ def find_or_create(
         if (base := flush.BaseTable.find(table.uri, options)) is None:
             raise
         check_same_table(settings, base)
-        return base, False
+        return _with_ttl(settings, base), False
 
 
 def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
@@ -61,10 +65,10 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
         table, regions, options = settings.table, settings.regions.count, settings.storage_options(environ)
         indexes, wal_format, by = settings.index_specs(), _given_format(settings), _append_by(settings)
         adopted = flush.BaseTable.adopt(
-            table.uri, table.key, regions, indexes, options, wal_format, by, _rules(settings)
+            table.uri, table.key, regions, indexes, options, wal_format, by, _rules(settings), _ttl(settings)
         )
         check_same_table(settings, adopted)
-        return adopted, f"adopted ({adopted.wal_format})"
+        return _with_ttl(settings, adopted), f"adopted ({adopted.wal_format})"
 
 
 def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
@@ -158,6 +162,28 @@ def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
                 f"[table] columns.{field.name} is {field.type}, but {found} in the table at {settings.table.uri}; "
                 "correct the setting or choose another uri"
             )
+
+
+def _with_ttl(settings: Settings, base: flush.BaseTable) -> flush.BaseTable:
+    """Return `base` with the ttl of `settings`; as it is where these say nothing of it. Raises: InvalidRows."""
+    wanted = _ttl(settings)
+    if settings.table.ttl_seconds is None or wanted == base.ttl:
+        return base
+    newest = flush.set_ttl(base, wanted, wal.SystemClock())
+    _LOG.warning("%s: %s; before: %s", base.uri, ttl_text(wanted), ttl_text(base.ttl))
+    return newest
+
+
+def ttl_text(ttl: flush.Ttl | None) -> str:
+    """Return a ttl in words, such as "rows expire 30d after event_time"."""
+    if ttl is None:
+        return "no row expires"
+    return f"rows expire {format_duration(ttl.seconds)} after {ttl.column or 'a column that was dropped'}"
+
+
+def _ttl(settings: Settings) -> flush.Ttl | None:
+    seconds = settings.table.ttl_seconds
+    return flush.Ttl(settings.table.ttl_column, seconds) if seconds else None
 
 
 def _append_by(settings: Settings) -> list[str] | None:

@@ -44,6 +44,7 @@ from memwal.ingest.table.deletes import RegionDeletes
 from memwal.ingest.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.table.resize import Resizing
 from memwal.ingest.table.share import RegionReads, regions_of
+from memwal.ingest.table.stored_status import ttl_status
 from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
 from memwal.ingest.table.writes import TableWrites
 from memwal.ingest.threads import Periodic
@@ -61,9 +62,11 @@ class Table(LevelReads):
 
     def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
         """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
-        reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=base.routing_version)
+        routing, clock = base.routing_version, context.clock
+        reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=routing, clock=clock)
         super().__init__(base, reader)
-        context = replace(context, find=StoredRows(self._reader), keep=self._reader.keep)
+        stored = StoredRows(self._reader)
+        context = replace(context, find=stored, any_expired=stored.any_expired, keep=self._reader.keep)
         self.regions = RegionSet(base, context)
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
@@ -78,9 +81,7 @@ class Table(LevelReads):
         self._closed = self._ended = False
         self.id = base.table_id or context.store.url("")
         """Identifies the table, whichever process serves it."""
-        self.resizing = Resizing(
-            base.uri, self.regions, base.routing_version, lambda: self._reader.opened.routing_version
-        )
+        self.resizing = Resizing(base.uri, self.regions, routing, lambda: self._reader.opened.routing_version)
         self._at_once = AT_ONCE if context.store.remote else 1  # regions asked in parallel
         try:
             list(each(self._claimed, claim, self._at_once))
@@ -195,11 +196,11 @@ class Table(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return `{"table", "base_version", "rows", "regions": […], "commit_failures": […], "paused", "versions"}`.
+        """Return `{"table", "base_version", "rows", "ttl", "regions", "commit_failures", "paused", "versions"}`.
 
-        `rows`: those of the base table. `commit_failures`: those of the last commit of this process
-        (`TableUpkeep.failures`). `paused`: what an operator holds, as `rpc.pauses.Paused`. `versions`: of memwal, its
-        protocol and its storage, by owner.
+        `rows`: of the base table, with expired ones that are not deleted yet. `ttl`: None, or `{"column", "seconds"}`
+        (no column if it was dropped). `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
+        `paused`: what an operator holds, as `rpc.pauses.Paused`. `versions`: of memwal, protocol and storage, by owner.
         """
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
@@ -212,6 +213,7 @@ class Table(LevelReads):
             "base_version": base.version,
             "routing": self.base.routing_version,
             "rows": base.dataset.count_rows(),
+            "ttl": ttl_status(base),
             "regions": regions,
             "commit_failures": self.upkeep.failures,
             "paused": self.pauses.recent(),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import lance
 
 from memwal import flush
 from memwal.flush.base.fsync import sync_table
+from memwal.flush.commits.expiry import GRACE, ExpiredRows
 from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments
 from memwal.ingest.errors import classify
 from memwal.wal import Clock
@@ -27,9 +29,18 @@ class BaseUpkeep:
     at its next interval.
     """
 
-    def __init__(self, base: flush.BaseTable, clock: Clock, rules: MaintenanceRules) -> None:
-        """Everything is due at first. `base`: any version of the table."""
-        self._base, self._clock = base, clock
+    def __init__(
+        self,
+        base: flush.BaseTable,
+        clock: Clock,
+        rules: MaintenanceRules,
+        expired: Callable[[int], object] | None = None,
+    ) -> None:
+        """Everything is due at first. `base`: any version of the table. `expired`: called with the number of expired
+        rows that were deleted.
+        """
+        self._base, self._clock, self._tell_expired = base, clock, expired
+        self._expired, self._expired_at = ExpiredRows(), -math.inf
         self._indexes = tuple(spec.name for spec in base.indexes)
         self._vectors = tuple(spec for spec in base.indexes if spec.kind == "ivf_pq")
         # Compaction goes after merging: it joins only fragments that are in one index segment.
@@ -44,18 +55,44 @@ class BaseUpkeep:
             if interval and (name != "clean up" or rules.versions_age_min)
         }
 
-    def run(self) -> Sequence[str]:
-        """Run the steps that are due; return one line per step that changed something."""
+    def run(self, newest: flush.BaseTable | None = None) -> Sequence[str]:
+        """Run the steps that are due; return one line per step that changed something.
+
+        `newest`: as for `expire`.
+        """
         now = self._clock.monotonic()
         due = [name for name, when in self._due.items() if when <= now]
-        lines = [line for name in due if (line := self._guarded(name))]
-        for line in lines:
+        # Rows are deleted before fragments are compacted, which drops them from the files.
+        return [*self.expire(newest), *(line for name in due if (line := self._told(self._guarded(name))))]
+
+    def expire(
+        self, newest: flush.BaseTable | None = None, unless: Callable[[], bool] = lambda: False
+    ) -> Sequence[str]:
+        """Delete expired rows if that is due; return a line if there were some.
+
+        `newest`: the newest version known, None for that of the constructor. If it has no ttl, storage is not asked.
+        `unless`: asked when it is due; True: it is left for later.
+        """
+        ttl, now = (newest or self._base).ttl, self._clock.monotonic()
+        if ttl is None or not ttl.column or now < self._expired_at + (interval := self._expired.interval(ttl)):
+            return []
+        if unless():
+            return []
+        self._expired_at = now
+        line = self._told(self._try("deleting expired rows", self._expire, interval))
+        return [line] if line else []
+
+    def _told(self, line: str) -> str:
+        if line:
             _LOG.info("%s: %s", self._base.uri, line)
-        return lines
+        return line
 
     def _guarded(self, name: str) -> str:
         interval, step = self._steps[name]
         self._due[name] = self._clock.monotonic() + interval
+        return self._try(name, step, interval)
+
+    def _try(self, name: str, step: Callable[[lance.LanceDataset], str], interval: float) -> str:
         try:
             base = self._base
             dataset = lance.dataset(base.uri, storage_options=dict(base.storage_options), session=base.caches.session)
@@ -70,6 +107,14 @@ class BaseUpkeep:
     def _merge(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
         merged = merge_segments(dataset, self._indexes, rules.segments_min, self._vectors) if self._indexes else []
         return f"index segments merged: {', '.join(merged)}" if merged else ""
+
+    def _expire(self, dataset: lance.LanceDataset) -> str:
+        base = self._base.latest()  # its ttl counts: another process may have changed it
+        expiry = base.expiry(self._clock.now() - GRACE)
+        rows = 0 if expiry is None else self._expired.collect(dataset, expiry, base.storage_options)
+        if rows and self._tell_expired is not None:
+            self._tell_expired(rows)
+        return f"expired rows deleted: {rows:,}" if rows else ""
 
     @staticmethod
     def _compact(dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:

@@ -31,9 +31,9 @@ class StoredTable(LevelReads):
     Invariants. Nothing is written and nothing is claimed, whoever serves the table.
     """
 
-    def __init__(self, base: flush.BaseTable, store: wal.ObjectStore) -> None:
-        """`base`: any version; every read opens the newest."""
-        super().__init__(base, Reader(base, store))
+    def __init__(self, base: flush.BaseTable, store: wal.ObjectStore, clock: wal.Clock | None = None) -> None:
+        """`base`: any version; every read opens the newest. `clock`: None for the system's."""
+        super().__init__(base, Reader(base, store, clock=clock))
         self._store, self._levels = store, StoredLevels(store)
         self._changes = StoredChanges(base, store)
 

@@ -23,9 +23,15 @@ def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[s
         "base_version": base.version,
         "routing": base.routing_version,
         "rows": base.dataset.count_rows(),
+        "ttl": ttl_status(base),
         "regions": regions,
         "paused": Pauses(store, wal.SystemClock()).now(),
     }
+
+
+def ttl_status(base: flush.BaseTable) -> dict[str, Any] | None:
+    """Return when rows expire, for a status: None, or `{"column", "seconds"}`; the column is None if it was dropped."""
+    return None if base.ttl is None else {"column": base.ttl.column or None, "seconds": base.ttl.seconds}
 
 
 def _region(

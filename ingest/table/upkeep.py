@@ -34,7 +34,8 @@ _LOG = logging.getLogger("memwal.table")
 class TableUpkeep:
     """The steps of `ingest.table.commit_loop`, and the collection.
 
-    Thread safety. `commit` and `maintain` one at a time (the loop ensures it), `collect` too; the rest any thread.
+    Thread safety. `commit`, `maintain` and `expire` one at a time (the loop ensures it), `collect` too; the rest any
+    thread.
     """
 
     def __init__(self, regions: RegionSet, reader: Reader, upkeep: Upkeep, take_over: Callable[[], object]) -> None:
@@ -43,7 +44,7 @@ class TableUpkeep:
         base, context = reader.opened, regions.context
         self._uri = base.uri
         self._committer = context.ids.entry_id()
-        self.maintain = BaseUpkeep(base, context.clock, upkeep.maintenance).run
+        self._maintenance = BaseUpkeep(base, context.clock, upkeep.maintenance, context.meters.commits.expired)
         self.caught_up = base.version
         """The newest base version whose commits this process has taken over."""
         self.held = HeldBack()
@@ -138,6 +139,16 @@ class TableUpkeep:
         except (wal.WalError, MemWalError) as error:  # the commit is done; the next read or commit tries again
             _LOG.warning("%s: cannot take over changed columns yet: %s", self._uri, error)
         return report
+
+    def maintain(self) -> None:
+        """Maintain the base table, after a commit. Never raises."""
+        self._maintenance.run(self._reader.opened)
+
+    def expire(self, paused: Callable[[], bool]) -> None:
+        """Delete expired rows of the base table if that is due, where no commit is, unless commits are `paused` or a
+        load asks them to wait. Raises: as `paused`.
+        """
+        self._maintenance.expire(self._reader.opened, unless=lambda: paused() or self.asked_to_wait())
 
     def _committed(self) -> CommitReport:
         context = self._regions.context

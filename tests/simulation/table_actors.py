@@ -9,6 +9,8 @@ import lance
 import pyarrow as pa
 
 from memwal import flush, wal
+from memwal.flush.base.ttl import Expiry
+from memwal.flush.commits.expiry import ExpiredRows
 from memwal.flush.commits.load import RowsToLoad, load
 from memwal.flush.commits.maintenance import clean_up, compact, merge_segments
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
@@ -108,6 +110,37 @@ class Upkeep(Visitor):
             world.say(f"upkeep: {chosen}, version {dataset.version}")
 
 
+class _OfStrangers(Expiry):
+    """The rows of the meddler have expired, and no others: their value is 0."""
+
+    @property
+    def expired(self) -> str:
+        return f"{self.column} < {self.least}"
+
+
+class Expirer(Visitor):
+    """Collects expired rows: those of the meddler. They share fragments with others once these were compacted."""
+
+    pace = (1.0, 3.0, 6.0)
+
+    def __init__(self, world: TableWorld, name: str) -> None:
+        self._rows = ExpiredRows()
+        super().__init__(world, name)
+
+    def step(self) -> None:
+        world, dataset = self.world, None
+        try:
+            dataset = lance.dataset(world.uri)
+            rows = self._rows.collect(dataset, _OfStrangers("v", pa.int64(), 1), {})
+            world.say(f"expired rows deleted: {rows}")
+        except (OSError, RuntimeError, ValueError) as error:
+            world.say(f"deleting expired rows: {type(error).__name__}")
+        finally:
+            with world.scheduler.undisturbed():
+                there = lance.dataset(world.uri).to_table(columns=["id"])["id"].to_pylist()
+            world.strangers.update({key: key in there for key in world.strangers})
+
+
 class Meddler(Stranger):
     """Another program with rows of its own that does to the table what Lance allows, at any moment."""
 
@@ -142,7 +175,7 @@ class Meddler(Stranger):
         finally:
             with self.world.scheduler.undisturbed():
                 there = lance.dataset(self.world.uri).to_table(columns=["id"])["id"].to_pylist()
-            self.world.strangers.update({key: key in there for key in fresh})
+            self.world.strangers.update({key: key in there for key in (*old, *fresh)})
 
     def _delete(self, dataset: lance.LanceDataset) -> None:
         there = sorted(key for key, there in self.world.strangers.items() if there)

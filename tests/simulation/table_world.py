@@ -2,9 +2,9 @@
 
 A `World` whose weather is mild for the log and whose traffic is in the base table: small generations, two committers
 that race, a collector to which nothing is too young, upkeep, a stranger that appends, merges, deletes, compacts, builds
-and extends indexes and cleans versions up; and in every fifth seed somebody who loads past the log. Again and again,
-and after every restart, everything is looked at, at one moment, as a crash of the whole machine would leave it
-(`TableWorld.inspect`):
+and extends indexes and cleans versions up; in every fifth seed somebody who loads past the log, in every seventh a
+collection of expired rows, the stranger's. Again and again, and after every restart, everything is looked at, at one
+moment, as a crash of the whole machine would leave it (`TableWorld.inspect`):
 
  1. `memwal verify --deep` finds nothing.
  2. Rows at the levels durable, flushed and committed: nothing acknowledged is missing, doubled or older.
@@ -48,6 +48,7 @@ from tests.simulation.scheduler import SimulatedClock, Trace
 from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Weather
 from tests.simulation.table_actors import (
     EagerCommitter,
+    Expirer,
     HungryCollector,
     Inspector,
     Loader,
@@ -69,13 +70,14 @@ _VISITORS: Mapping[str, type[Visitor]] = {
     "collector": HungryCollector,
     "upkeep": Upkeep,
     "meddler": Meddler,
+    "expirer": Expirer,
     "reader": StorageReader,
     "query": Driver,
     "inspector": Inspector,
     "loader": Loader,
 }
-_LOADS_EVERY = 5
-"""Seeds; in one of so many a loader is at work."""
+_LOADS_EVERY, _EXPIRES_EVERY = 5, 7
+"""Seeds; in one of so many a loader is at work, or rows expire."""
 _BEINGS = ("committer0", "committer1", "collector0", "upkeep0", "meddler0", "reader0", "query0")
 
 
@@ -88,6 +90,7 @@ class TableWorld(World):
 
     def __init__(self, seed: int, directory: str, trace: Trace) -> None:
         self._has_loader = seed % _LOADS_EVERY == 0
+        self._has_expirer = seed % _EXPIRES_EVERY == 0
         super().__init__(seed, directory, trace)
         self.synced: dict[UUID, int] = {}
         """Per region the highest generation in a base version that was synced."""
@@ -114,6 +117,8 @@ class TableWorld(World):
         )
         if self._has_loader:
             shape = replace(shape, visitors=(*shape.visitors, "loader0"))
+        if self._has_expirer:
+            shape = replace(shape, visitors=(*shape.visitors, "expirer0"))
         weather = Weather(
             rate=chance.choice((0.0, 0.005, 0.01, 0.02)),
             put_faults=PUT_FAULTS,

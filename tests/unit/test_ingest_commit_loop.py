@@ -23,6 +23,7 @@ class Region:
         self.memtable: list[float] = []
         self.ssts: list[list[float]] = []
         self.done: list[str] = []
+        self.expired: list[float] = []
         self.latest = 0.0
         """The longest that a row stayed out of the base table."""
         self.fails: dict[str, BaseException] = {}
@@ -33,6 +34,7 @@ class Region:
             flush=self.flush,
             commit=self.commit,
             maintain=lambda: self.done.append("maintain"),
+            expire=lambda paused: None if paused() else self.expired.append(self.clock.monotonic()),
             leads=lambda: self.leads,
             others=lambda: self.others,
             catch_up=lambda: self.done.append("catch up"),
@@ -100,6 +102,16 @@ def test_an_idle_table_is_left_alone() -> None:
     done = len(region.done)
     region.live(1000, every=0, then=region.put)
     assert region.done[:done] == region.done == ["flush", "commit", "maintain"]
+
+
+def test_expired_rows_are_looked_for_by_who_leads_also_where_nothing_waits() -> None:
+    region = Region(30.0)
+    region.live(100, every=0, then=region.put)
+    looked = len(region.expired)
+    assert looked >= 90
+    region.leads = False
+    region.live(100, every=0, then=region.put)
+    assert len(region.expired) == looked
 
 
 def test_who_does_not_lead_publishes_in_time_and_commits_nothing() -> None:
@@ -212,7 +224,7 @@ def test_while_commits_are_paused_nothing_is_due_and_a_commit_on_demand_commits(
     region, paused = Region(10.0), True
     region.loop = CommitLoop(region.steps, CommitLimits(10.0, 8, 1 << 30), region.clock, lambda: paused)
     region.live(100, every=5, then=region.put)
-    assert region.done == []
+    assert (region.done, region.expired) == ([], [])
     region.leads = False
     region.live(100, every=5, then=region.put)
     assert set(region.done) == {"catch up"}, "what others commit is learned all the same"
