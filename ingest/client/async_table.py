@@ -185,13 +185,15 @@ async def connect_async(
     fallback: str = "error",
     storage_options: Mapping[str, str] | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
 ) -> AsyncTable:
     """As `connect`, for asynchronous programs: the methods of the table are awaited, `async with` closes it.
 
     `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once; a cancelled put
     may be applied: repeat it with its token. Raises: as `connect`.
     """
-    made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max)
+    made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key)
     threads, caller = CallThreads("async-connect", 1), Caller()
     job = threads.submit(partial(caller.run, made))
     try:

@@ -35,6 +35,7 @@ from memwal.ingest.client.stream import RegionStream
 from memwal.ingest.client.writes import InFlight, RoutedWrite, deciding_failure
 from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc.connection import Connection, as_vector
+from memwal.ingest.rpc.tls import NO_TLS, ClientTls
 from memwal.memtable import row_schema
 from memwal.wal import Clock, Ids
 
@@ -68,7 +69,7 @@ class RemoteTable(Reads):
         location: str | Sequence[str],
         *,
         token: str | None = None,
-        tls_ca: bytes | None = None,
+        tls: ClientTls = NO_TLS,
         clock: Clock | None = None,
         ids: Ids | None = None,
         patience: float | None = None,
@@ -84,7 +85,7 @@ class RemoteTable(Reads):
         `table`, `id`: its address and id, None for any.
         `find`: see `Router`.
         """
-        opened = partial(Connection, token=token, tls_ca=tls_ca)
+        opened = partial(Connection, token=token, tls=tls)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
         self.clock, self.router.table, self.router.id = self.router.clock, table, id
         self._in_flight, self._restarts, self._rising = InFlight(in_flight_max), restarts, HighestTokens()

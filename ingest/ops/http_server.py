@@ -30,6 +30,9 @@ BRIEF = frozenset({"/health/readyz"})
 """Paths that answer a caller without a token by their status alone: probes of Kubernetes cannot send a secret, and the
 reasons name regions and storage. Such a caller does not make this process ask storage more often than `BRIEF_AGE` of
 `answers`."""
+PROBES = frozenset({"/health/livez", *BRIEF})
+"""Paths that need no client certificate where the others do: probes of Kubernetes cannot present one."""
+_NO_CERTIFICATE = "no client certificate; present one that a CA of daemon.tls_client_ca signed"
 _END = 5.0
 _IDLE = 15.0
 """Seconds for which a connection without requests is kept: each takes a descriptor."""
@@ -103,6 +106,8 @@ class HttpServer:
     async def _guarded(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        if self._guard.client_ca and request.path not in PROBES and not _has_certificate(request):
+            return response(Page.of({"error": _NO_CERTIFICATE}, 403))
         given = request.headers.get("Authorization")
         admitted = self._guard.admits(given)
         request[IS_BRIEF] = not admitted and given is None and request.path in BRIEF
@@ -112,3 +117,8 @@ class HttpServer:
             return await handler(request)
         except web.HTTPException as error:
             return response(Page.of({"error": error.reason}, error.status))
+
+
+def _has_certificate(request: web.Request) -> bool:
+    """Whether the caller presented a certificate; TLS has checked it then."""
+    return bool(request.transport is not None and request.transport.get_extra_info("peercert"))

@@ -190,6 +190,21 @@ class DaemonSettings(Section):
     tls_ca: str = Field(
         "", description="PEM file with the CA that clients trust, on executors too; empty = the system's"
     )
+    tls_client_ca: str = Field(
+        "",
+        description=(
+            "PEM file with the CAs that sign clients' certificates (mutual TLS): whoever connects must present one, "
+            "other daemons too; empty = no client certificates"
+        ),
+    )
+    tls_client_cert: str = Field(
+        "",
+        description=(
+            "PEM file with the certificate that this process, its peers and Spark tasks present to daemons; empty = "
+            "none, or tls_cert if tls_client_ca is set"
+        ),
+    )
+    tls_client_key: str = Field("", description="PEM file with its private key, without a password")
 
 
 class DlqSettings(Section):

@@ -176,12 +176,16 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
 
 
 def _of_access(daemon: DaemonSettings) -> Iterator[Problem]:
-    """Check that a certificate has its key, and roles a token of admins."""
-    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+    """Check that a certificate has its key, client certificates TLS, and roles a token of admins."""
+    pairs = ("tls_cert", "tls_key"), ("tls_client_cert", "tls_client_key")
+    for given, missing in (*pairs, *(pair[::-1] for pair in pairs)):
         if getattr(daemon, given) and not getattr(daemon, missing):
             yield Problem(
                 "daemon", missing, f"{missing} is not set, but {given} is; set both the certificate and its key"
             )
+    if daemon.tls_client_ca and not (daemon.tls_cert or daemon.tls_key):
+        text = "tls_client_ca is set, but tls_cert is not; a daemon takes client certificates with TLS only, set both"
+        yield Problem("daemon", "tls_client_ca", text)
     for given in ("write_token", "read_token"):
         if getattr(daemon, given).get_secret_value() and not daemon.token.get_secret_value():
             yield Problem("daemon", "token", f"token is not set, but {given} is; set the token of admins as well")

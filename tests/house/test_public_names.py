@@ -113,7 +113,8 @@ def test_open_and_connect() -> None:
         "read_only",
         "take_over",
     ]
-    assert parameters(memwal.connect) == ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max"]
+    connecting = ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max", "tls_cert", "tls_key"]
+    assert parameters(memwal.connect) == connecting
 
 
 def public(kind: type) -> set[str]:
