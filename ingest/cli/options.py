@@ -33,9 +33,12 @@ def console() -> Console:
 
 def settings_of(config: Path) -> Settings:
     """Load a configuration. Raises: Invalid with every problem."""
+    from memwal.ingest import tracing
     from memwal.ingest.settings.load import load
 
-    return load(config, os.environ)
+    settings = load(config, os.environ)
+    tracing.begin("memwal", settings.tracing)
+    return settings
 
 
 def names_in(text: str | None) -> list[str] | None:

@@ -17,13 +17,13 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from memwal.ingest.caller import Caller
+from memwal.ingest.caller import Caller, carried
 from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream, Calls
 from memwal.ingest.client.awaiting import answer_of
 from memwal.ingest.client.connect import connected
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.errors import Invalid, translate_errors
-from memwal.ingest.table.public import Table
+from memwal.ingest.table.public import Table, method_of
 from memwal.ingest.table.stored import StoredTable
 from memwal.ingest.threads import CallThreads
 
@@ -48,7 +48,7 @@ class _Awaited(Generic[P, S]):
 
         @wraps(method)
         async def awaited(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> S:
-            answer = await table._call(lambda of: getattr(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
+            answer = await table._call(lambda of: method_of(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
             return result(answer, table._read)  # noqa: SLF001
 
         self._awaited = awaited
@@ -166,7 +166,7 @@ class AsyncTable:
             raise Invalid("the table was connected in another process, and a fork copies no threads; connect here")
         self._callers.add(caller)
         try:
-            return await answer_of(threads.submit(partial(caller.run, call)), caller)
+            return await answer_of(threads.submit(carried(partial(caller.run, call))), caller)
         except CancelledError:
             raise Invalid(_CLOSED) from None
         finally:

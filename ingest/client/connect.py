@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memwal import flush, wal
+from memwal.ingest import tracing
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc import owner_notes as owners
@@ -70,6 +71,7 @@ def connected(
         raise Invalid(f"location = {location!r}: write grpc://host:port, or the address of the table")
     if fallback not in FALLBACKS:
         raise Invalid(f"fallback = {fallback!r}; write one of {', '.join(map(repr, FALLBACKS))}")
+    tracing.join()
     tls = _tls(tls_ca, tls_cert, tls_key)
     shown: dict[str, Any] = {"token": token, "tls": tls, "in_flight_max": in_flight_max}
     if not is_table(location):

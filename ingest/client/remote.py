@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.flush import CommitReport
+from memwal.ingest import tracing
 from memwal.ingest.api.arguments import keys_or_filter
 from memwal.ingest.api.deletes import FilterDelete
 from memwal.ingest.api.keys import normalise_keys
@@ -164,12 +165,13 @@ class RemoteTable(Reads):
         router, seconds = self.router, float("inf") if timeout is None else timeout
         attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
 
-        name, asked = str(region), list[Callable[[], bool]]()
+        name, asked, trace = str(region), list[Callable[[], bool]](), tracing.headers() if tracing.on else ()
 
         def open_put() -> Any:
             patience, to = attempts.patience(alone=router.alone), router.owner(name)
             asked[:] = [router.watch(to.endpoint, [name])]
-            return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing, rows)
+            with tracing.continued(trace):
+                return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing, rows)
 
         def again(error: MemWalError) -> None:
             router.before_next(attempts, error, router.rounds)

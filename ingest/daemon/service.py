@@ -48,6 +48,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from memwal.ingest import tracing
 from memwal.ingest.api.changes import ChangesRequest, packed
 from memwal.ingest.api.deletes import Where
 from memwal.ingest.api.explanation import Explanation
@@ -55,9 +56,11 @@ from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import Caller
+from memwal.ingest.daemon.spans import span_of_action, span_of_read, span_of_write, told_rows
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome, classify
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
+from memwal.ingest.rpc import trace_headers
 from memwal.ingest.rpc.guard import Guard, role_of
 from memwal.ingest.rpc.roles import Role, permits
 from memwal.ingest.rpc.wire import (
@@ -108,7 +111,8 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
     def wrapped(self: FlightService, *args: Any) -> T:
         table = self.table
         try:
-            return method(self, *args)
+            with tracing.continued(trace_headers.received(args[0])) if tracing.on else tracing.OFF:
+                return method(self, *args)
         except BaseException as error:
             raise_over_flight(self.told(classify(as_exception(error)), table))
             raise
@@ -128,7 +132,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         `place`: this daemon's endpoint and its peers; None: a single daemon. Raises: OSError if the port is taken.
         """
         self._guard = guard or Guard()
-        super().__init__(location, **self._guard.flight_options())
+        super().__init__(location, **trace_headers.taking_headers(self._guard.flight_options()))
         self.table, self._place = table, place or Place()
         self._refused = float("-inf")
 
@@ -242,6 +246,10 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return request
 
     def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
+        with span_of_write(request, rows):
+            return self._written(request, rows)
+
+    def _written(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
         if request["op"] == "put":
             token = Token(request["producer"], request["sequence"])
             routing = request.get("routing", 1)  # senders without it have never seen a resized table
@@ -266,7 +274,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             request[str(kind.sends)] = rows if kind.sends == "keys" else rows.column(0).combine_chunks()
         if is_explained:
             request["explain"] = told.append
-        answer: pa.Table | RowStream = getattr(self._of(request), op)(**request)
+        with span_of_read(op) as span:
+            answer: pa.Table | RowStream = getattr(self._of(request), op)(**request)
+            told_rows(span, answer)
         if isinstance(answer, RowStream) or not is_explained:
             return answer
         return answer.replace_schema_metadata({**(answer.schema.metadata or {}), EXPLANATION: told[0].to_json()})
@@ -298,7 +308,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         }
         if name not in acts:
             raise Invalid(f"unknown action {name!r}")
-        return acts[name](request)
+        with span_of_action(name):
+            return acts[name](request)
 
     def _count(self, name: str, request: dict[str, Any]) -> int:
         return int(getattr(self._of(request), name)(**request))

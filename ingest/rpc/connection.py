@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from memwal.ingest import tracing
 from memwal.ingest.api.reads import READS
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import given_up, present
@@ -19,6 +20,7 @@ from memwal.ingest.rpc.credentials import bearer
 from memwal.ingest.rpc.exchange import Answers, OpenRead, exchanged, message_of, read_all, rows_of
 from memwal.ingest.rpc.row_stream import Told, streamed
 from memwal.ingest.rpc.tls import NO_TLS, ClientTls
+from memwal.ingest.rpc.trace_headers import sent_headers
 from memwal.ingest.rpc.wire import EXPLANATION, StreamSum, explained, from_flight, pack
 from memwal.wal.errors import first_line
 
@@ -171,7 +173,8 @@ class Connection:
         return read_all(self._client.do_get(flight.Ticket(command), self._options(timeout)))
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        sent = [*self._headers, *sent_headers()] if tracing.on else self._headers
+        return flight.FlightCallOptions(timeout=timeout, headers=sent)
 
     def _open_put(self, request: Mapping[str, Any], schema: pa.Schema, timeout: float | None) -> OpenPut:
         descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._table_name()}))

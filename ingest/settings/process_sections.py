@@ -243,6 +243,25 @@ class LogSettings(Section):
     format: Literal["text", "json"] = Field("text", description="one line of text or one JSON object per message")
 
 
+class TracingSettings(Section):
+    """OpenTelemetry spans, sent to a collector over OTLP/HTTP; needs the extra `otel`. Its OTEL_* variables count."""
+
+    enabled: bool = Field(False, description="whether to make spans and send them; off costs nothing")
+    endpoint: str = Field(
+        "",
+        description=(
+            "URL of the collector, such as http://127.0.0.1:4318; empty = OTEL_EXPORTER_OTLP_ENDPOINT, or port 4318 "
+            "of this host"
+        ),
+    )
+    sample: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the traces begun here that is kept; 1 = all, or what OTEL_TRACES_SAMPLER says",
+    )
+
+
 class CostSettings(Section):
     """Prices of requests to an object store, for metrics of what they cost; local files cost nothing."""
 

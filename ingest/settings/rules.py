@@ -32,7 +32,7 @@ def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[
     """Return every violated rule. `refused`: (section, key) pairs with refused values, replaced by defaults."""
     problems = [*of_table(settings.table), *of_append(settings)]
     problems += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
-    problems += [*of_daemon(settings), *of_dlq(settings)]
+    problems += [*of_daemon(settings), *of_dlq(settings), *of_tracing(settings)]
     return [problem for problem in problems if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 
@@ -196,6 +196,16 @@ def of_dlq(settings: Settings) -> Iterator[Problem]:
     dlq, table = settings.dlq, settings.table
     if dlq.uri and dlq.uri.rstrip("/") == table.uri.rstrip("/"):
         yield Problem("dlq", "uri", f"uri = {dlq.uri!r} is the table itself; choose another location for dead letters")
+
+
+def of_tracing(settings: Settings) -> Iterator[Problem]:
+    """Check the address of the collector, without repeating what may be a password."""
+    url = settings.tracing.endpoint
+    if "@" in url:
+        text = "endpoint has a user name in it; put credentials into OTEL_EXPORTER_OTLP_HEADERS"
+        yield Problem("tracing", "endpoint", text)
+    elif url and not url.startswith(("http://", "https://")):
+        yield Problem("tracing", "endpoint", f"endpoint = {url!r}; write http://host:port or https://host:port")
 
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from memwal.flush import BaseTable, CommitReport
 from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.load_notes import is_asked_to_wait
 from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.ingest import tracing
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.read.sst_cache import CACHE_BYTES
@@ -120,7 +121,10 @@ class TableUpkeep:
         """
         context, before = self._regions.context, dict(self.held.regions)
         try:
-            report = self._committed()
+            with tracing.span("memwal.table.commit") if tracing.on else tracing.OFF as span:
+                report = self._committed()
+                rows = report.rows_inserted + report.rows_updated + report.rows_deleted
+                tracing.note(span, ssts=report.ssts, rows=rows, bytes=report.bytes_written)
         except BaseException as error:
             self._failed = error
             for writer in self._regions.writers:
@@ -191,13 +195,15 @@ class TableUpkeep:
         regions = [writer.region for writer in self._regions.writers]
         if leads:
             regions += self._regions.collector.fallen_away(base)
-        found = self._regions.collector.collect(
-            base,
-            ages or self._upkeep.ages,
-            plans_min=flush.PLANS_MIN,
-            regions=regions,
-            orphans=leads,
-        )
+        with tracing.span("memwal.table.collect") if tracing.on else tracing.OFF as span:
+            found = self._regions.collector.collect(
+                base,
+                ages or self._upkeep.ages,
+                plans_min=flush.PLANS_MIN,
+                regions=regions,
+                orphans=leads,
+            )
+            tracing.note(span, regions=len(regions), bytes=found.bytes)
         if found.bytes:
             _LOG.info("%s", found.summary())
         if found.unreadable or found.unaccounted:
