@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
+
+from memwal.ingest.cli.quiet import CommandConsole
 
 if TYPE_CHECKING:
     from memwal.ingest.settings.load import Settings
@@ -26,9 +27,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be del
 Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 
-def console() -> Console:
-    """Return a console on standard output, without emoji: a path may contain `FILE:a:`."""
-    return Console(emoji=False)
+def console() -> CommandConsole:
+    """Return the console of the present command."""
+    return CommandConsole()
 
 
 def settings_of(config: Path) -> Settings:

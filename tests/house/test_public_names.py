@@ -190,7 +190,7 @@ def test_the_kinds_of_error_and_the_token_are_public() -> None:
 
 
 def test_commands() -> None:
-    assert commands() == COMMANDS
+    assert commands() == {name: {*parameters, "quiet"} for name, parameters in COMMANDS.items()}
 
 
 def test_distribution_and_command(texts: Mapping[str, str]) -> None:
