@@ -17,6 +17,7 @@ from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.maintenance import BaseUpkeep
 from memwal.ingest.table.open import maintenance_rules, open_table, without_upkeep
+from memwal.ingest.table.upkeep import traced_commit
 
 
 def commit(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, as_json: bool) -> int:
@@ -27,14 +28,16 @@ def commit(settings: Settings, environ: Mapping[str, str], console: CommandConso
     uri, options, clock = settings.table.uri, settings.storage_options(environ), wal.SystemClock()
     (base, store), limits = open_base(settings, environ), settings.commit
     with console.status("committing") as shown:
-        report = flush.commit(
-            uri,
-            options,
-            store,
-            clock=clock,
-            retries=limits.retries,
-            memory_max=limits.memory_max,
-            options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
+        report = traced_commit(
+            lambda: flush.commit(
+                uri,
+                options,
+                store,
+                clock=clock,
+                retries=limits.retries,
+                memory_max=limits.memory_max,
+                options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
+            )
         )
         shown.update("maintaining the base table")
         done = BaseUpkeep(base, clock, maintenance_rules(settings)).run()

@@ -121,10 +121,7 @@ class TableUpkeep:
         """
         context, before = self._regions.context, dict(self.held.regions)
         try:
-            with tracing.span("memwal.table.commit") if tracing.on else tracing.OFF as span:
-                report = self._committed()
-                rows = report.rows_inserted + report.rows_updated + report.rows_deleted
-                tracing.note(span, ssts=report.ssts, rows=rows, bytes=report.bytes_written)
+            report = traced_commit(self._committed)
         except BaseException as error:
             self._failed = error
             for writer in self._regions.writers:
@@ -195,15 +192,13 @@ class TableUpkeep:
         regions = [writer.region for writer in self._regions.writers]
         if leads:
             regions += self._regions.collector.fallen_away(base)
-        with tracing.span("memwal.table.collect") if tracing.on else tracing.OFF as span:
-            found = self._regions.collector.collect(
-                base,
-                ages or self._upkeep.ages,
-                plans_min=flush.PLANS_MIN,
-                regions=regions,
-                orphans=leads,
-            )
-            tracing.note(span, regions=len(regions), bytes=found.bytes)
+        found = self._regions.collector.collect(
+            base,
+            ages or self._upkeep.ages,
+            plans_min=flush.PLANS_MIN,
+            regions=regions,
+            orphans=leads,
+        )
         if found.bytes:
             _LOG.info("%s", found.summary())
         if found.unreadable or found.unaccounted:
@@ -254,6 +249,15 @@ class TableUpkeep:
         except (wal.WalError, MemWalError):
             if self._regions.has(writer):
                 raise
+
+
+def traced_commit(commit: Callable[[], CommitReport]) -> CommitReport:
+    """Return what `commit` does, in a span while tracing is on."""
+    with tracing.span("memwal.table.commit") if tracing.on else tracing.OFF as span:
+        report = commit()
+        rows = report.rows_inserted + report.rows_updated + report.rows_deleted
+        tracing.note(span, ssts=report.ssts, rows=rows, bytes=report.bytes_written)
+        return report
 
 
 def _committed(writer: RegionWriter, base: BaseTable) -> bool:

@@ -151,6 +151,21 @@ print(json.dumps([name for name in sys.modules if name.startswith("opentelemetry
 """
 
 
+def test_commands_make_spans_of_their_steps(
+    small_config: Callable[..., Path], cli: Callable[..., Any], collector: Collector, uri: str, made: Any
+) -> None:
+    with memwal.open(uri, settings=small_config()) as table:
+        table.put(made.rows(range(10)))
+        table.flush()
+    config = small_config("traced.toml", tracing={"enabled": True, "endpoint": collector.url})
+    for command in ("commit", "gc"):
+        ran = cli(command, config, process=True)
+        assert ran.code == 0, ran.err
+    committed = only(collector.named("memwal.table.commit"))
+    assert (committed.service, committed.attributes["memwal.rows"]) == ("memwal", 10)
+    assert only(collector.named("memwal.table.collect")).attributes["memwal.regions"] > 0
+
+
 def test_off_imports_nothing_and_the_sample_counts(
     start: Callable[..., Any], collector: Collector, tmp_path: Path
 ) -> None:
