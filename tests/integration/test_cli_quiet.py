@@ -28,6 +28,7 @@ ARGUMENTS = {
     "index add": ("price", "btree"),
     "index drop": ("price_btree",),
     "dlq show": ("ffff",),
+    "load": ("more.parquet",),
 }
 """What a command needs besides its configuration."""
 
@@ -117,6 +118,15 @@ def test_steps_print_what_they_did_without_progress(cli: Cli, config: Path, uri:
     assert (quiet.code, "checking" in quiet.out, "clean" in quiet.out) == (0, False, True)
     found = cli("query", config, "--format", "json", "--limit", "100", "--quiet")
     assert len(json.loads(found.out)) == 9
+
+
+def test_a_load_says_what_it_loaded_only(cli: Cli, config: Path, tmp_path: Path, made: Any) -> None:
+    for number in range(2):
+        pq.write_table(made.table(range(20 + number, 21 + number)), tmp_path / f"{number}.parquet")
+    loud, quiet = cli("load", config, tmp_path / "0.parquet"), cli("load", config, tmp_path / "1.parquet", "--quiet")
+    assert (loud.code, quiet.code) == (0, 0), (loud, quiet)
+    assert "reading the files for a token" in loud.err
+    assert (quiet.err, len(quiet.out.splitlines())) == ("", len(loud.out.splitlines()))
 
 
 def test_a_run_prints_its_report_only(cli: Cli, small_config: Callable[..., Path], tmp_path: Path, made: Any) -> None:
