@@ -35,6 +35,7 @@ import pyarrow as pa
 
 import memwal
 from memwal import wal
+from memwal.ingest.table.public import Table
 
 BATCHES, SAMPLES, ROWS, KEYS, READ_EVERY, WORDS_OF_A_ROW, WIDTH = 100_000, 10, 20, 2_000, 25, 12, 16
 INDEXES = ("fts", "ivf_pq", "btree")
@@ -90,7 +91,7 @@ class Sample:
 class Client:
     """Puts micro-batches, reads after every few, and knows how long each took. Thread safety. One thread."""
 
-    def __init__(self, table: memwal.ingest.table.embedded.Table, options: argparse.Namespace) -> None:
+    def __init__(self, table: Table, options: argparse.Namespace) -> None:
         self._table, self._rows, self._keys, self._every = table, options.rows, options.keys, options.read_every
         self._indexes = frozenset(options.index)
         self._random = np.random.default_rng(14)

@@ -13,6 +13,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TypeVar
 
+from memwal.ingest import tracing
 from memwal.ingest.errors import LATE, MEMORY, Invalid, Unavailable
 
 T = TypeVar("T")
@@ -145,5 +146,5 @@ def given_up() -> Unavailable:
 
 
 def carried(call: Callable[[], T]) -> Callable[[], T]:
-    """Return `call` for another thread, which then works for the caller of this one."""
-    return call if _PRESENT.get() is None else partial(copy_context().run, call)
+    """Return `call` for another thread, which then works for the caller of this one, and within its trace."""
+    return call if _PRESENT.get() is None and not tracing.on else partial(copy_context().run, call)

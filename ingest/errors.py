@@ -147,6 +147,7 @@ _EXTRAS = {
     "py4j": ("PySpark", "spark"),
     "pandas": ("pandas, which PySpark needs,", "spark"),
     "fastavro": ("fastavro", "kafka"),
+    "opentelemetry": ("OpenTelemetry", "otel"),
 }
 """Optional libraries by import name: how to call it, and the extra of the distribution that installs it.
 

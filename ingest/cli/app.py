@@ -18,9 +18,10 @@ import typer
 from memwal.ingest.cli.failure import report
 from memwal.ingest.cli.groups import config_app, dlq_app, index_app, pause, regions_app, resume
 from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
+from memwal.ingest.cli.quiet import Commands
 from memwal.ingest.ops.logs import silence_grpc
 
-app = typer.Typer(
+app = Commands(
     name="memwal",
     help="Streaming ingestion into Lance tables: durable, queryable at once, exactly once.",
     no_args_is_help=True,
@@ -62,7 +63,8 @@ def run(
     from memwal.ingest.pipeline.run import run as run_pipelines
     from memwal.ingest.settings.load import load_every
 
-    return run_pipelines(load_every(config, os.environ), once=once, console=console())
+    screen = console()
+    return run_pipelines(load_every(config, os.environ), once=once, console=screen, notes=screen.notes)
 
 
 @app.command()
@@ -103,11 +105,14 @@ def serve(
             os.environ,
             lifeline=None,
             ready=say,
+            on_replay=screen.on_replay,
             http_ready=lambda url: screen.out(f"page, metrics, health and status at {url}", highlight=False),
             take_over=take_over,
         )
     if not code:
-        screen.out("stopped; every acknowledged row is kept, and the next daemon continues from here", highlight=False)
+        screen.notes.out(
+            "stopped; every acknowledged row is kept, and the next daemon continues from here", highlight=False
+        )
     return code
 
 
@@ -122,14 +127,15 @@ def init(config: Config) -> int:
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
     ttl = "" if base.ttl is None else f", {ttl_text(base.ttl)}"
-    console().out(
+    screen = console()
+    screen.out(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
         f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions "
         f"(routing version {base.routing_version}), indexes: {indexes}{rules}{ttl}",
         highlight=False,
     )
     for line in index.not_kept(base):
-        console().out(line, highlight=False)
+        screen.notes.out(line, highlight=False)
     return 0
 
 

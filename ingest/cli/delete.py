@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from rich.console import Console
-
 from memwal.ingest.api.keys import parse_key
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import count
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
@@ -20,7 +19,7 @@ from memwal.ingest.table.open import open_table, without_upkeep
 def delete(
     settings: Settings,
     environ: Mapping[str, str],
-    console: Console,
+    console: CommandConsole,
     keys: tuple[str, ...],
     filter: str | None,
     *,
@@ -45,7 +44,10 @@ def delete(
         if isinstance(table, RemoteTable):
             receipt = table.delete(what, filter=filter)
         else:
-            with closing(open_table(without_upkeep(settings), environ)) as owned, console.status("deleting"):
+            with (
+                closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as owned,
+                console.status("deleting"),
+            ):
                 receipt = owned.delete(what, filter=filter)
         found = receipt.rows if what is None else found
     missing = "" if what is None or found == len(what) else f"; {count(len(what) - found, 'key')} had no row"

@@ -15,6 +15,7 @@ from rich.console import Console
 from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import as_rich, count, print_rows, write_json
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.client.target import opened
 from memwal.ingest.dlq.replay import Replaying, with_ids
@@ -90,7 +91,7 @@ def show_letter(
 def replay(
     settings: Settings,
     environ: Mapping[str, str],
-    console: Console,
+    console: CommandConsole,
     *,
     ids: list[str],
     stage: str | None,
@@ -105,7 +106,7 @@ def replay(
     options = tuple((name, value.get_secret_value()) for name, value in settings.table.storage_options.items())
     target = opened(settings.table.uri, options)
     mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
-    with ending_spark(), _writable(settings, environ) as table:
+    with ending_spark(), _writable(settings, environ, console) as table:
         replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
         outcome = replaying.replay(condition, limit)
     replayed, remain = count(outcome.replayed, "dead letter"), outcome.stay.total()
@@ -153,14 +154,14 @@ def _find(settings: Settings, environ: Mapping[str, str]) -> DeadLetters | None:
 
 
 @contextmanager
-def _writable(settings: Settings, environ: Mapping[str, str]) -> Iterator[Any]:
+def _writable(settings: Settings, environ: Mapping[str, str], console: CommandConsole) -> Iterator[Any]:
     """Yield the table: through its owner if one answers, else opened here, which claims its regions."""
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
         with found:
             yield found
         return
-    with closing(open_table(without_upkeep(settings), environ)) as table:
+    with closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as table:
         yield table
 
 

@@ -10,17 +10,18 @@ import typer
 
 from memwal.ingest.cli.failure import lines_of
 from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, OfCommits, Stage, console, settings_of
+from memwal.ingest.cli.quiet import Commands
 from memwal.ingest.errors import Invalid
 
-config_app = typer.Typer(help="Check or print a configuration.", no_args_is_help=True)
+config_app = Commands(help="Check or print a configuration.", no_args_is_help=True)
 
-dlq_app = typer.Typer(
+dlq_app = Commands(
     help="List, show, replay or delete dead letters: rows of the source that could not be used.", no_args_is_help=True
 )
 
-index_app = typer.Typer(help="List, add or drop indexes of a table, while it is written too.", no_args_is_help=True)
+index_app = Commands(help="List, add or drop indexes of a table, while it is written too.", no_args_is_help=True)
 
-regions_app = typer.Typer(help="Change the number of regions of a table.", no_args_is_help=True)
+regions_app = Commands(help="Change the number of regions of a table.", no_args_is_help=True)
 
 
 def pause(

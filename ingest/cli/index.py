@@ -6,18 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.filesize import decimal
 
 from memwal import flush, wal
 from memwal.ingest.cli.open import open_base
 from memwal.ingest.cli.print import columns, count, write_json
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table import indexes
 
 
-def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
+def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, as_json: bool) -> int:
     """Print the indexes that memwal keeps, and the others that the base table has. Raises: Invalid if it is absent."""
     base, _ = open_base(settings, environ)
     listed, others = flush.list_indexes(base), flush.undeclared(base)
@@ -39,7 +39,7 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as
     ]
     console.print(columns(f"indexes of {base.uri}, version {base.version}", names, rows, "the table has no index"))
     for line in not_kept(base):
-        console.out(line, highlight=False)
+        console.notes.out(line, highlight=False)
     return 0
 
 
@@ -50,7 +50,12 @@ def not_kept(base: flush.BaseTable) -> list[str]:
 
 
 def add(
-    settings: Settings, environ: Mapping[str, str], console: Console, column: str, kind: str, given: Sequence[str]
+    settings: Settings,
+    environ: Mapping[str, str],
+    console: CommandConsole,
+    column: str,
+    kind: str,
+    given: Sequence[str],
 ) -> int:
     """Add an index; `given`: parameters as NAME=VALUE. Raises: Invalid; flush errors."""
     base, _ = open_base(settings, environ)
@@ -64,7 +69,7 @@ def add(
     return 0
 
 
-def drop(settings: Settings, environ: Mapping[str, str], console: Console, name: str) -> int:
+def drop(settings: Settings, environ: Mapping[str, str], console: CommandConsole, name: str) -> int:
     """Drop an index. Raises: Invalid if there is none; flush errors."""
     base, _ = open_base(settings, environ)
     column = next((spec.column for spec in base.indexes if spec.name == name), None)
@@ -72,7 +77,7 @@ def drop(settings: Settings, environ: Mapping[str, str], console: Console, name:
     console.out(f"dropped the index {name} of {base.uri}", highlight=False)
     if column in settings.table.indexes:
         text = f"[table] indexes still names {column}: remove it there, or the next start will refuse the setting"
-        console.out(text, highlight=False)
+        console.notes.out(text, highlight=False)
     return 0
 
 

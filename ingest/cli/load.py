@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Self
@@ -25,6 +25,7 @@ from memwal.flush.base.load_id import load_id
 from memwal.flush.commits.load_notes import PAUSE_MAX, ask_to_wait, withdraw
 from memwal.ingest.cli.open import open_base, open_for_reading
 from memwal.ingest.cli.print import count, write_json
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.loads.checked import CheckedRows, check_files, check_rules
@@ -50,14 +51,14 @@ class Asked:
     as_json: bool
 
 
-def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: Console) -> int:
+def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: CommandConsole) -> int:
     """Load files; print what was done, and return the exit code. Progress is printed to standard error.
 
     Raises: Invalid for wrong files, rows, rules or a wrong token, and if the table does not exist; Unavailable; flush
     and wal errors.
     """
     clock = wal.SystemClock()
-    began, progress = clock.monotonic(), _Progress(Console(stderr=True, emoji=False))
+    began, progress = clock.monotonic(), _Progress(Console(stderr=True, emoji=False, quiet=console.is_quiet))
     if asked.token is not None:
         _check_token(asked.token)
     base, store = open_base(settings, environ)
@@ -74,7 +75,7 @@ def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: 
         if asked.dry_run:
             return _dry(base.uri, checked, token, console, as_json=asked.as_json)
         progress.tell("committing what was put before")
-        _settle(settings, environ, base, store, clock)
+        _settle(settings, environ, base, store, clock, console.on_replay)
         with _commits_waiting(store, load_id(token), clock):
             report = _load(settings, base, store, checked, token, clock, progress)
     if report.already:
@@ -124,12 +125,13 @@ def _settle(
     base: flush.BaseTable,
     store: wal.ObjectStore,
     clock: wal.Clock,
+    on_replay: Callable[..., None] | None,
 ) -> None:
     """Step 3. Raises: Unavailable if rows that the log held when this began stay there."""
     tips = {region: _tip(base, store, region) for region in wal.regions(store)}
     options = settings.wal.options()
     for _ in range(_SETTLE_ATTEMPTS):
-        _flush(settings, environ)
+        _flush(settings, environ, on_replay)
         flush.commit(
             base.uri,
             base.storage_options,
@@ -149,14 +151,14 @@ def _settle(
     )
 
 
-def _flush(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Publish the memtables, and rows of logs that no process owns."""
+def _flush(settings: Settings, environ: Mapping[str, str], on_replay: Callable[..., None] | None) -> None:
+    """Publish the memtables, and rows of logs that no process owns. `on_replay`: as of `open_table`."""
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
         with found:
             found.flush()
     elif any(region["memtable_rows"] for region in found.status()["regions"]):
-        with closing(open_table(without_upkeep(settings), environ)) as table:
+        with closing(open_table(without_upkeep(settings), environ, on_replay=on_replay)) as table:
             table.flush()
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
+
+from memwal.ingest.cli.quiet import CommandConsole
 
 if TYPE_CHECKING:
     from memwal.ingest.settings.load import Settings
@@ -27,16 +28,19 @@ OfCommits = Annotated[bool, typer.Option("--commits", help="the table's automati
 Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 
-def console() -> Console:
-    """Return a console on standard output, without emoji: a path may contain `FILE:a:`."""
-    return Console(emoji=False)
+def console() -> CommandConsole:
+    """Return the console of the present command."""
+    return CommandConsole()
 
 
 def settings_of(config: Path) -> Settings:
     """Load a configuration. Raises: Invalid with every problem."""
+    from memwal.ingest import tracing
     from memwal.ingest.settings.load import load
 
-    return load(config, os.environ)
+    settings = load(config, os.environ)
+    tracing.begin("memwal", settings.tracing)
+    return settings
 
 
 def names_in(text: str | None) -> list[str] | None:

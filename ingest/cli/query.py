@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.console import Console
 
 from memwal.ingest.api.explanation import Explanation
 from memwal.ingest.api.keys import parse_key
@@ -18,6 +17,7 @@ from memwal.ingest.api.reads import check_level
 from memwal.ingest.api.watch import Explain
 from memwal.ingest.cli.open import Readable, open_for_reading
 from memwal.ingest.cli.print import count, print_rows
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 
@@ -42,7 +42,13 @@ class Query:
 
 
 def answer(
-    settings: Settings, environ: Mapping[str, str], query: Query, form: str, console: Console, *, explain: bool = False
+    settings: Settings,
+    environ: Mapping[str, str],
+    query: Query,
+    form: str,
+    console: CommandConsole,
+    *,
+    explain: bool = False,
 ) -> int:
     """Run `query`, print its rows and return the exit code. `explain`: then print its explanation, to standard error
     where standard output is for programs. Raises: Invalid for options that do not go together.
@@ -58,7 +64,7 @@ def answer(
     print_rows(shown.column_names, [shown], form, console)
     if table:
         left_out = f"; not shown: {', '.join(hidden)} (name them in --columns)" if hidden else ""
-        console.print(f"{count(rows.num_rows, 'row')}{left_out}")
+        console.notes.print(f"{count(rows.num_rows, 'row')}{left_out}")
     for explanation in told:
         if form == "table":
             console.out(f"\n{explanation}", highlight=False)

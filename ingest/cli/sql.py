@@ -6,25 +6,27 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
-from rich.console import Console
 
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import count, print_rows
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.settings.load import Settings
 
 ROWS_PER_TABLE = 1000
 """Rows that are printed as one table: its columns are as wide as they need."""
 
 
-def answer(settings: Settings, environ: Mapping[str, str], query: str, level: str, form: str, console: Console) -> int:
+def answer(
+    settings: Settings, environ: Mapping[str, str], query: str, level: str, form: str, console: CommandConsole
+) -> int:
     """Run `query` (- for standard input), print its rows as they come, and return the exit code. Raises: Invalid."""
     text = sys.stdin.read() if query == "-" else query
     table = open_for_reading(settings, environ)
     with table.sql(text, level=level) as rows:
         total = print_rows(rows.schema.names, _parts(rows), form, console)
     if form == "table":
-        console.print(count(total, "row"))
+        console.notes.print(count(total, "row"))
     return 0
 
 

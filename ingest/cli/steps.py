@@ -7,19 +7,20 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.filesize import decimal
 
 from memwal import flush, wal
 from memwal.ingest.cli.open import open_base, open_for_reading
 from memwal.ingest.cli.print import count, write_json
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.maintenance import BaseUpkeep
 from memwal.ingest.table.open import maintenance_rules, open_table, without_upkeep
+from memwal.ingest.table.upkeep import traced_commit
 
 
-def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
+def commit(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, as_json: bool) -> int:
     """Commit the published SSTs from storage, whichever process owns the regions; then maintain the base table.
 
     Rows in memtables stay there: flush first. Raises: Invalid if the table does not exist; flush and wal errors.
@@ -27,14 +28,16 @@ def commit(settings: Settings, environ: Mapping[str, str], console: Console, *, 
     uri, options, clock = settings.table.uri, settings.storage_options(environ), wal.SystemClock()
     (base, store), limits = open_base(settings, environ), settings.commit
     with console.status("committing") as shown:
-        report = flush.commit(
-            uri,
-            options,
-            store,
-            clock=clock,
-            retries=limits.retries,
-            memory_max=limits.memory_max,
-            options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
+        report = traced_commit(
+            lambda: flush.commit(
+                uri,
+                options,
+                store,
+                clock=clock,
+                retries=limits.retries,
+                memory_max=limits.memory_max,
+                options=wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget),
+            )
         )
         shown.update("maintaining the base table")
         done = BaseUpkeep(base, clock, maintenance_rules(settings)).run()
@@ -73,7 +76,7 @@ def describe(uri: str, report: flush.CommitReport) -> str:
     )
 
 
-def flush_table(settings: Settings, environ: Mapping[str, str], console: Console) -> int:
+def flush_table(settings: Settings, environ: Mapping[str, str], console: CommandConsole) -> int:
     """Flush the memtables to SSTs: through the daemon that owns the regions if one answers, else by claiming them
     here, which fences an owner that does not answer. If the log is empty, no region is claimed.
 
@@ -88,7 +91,10 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Console
     else:
         rows = _in_memory(found.status()["regions"])
         if rows:
-            with closing(open_table(without_upkeep(settings), environ)) as table, console.status("flushing"):
+            with (
+                closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as table,
+                console.status("flushing"),
+            ):
                 table.flush()
         by = "this process, because no daemon answers"
     said = f"flushed {rows:,} rows of {settings.table.uri}" if rows else f"nothing to flush in {settings.table.uri}"

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.console import Console
 
 from memwal.ingest.api.changes import REGION, ROW, Changes
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import as_rich, write_json
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.cli.values import shown_rows
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
@@ -32,7 +32,7 @@ class Tail:
     follow: bool
 
 
-def tail(settings: Settings, environ: Mapping[str, str], asked: Tail, form: str, console: Console) -> int:
+def tail(settings: Settings, environ: Mapping[str, str], asked: Tail, form: str, console: CommandConsole) -> int:
     """Print changes until there are no more, with `follow` until interrupted; then the position, to standard error.
 
     Raises: Invalid, `changes_gone` among it.
@@ -42,11 +42,12 @@ def tail(settings: Settings, environ: Mapping[str, str], asked: Tail, form: str,
     changes = table.changes(since, images=asked.images, columns=asked.columns, follow=asked.follow)
     with suppress(KeyboardInterrupt):  # it is how a tail that follows ends
         _print(changes, form, console)
-    print(f"--since '{json.dumps(changes.position)}' goes on from here", file=sys.stderr)
+    if not console.is_quiet:
+        print(f"--since '{json.dumps(changes.position)}' goes on from here", file=sys.stderr)
     return 0
 
 
-def _print(changes: Changes, form: str, console: Console) -> None:
+def _print(changes: Changes, form: str, console: CommandConsole) -> None:
     head: list[str] = []
     writer = csv.writer(sys.stdout)
     for batch in changes:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -15,6 +14,7 @@ from memwal.flush.verification.finding import Finding
 from memwal.flush.verification.runner import Progress as OnProgress
 from memwal.flush.verification.runner import Verified, verify_table
 from memwal.ingest.cli.print import count, write_json
+from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.settings.load import Settings
 from memwal.wal.retries import with_retried_reads
 
@@ -22,7 +22,7 @@ DAMAGED = 1
 """Exit code if there are findings."""
 
 
-def show(settings: Settings, environ: Mapping[str, str], console: Console, *, deep: bool, as_json: bool) -> int:
+def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, deep: bool, as_json: bool) -> int:
     """Check the table, print one line per finding and a summary; return 0 if clean, else 1. Writes nothing.
 
     Raises: NotALanceTable, NotInitialised; errors of storage.
@@ -31,7 +31,7 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, de
     clock = wal.SystemClock()
     store = with_retried_reads(wal.open_store(uri, options), clock, wal.WalOptions())
     began = clock.monotonic()
-    with _progress(console, wanted=not as_json) as told:
+    with _progress(console, wanted=not (as_json or console.is_quiet)) as told:
         found = verify_table(store, uri, deep=deep, on_progress=told)
     if as_json:
         write_json({**asdict(found), "clean": not found.findings})
@@ -58,7 +58,7 @@ def _summary(found: Verified, seconds: float) -> Text:
 
 
 @contextmanager
-def _progress(console: Console, *, wanted: bool) -> Iterator[OnProgress | None]:
+def _progress(console: CommandConsole, *, wanted: bool) -> Iterator[OnProgress | None]:
     """Show a progress bar on a terminal while the context lasts; elsewhere nothing."""
     if not wanted or not console.is_terminal:
         yield None

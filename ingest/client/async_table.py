@@ -17,13 +17,13 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from memwal.ingest.caller import Caller
+from memwal.ingest.caller import Caller, carried
 from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream, Calls
 from memwal.ingest.client.awaiting import answer_of
 from memwal.ingest.client.connect import connected
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.errors import Invalid, translate_errors
-from memwal.ingest.table.public import Table
+from memwal.ingest.table.public import Table, method_of
 from memwal.ingest.table.stored import StoredTable
 from memwal.ingest.threads import CallThreads
 
@@ -48,7 +48,7 @@ class _Awaited(Generic[P, S]):
 
         @wraps(method)
         async def awaited(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> S:
-            answer = await table._call(lambda of: getattr(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
+            answer = await table._call(lambda of: method_of(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
             return result(answer, table._read)  # noqa: SLF001
 
         self._awaited = awaited
@@ -166,7 +166,7 @@ class AsyncTable:
             raise Invalid("the table was connected in another process, and a fork copies no threads; connect here")
         self._callers.add(caller)
         try:
-            return await answer_of(threads.submit(partial(caller.run, call)), caller)
+            return await answer_of(threads.submit(carried(partial(caller.run, call))), caller)
         except CancelledError:
             raise Invalid(_CLOSED) from None
         finally:
@@ -185,13 +185,15 @@ async def connect_async(
     fallback: str = "error",
     storage_options: Mapping[str, str] | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
 ) -> AsyncTable:
     """As `connect`, for asynchronous programs: the methods of the table are awaited, `async with` closes it.
 
     `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once; a cancelled put
     may be applied: repeat it with its token. Raises: as `connect`.
     """
-    made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max)
+    made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key)
     threads, caller = CallThreads("async-connect", 1), Caller()
     job = threads.submit(partial(caller.run, made))
     try:

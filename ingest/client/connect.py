@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from memwal import flush, wal
+from memwal.ingest import tracing
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc import owner_notes as owners
-from memwal.ingest.rpc.credentials import authority
+from memwal.ingest.rpc.tls import ClientTls, authority, client_certificate
 from memwal.ingest.table.live_owners import noted_owners
 from memwal.ingest.table.public import Table
 from memwal.ingest.table.stored import StoredTable
@@ -38,6 +39,8 @@ def connect(
     fallback: str = "error",
     storage_options: Mapping[str, str] | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
 ) -> Table:
     """Connect to the daemons of a table.
 
@@ -46,9 +49,10 @@ def connect(
     owners' notes (with `storage_options`: Lance's own), now and whenever a region has no owner. `token`: sent as a
     bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: most bytes of rows in flight; a put that finds
     no room waits. `fallback`: for the address of a table that no daemon serves: "error" raises, "durable" reads
-    storage. Raises: Invalid for a wrong location, Unavailable if no daemon answers.
+    storage. `tls_cert`, `tls_key`: PEM files of the certificate that the client presents, and of its private key.
+    Raises: Invalid for a wrong location or certificate, Unavailable if no daemon answers.
     """
-    return Table(connected(location, token, tls_ca, fallback, storage_options, in_flight_max))
+    return Table(connected(location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key))
 
 
 def connected(
@@ -58,6 +62,8 @@ def connected(
     fallback: str = "error",
     storage_options: Mapping[str, str] | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
 ) -> RemoteTable | StoredTable:
     """Return the table behind that of `connect`, with all its parts. Raises: as `connect`."""
     location = str(location) if isinstance(location, os.PathLike) else location
@@ -65,8 +71,9 @@ def connected(
         raise Invalid(f"location = {location!r}: write grpc://host:port, or the address of the table")
     if fallback not in FALLBACKS:
         raise Invalid(f"fallback = {fallback!r}; write one of {', '.join(map(repr, FALLBACKS))}")
-    trusted = None if tls_ca is None else authority(tls_ca)
-    shown: dict[str, Any] = {"token": token, "tls_ca": trusted, "in_flight_max": in_flight_max}
+    tracing.join()
+    tls = _tls(tls_ca, tls_cert, tls_key)
+    shown: dict[str, Any] = {"token": token, "tls": tls, "in_flight_max": in_flight_max}
     if not is_table(location):
         if fallback != "error":
             raise Invalid("fallback needs the address of the table, not of a daemon")
@@ -85,6 +92,15 @@ def connected(
     if served is None and fallback == "error":
         raise Unavailable(nobody_serves(base, store))
     return StoredTable(base, store) if served is None else served
+
+
+def _tls(ca: str | Path | bytes | None, certificate: str | Path | None, key: str | Path | None) -> ClientTls:
+    trusted = None if ca is None else authority(ca)
+    if certificate is None and key is None:
+        return ClientTls(trusted)
+    if certificate is None or key is None:
+        raise Invalid("tls_cert and tls_key: give both the certificate and its private key")
+    return ClientTls(trusted, *client_certificate(certificate, key))
 
 
 def is_table(location: str | Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.flush import CommitReport
+from memwal.ingest import tracing
 from memwal.ingest.api.arguments import keys_or_filter
 from memwal.ingest.api.deletes import FilterDelete
 from memwal.ingest.api.keys import normalise_keys
@@ -36,6 +37,7 @@ from memwal.ingest.client.writes import InFlight, RoutedWrite, deciding_failure
 from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc.connection import Connection, as_vector
 from memwal.ingest.rpc.protocol import known
+from memwal.ingest.rpc.tls import NO_TLS, ClientTls
 from memwal.memtable import row_schema
 from memwal.wal import Clock, Ids
 
@@ -44,7 +46,6 @@ T = TypeVar("T")
 STATUS_TIMEOUT, READ_TIMEOUT, WRITE_TIMEOUT, STEP_TIMEOUT = 10.0, 120.0, 120.0, 1800.0
 """Seconds after which a call with all its attempts is abandoned. The limit of a write is longer than the default put
 timeout and retry budget; a step (flush, commit) may build an index."""
-
 ANSWER_TIMEOUT = 5.0
 """Seconds beyond a put's own timeout in which the daemon can still answer, since its error says more than none."""
 
@@ -69,7 +70,7 @@ class RemoteTable(Reads):
         location: str | Sequence[str],
         *,
         token: str | None = None,
-        tls_ca: bytes | None = None,
+        tls: ClientTls = NO_TLS,
         clock: Clock | None = None,
         ids: Ids | None = None,
         patience: float | None = None,
@@ -85,7 +86,7 @@ class RemoteTable(Reads):
         `table`, `id`: its address and id, None for any.
         `find`: see `Router`.
         """
-        opened = partial(Connection, token=token, tls_ca=tls_ca)
+        opened = partial(Connection, token=token, tls=tls)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
         self.clock, self.router.table, self.router.id = self.router.clock, table, id
         self._in_flight, self._restarts, self._rising = InFlight(in_flight_max), restarts, HighestTokens()
@@ -164,12 +165,13 @@ class RemoteTable(Reads):
         router, seconds = self.router, float("inf") if timeout is None else timeout
         attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
 
-        name, asked = str(region), list[Callable[[], bool]]()
+        name, asked, trace = str(region), list[Callable[[], bool]](), tracing.headers() if tracing.on else ()
 
         def open_put() -> Any:
             patience, to = attempts.patience(alone=router.alone), router.owner(name)
             asked[:] = [router.watch(to.endpoint, [name])]
-            return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing, rows)
+            with tracing.continued(trace):
+                return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing, rows)
 
         def again(error: MemWalError) -> None:
             router.before_next(attempts, error, router.rounds)

@@ -23,6 +23,7 @@ from memwal.ingest.suggest import suggestion
 
 STORAGE = "storage_options."
 SINCE = "since"
+_ACCESS = ("token", "tls_ca", "tls_cert", "tls_key")
 """The option that tells a stream of changes from a read of rows."""
 ROWS_PER_PARTITION = 1_000_000
 
@@ -35,7 +36,10 @@ class TableOptions:
     leaves out.
     """
 
-    NAMES: ClassVar[tuple[str, ...]] = ("path", "endpoint", "token", "tls_ca", f"{STORAGE}NAME")
+    NAMES: ClassVar[tuple[str, ...]] = (
+        *("path", "endpoint", "token", "tls_ca", "tls_cert", "tls_key"),
+        f"{STORAGE}NAME",
+    )
     USE: ClassVar[str] = ""
     """How a user names the table, for the error without it."""
 
@@ -69,6 +73,9 @@ class TableOptions:
                 problems.append(f"option {name} = {options[name]!r}: {problem}")
             except Invalid as problem:
                 problems.append(f"option {problem}")
+        for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+            if options.get(given) and not options.get(missing):
+                problems.append(f"option {missing} is missing; give both the certificate and its key")
         if not options.get("path", "").strip():
             problems.append(f"no address of a table; write {cls.USE}")
         if problems:
@@ -76,7 +83,7 @@ class TableOptions:
         return cls(
             uri=options["path"].strip(),
             endpoints=tuple(filter(None, options.get("endpoint", "").split(","))),
-            access=Access(options.get("token", ""), options.get("tls_ca", "")),
+            access=Access(*(options.get(name, "") for name in _ACCESS)),
             storage=tuple((name[len(STORAGE) :], text) for name, text in options.items() if name.startswith(STORAGE)),
             **read,
         )

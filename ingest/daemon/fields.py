@@ -1,8 +1,11 @@
-"""What a daemon takes of a request: by its protocol, and by the names of its fields (`ingest.rpc.protocol`)."""
+"""What a daemon takes of a request, by its protocol and by the names of its fields (`ingest.rpc.protocol`), and what it
+tells of its table.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.rpc.connection import ASK_WHO
 from memwal.ingest.rpc.protocol import expect_caller, expect_known
+from memwal.ingest.table.embedded import Table
 
 _OF_WRITES = ("region", "producer", "sequence", "routing", "rows", "delete", "durable", "token", "timeout")
 _OF_REST = ("filter", "version", "regions", "since", "until", "images", "columns", "at", "column", "kind", "parameters")
@@ -31,6 +35,24 @@ def expect(request: Mapping[str, Any], call: str = "") -> None:
 def arguments(read: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that the read `read` takes."""
     return {name: request[name] for name in _taken(read) if name in request}
+
+
+def described(table: Table) -> dict[str, Any]:
+    """Return what a client needs to know of the columns, rules and regions of `table`; the schema in hex."""
+    base = table.base
+    return {
+        "schema": base.schema.serialize().to_pybytes().hex(),
+        "key": list(base.key),
+        "identity": table.identity,
+        "upsert": table.upsert,
+        "version": base.rules.version,
+        "on_duplicate": base.rules.on_duplicate,
+        "indexes": [asdict(spec) for spec in base.indexes],
+        "required": list(base.required),
+        "ids": [str(region) for region in base.regions],
+        "append_by": None if base.append_by is None else list(base.append_by),
+        "routing": base.routing._asdict(),
+    }
 
 
 @cache

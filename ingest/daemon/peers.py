@@ -25,7 +25,8 @@ from memwal.ingest.rpc import protocol
 from memwal.ingest.rpc.connection import Connection
 from memwal.ingest.rpc.credentials import Access, bearer
 from memwal.ingest.rpc.protocol import known, refusal_of_daemon
-from memwal.ingest.rpc.wire import from_flight, pack
+from memwal.ingest.rpc.tls import ClientTls
+from memwal.ingest.rpc.wire import denies_access, pack
 from memwal.ingest.threads import Worker
 from memwal.wal import Released, WalError
 
@@ -65,7 +66,8 @@ class Peer:
         self.endpoint, self.waiting, self.version = endpoint, Backlog(0, 0, None), 0
         self._me, self._table, self._seen = me, table, seen
         shown = access.options()
-        self._tls_ca, self._headers = shown["tls_ca"], bearer(endpoint, shown["token"])
+        self._tls: ClientTls = shown["tls"]
+        self._headers = bearer(endpoint, shown["token"])
         self.refusal: Invalid | None = None
         """Why we do not call it, None if we do: its version of the protocol."""
         self._client: flight.FlightClient | None = None
@@ -99,7 +101,7 @@ class Peer:
         try:
             answer = self._act("release", ASK_TIMEOUT, region=str(region), read=read)
         except _ERRORS as error:
-            raise from_flight(error, self.endpoint) from None
+            raise self._tls.translated(error, self.endpoint) from None
         return _released(answer.get("ended"), region)
 
     # ---- inside --------------------------------------------------------------------------------------------------
@@ -115,10 +117,13 @@ class Peer:
         try:
             told = self._act("regions", LOOK_TIMEOUT)
             answer = self._understood(told)
-        except flight.FlightUnavailableError:
+        except flight.FlightUnavailableError as error:
             self._drop()
-            self._seen(self, None, True)
-            return False
+            problem = self._tls.translated(error, self.endpoint)
+            has_ended = not denies_access(problem)
+            self._warn("" if has_ended else str(problem))
+            self._seen(self, None, has_ended)
+            return not has_ended
         except Exception as error:  # noqa: BLE001 - an error here would freeze our picture of the peer
             self._drop()
             self._warn("" if isinstance(error, _UNANSWERED) else str(error).partition("\n")[0])
@@ -148,7 +153,8 @@ class Peer:
     def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:
         with self._connecting:
             if self._client is None:
-                self._client = flight.FlightClient(self.endpoint, tls_root_certs=self._tls_ca, generic_options=_OPTIONS)
+                tls = self._tls.flight_options()
+                self._client = flight.FlightClient(self.endpoint, generic_options=_OPTIONS, **tls)
             client = self._client
         action = flight.Action(name, pack({"from": self._me, "protocol": str(protocol.OURS), **request}))
         results = list(client.do_action(action, flight.FlightCallOptions(timeout=timeout, headers=self._headers)))

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TextIO
 
 from memwal import wal
+from memwal.ingest import tracing
 from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.daemon.claim_again import ClaimsAgain
 from memwal.ingest.daemon.limits import Limits
@@ -68,6 +69,7 @@ def serve(
     region that stopped itself, and for a served table; errors of `open_table`.
     """
     configure_logs(settings.log.level, settings.log.format)
+    tracing.begin("memwal-daemon", settings.tracing, environ)
     guard = check_addresses(settings, environ)
     if settings.daemon.workers > 1:
         return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)

@@ -51,6 +51,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from memwal.ingest import tracing
 from memwal.ingest.api.changes import ChangesRequest, packed
 from memwal.ingest.api.deletes import Where
 from memwal.ingest.api.explanation import Explanation
@@ -62,13 +63,13 @@ from memwal.ingest.daemon import fields
 from memwal.ingest.daemon.limits import Call, Calls, Limits, classified, why_refused
 from memwal.ingest.daemon.permissions import AMONG_DAEMONS, COUNTS, Permissions, role_for
 from memwal.ingest.daemon.place import Place
+from memwal.ingest.daemon.spans import span_of_action, span_of_read, span_of_write, told_rows
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
-from memwal.ingest.rpc import protocol
+from memwal.ingest.rpc import protocol, trace_headers
 from memwal.ingest.rpc.guard import Guard
 from memwal.ingest.rpc.protocol import expect_known
-from memwal.ingest.rpc.roles import Role
 from memwal.ingest.rpc.wire import (
     EXPLANATION,
     explained,
@@ -92,7 +93,8 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
     def wrapped(self: FlightService, *args: Any) -> T:
         table = self.table
         try:
-            return method(self, *args)
+            with tracing.continued(trace_headers.received(args[0])) if tracing.on else tracing.OFF:
+                return method(self, *args)
         except BaseException as error:
             self._raise(classified(error), table)
             raise
@@ -122,7 +124,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         self._calls = Calls(self._limits.calls)
         self._permissions = Permissions(self._guard, table.regions.context.clock)
         self.table, self._place = table, place or Place()
-        super().__init__(location, **self._guard.flight_options())
+        super().__init__(location, **trace_headers.taking_headers(self._guard.flight_options()))
 
     def told(self, error: MemWalError, table: Table) -> MemWalError:
         """Return `error` of a call to `table` as the caller should see it: a resize becomes a pause."""
@@ -150,7 +152,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         with self._calls.enter():
             request = self._request(descriptor.command)[0]
-            self._expect(context, "write", request.get("op", "write"))
+            self._permissions.expect(context, "write", request.get("op", "write"))
             rows = read_closed(reader, request.get("rows"), self._limits.take_rows)
             writer.write(json.dumps(self._write(request, rows)).encode())
 
@@ -177,11 +179,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             request, keys = self._request(descriptor.command)
             if "op" not in request:
                 name = request.pop("act", "")
-                self._expect(context, role_for(name, request), name)
+                self._permissions.expect(context, role_for(name, request), name)
                 caller = self._caller(context) if name in COUNTS else Caller(context.is_cancelled)
                 answer = caller.run(partial(self._act, name, request))
             elif request["op"] in ("write", "delete"):
-                self._expect(context, "write", request["op"])
+                self._permissions.expect(context, "write", request["op"])
                 rows = read_closed(reader, None, self._limits.take_rows)
                 answer = Caller(context.is_cancelled).run(partial(self._write, request, rows))
             else:
@@ -224,7 +226,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         with nullcontext() if action.type in AMONG_DAEMONS else self._calls.enter():
             request = self._request(action.body, action.type)[0]
-            self._expect(context, role_for(action.type, request), action.type)
+            self._permissions.expect(context, role_for(action.type, request), action.type)
             act = partial(self._act, action.type, request)
             answer = self._caller(context).run(act) if action.type in COUNTS else act()
             return iter([json.dumps(answer, default=str).encode()])
@@ -239,9 +241,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         """Return no columns: pyarrow would send an error of this handler with its traceback (pyarrow 26)."""
         self._guard.refused.add("flight", "invalid")
         return flight.SchemaResult(pa.schema([]))
-
-    def _expect(self, context: flight.ServerCallContext, wanted: Role, call: str) -> None:
-        self._permissions.expect(context, wanted, call)
 
     def _caller(self, context: flight.ServerCallContext) -> Caller:
         """Return the caller of a read, with what the read may take."""
@@ -262,18 +261,23 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return request
 
     def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
-        if request["op"] == "put":
-            token = Token(request["producer"], request["sequence"])
-            routing = request.get("routing", 1)  # senders without it have never seen a resized table
-            return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
-        table = self.table  # a resize may replace it at any moment
-        expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
-        parsed = Token.parse(request["token"])
-        options: dict[str, Any] = {"token": parsed, "durable": request["durable"], "timeout": request.get("timeout")}
-        if request["op"] == "delete":
-            return asdict(table.deletes.piece(rows, Where(request["filter"], request["version"]), **options))
-        write = table.delete if request["delete"] else table.put
-        return asdict(write(rows, **options))
+        with span_of_write(request, rows):
+            if request["op"] == "put":
+                token = Token(request["producer"], request["sequence"])
+                routing = request.get("routing", 1)  # senders without it have never seen a resized table
+                return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
+            table = self.table  # a resize may replace it at any moment
+            expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
+            parsed = Token.parse(request["token"])
+            options: dict[str, Any] = {
+                "token": parsed,
+                "durable": request["durable"],
+                "timeout": request.get("timeout"),
+            }
+            if request["op"] == "delete":
+                return asdict(table.deletes.piece(rows, Where(request["filter"], request["version"]), **options))
+            write = table.delete if request["delete"] else table.put
+            return asdict(write(rows, **options))
 
     def _read(self, request: dict[str, Any], rows: pa.Table | None, told: list[Explanation]) -> pa.Table | RowStream:
         op, is_explained = read_named(request.pop("op"))
@@ -286,7 +290,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             request[str(kind.sends)] = rows if kind.sends == "keys" else rows.column(0).combine_chunks()
         if is_explained:
             request["explain"] = told.append
-        answer: pa.Table | RowStream = getattr(self._of(request), op)(**fields.arguments(op, request))
+        with span_of_read(op) as span:
+            answer: pa.Table | RowStream = getattr(self._of(request), op)(**fields.arguments(op, request))
+            told_rows(span, answer)
         if isinstance(answer, RowStream) or not is_explained:
             return answer
         return answer.replace_schema_metadata({**(answer.schema.metadata or {}), EXPLANATION: told[0].to_json()})
@@ -301,7 +307,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         acts = self._actions()
         if name not in acts:
             expect_known(f"the action {name!r:.60}", request.get("protocol"))
-        return acts[name](request)
+        with span_of_action(name):
+            return acts[name](request)
 
     def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {
@@ -315,7 +322,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "flush": lambda _: self.table.flush(),
             "commit": lambda _: asdict(self.table.commit()),
             "indexes": lambda _: self.table.list_indexes(),
-            "create_index": self._create_index,
+            "create_index": lambda asked: self.table.create_index(
+                asked["column"], asked["kind"], **asked["parameters"]
+            ),
             "drop_index": lambda request: self.table.drop_index(request["name"]),
             "schema": self._schema,
             "regions": self._looked_at,
@@ -336,9 +345,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         expect_routing(table.base.uri, request["routing"], table.base.routing_version)
         return table.applied(request["producer"], map(UUID, request["regions"]))
 
-    def _create_index(self, request: dict[str, Any]) -> str:
-        return self.table.create_index(request["column"], request["kind"], **request["parameters"])
-
     def _record(self, request: dict[str, Any]) -> dict[str, int]:
         table, token = self.table, Token.parse(request["token"])
         if token is None:
@@ -350,21 +356,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has rows with unknown columns
             self.table.look()
-        base = self.table.base
-        return {
-            "schema": base.schema.serialize().to_pybytes().hex(),
-            "key": list(base.key),
-            "identity": self.table.identity,
-            "upsert": self.table.upsert,
-            "version": base.rules.version,
-            "on_duplicate": base.rules.on_duplicate,
-            "indexes": [asdict(spec) for spec in base.indexes],
-            "required": list(base.required),
-            "ids": [str(region) for region in base.regions],
-            "append_by": None if base.append_by is None else list(base.append_by),
-            "routing": base.routing._asdict(),
-            **self._regions(),
-        }
+        return {**fields.described(self.table), **self._regions()}
 
     def _looked_at(self, request: dict[str, Any]) -> dict[str, Any]:
         if "from" in request:

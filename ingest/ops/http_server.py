@@ -37,6 +37,9 @@ reasons name regions and storage. Such a caller does not make this process ask s
 `answers`."""
 _WHY: Mapping[int, Why] = {401: "token", 403: "site", 413: "size", 429: "busy", 504: "time"}
 """Reasons by the status of an answer that refuses a request; any other status from 400 to 499 means "invalid"."""
+PROBES = frozenset({ALIVE, *BRIEF})
+"""Paths that need no client certificate where the others do: probes of Kubernetes cannot present one."""
+_NO_CERTIFICATE = "no client certificate; present one that a CA of daemon.tls_client_ca signed"
 _END = 5.0
 
 
@@ -128,6 +131,8 @@ class HttpServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Return the answer to a request that was read, or why it is refused."""
+        if self._guard.client_ca and request.path not in PROBES and not _has_certificate(request):
+            return refusal(403, "INVALID", _NO_CERTIFICATE, why="certificate")
         if (foreign := self._foreign(request)) is not None:
             return refusal(403, "INVALID", foreign)
         given = request.headers.get("Authorization")
@@ -151,6 +156,11 @@ class HttpServer:
         named = None if self._guard.token or request.path == ALIVE else other_name(_host(request), self._host)
         asks = request.path in DATA or request.method == "POST"
         return named or (other_site(request.headers) if asks else None)
+
+
+def _has_certificate(request: web.Request) -> bool:
+    """Whether the caller presented a certificate; TLS has checked it then."""
+    return bool(request.transport is not None and request.transport.get_extra_info("peercert"))
 
 
 def _host(request: web.Request) -> str:

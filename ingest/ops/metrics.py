@@ -210,8 +210,8 @@ REFUSED = (
     Declared(
         "memwal_refused_requests",
         "counter",
-        "requests refused without effect. over: flight or http. reason: token (missing or wrong), role, site (a page "
-        "of another site), invalid, size, busy (too many at once), time, memory",
+        "requests refused without effect. over: flight or http. reason: token (missing or wrong), certificate, role, "
+        "site (a page of another site), invalid, size, busy (too many at once), time, memory",
         lambda counts: sorted(counts.items()),
         by="reason",
     ),

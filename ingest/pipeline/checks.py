@@ -23,6 +23,7 @@ from memwal.ingest.source.kafka.stream import check_reachable
 from memwal.ingest.spark.names import check_spark_names
 from memwal.ingest.spark.session import check_java, check_master, check_spark
 from memwal.ingest.table.create import find_or_create
+from memwal.ingest.tracing import check_installed
 from memwal.wal import SystemClock
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ def find_problems(
         step("checkpoint", check_checkpoint, settings)
     step("addresses", _edges, settings, environ, starts)
     step("secrets", _secrets, settings, environ)
+    step("tracing", check_installed, settings.tracing)
     known = len(problems)
     base = step("table", _table, settings, environ)
     schema = step("columns", _schema, settings, base) if len(problems) == known else None

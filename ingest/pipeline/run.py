@@ -47,15 +47,16 @@ _SHOW_EVERY = 5  # looks between two status calls to the daemon
 
 
 @translate_errors
-def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> int:
+def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, notes: Console | None = None) -> int:
     """Run pipelines in one Spark, each with its own query; return the exit code.
 
     `pipelines`: settings by the file or FILE:NAME they were loaded from, which is printed in hints.
+    `notes`: takes progress, hints and the last words of a run; None: `console` does.
     `once`: process the data that is available now, commit, print a report. Else run until SIGINT or SIGTERM.
     Raises: Invalid before anything was written; Unavailable if a daemon or Spark ends; what a sink raises. An error of
     one pipeline ends all.
     """
-    every = list(pipelines.values())
+    every, notes = list(pipelines.values()), notes or console
     configure_logs(every[0].log.level, every[0].log.format)
     found, clock = [check(settings, os.environ) for settings in every], SystemClock()
     check_room(every)
@@ -70,7 +71,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
         ]
         for number, (settings, shown) in enumerate(zip(every, pages, strict=True)):
             stack.enter_context(_http(settings, shown, console, storage=number == 0))
-        screen = stack.enter_context(Screen(console, [settings.table.uri for settings in every], clock))
+        screen = stack.enter_context(Screen(notes, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
         topics = {n: check_topics(starting.result(), s) for n, s in enumerate(every) if s.source.format == KAFKA}
@@ -89,9 +90,9 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console) -> i
                 each.finish()
         screen.__exit__(None, None, None)  # now: the report goes below the panel
         if drained:
-            _report(runs, list(pipelines), console)
+            _report(runs, list(pipelines), console, notes)
     if not drained:
-        console.out(_stopped(pages), highlight=False)
+        notes.out(_stopped(pages), highlight=False)
     return 0
 
 
@@ -106,11 +107,11 @@ def _owners(
     return owners
 
 
-def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Console) -> None:
+def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Console, notes: Console) -> None:
     """Print the reports of drained pipelines; `sources`: as the keys of `run`'s `pipelines`."""
     for each, source in zip(runs, sources, strict=True):
         each.report(console)
-        console.out(f"query it: {_program()} query {source} --help", highlight=False)
+        notes.out(f"query it: {_program()} query {source} --help", highlight=False)
 
 
 def _stopped(pages: Sequence[RunPages]) -> str:

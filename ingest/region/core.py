@@ -24,7 +24,7 @@ What the core promises, whatever storage answers:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from memwal import flush as flush_package
 from memwal import wal
+from memwal.ingest import tracing
 from memwal.ingest.api.tokens import Applied
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.region.backlog import Backlog
@@ -44,6 +45,7 @@ from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups
 from memwal.ingest.region.log import NOTHING_WRITTEN, Beside, RegionLog
 from memwal.ingest.region.state import RegionLevels
 from memwal.ingest.region.write_queue import Write
+from memwal.memtable import MemTable
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
 """Failures to encode rows as an entry, before its slot is touched: the callers get them, the region lives on."""
@@ -317,18 +319,19 @@ class RegionCore:
             if frozen is None:
                 return False
             context = frozen.context  # that of its rows: the table may have other columns by now
-            manifest = flush_package.flush(
-                context.store,
-                self._manifests,
-                self.guard,
-                frozen.memtable.snapshot(),
-                context.sst_format,
-                generation=frozen.memtable.generation,
-                covers_position=frozen.covers,
-                ids=context.ids,
-                attempts=frozen.attempts,
-            )
             memtable = frozen.memtable
+            with self._span_of_flush(memtable) if tracing.on else tracing.OFF:
+                manifest = flush_package.flush(
+                    context.store,
+                    self._manifests,
+                    self.guard,
+                    memtable.snapshot(),
+                    context.sst_format,
+                    generation=memtable.generation,
+                    covers_position=frozen.covers,
+                    ids=context.ids,
+                    attempts=frozen.attempts,
+                )
             published = next((sst for sst in manifest.ssts if sst.generation == memtable.generation), None)
             if context.keep is not None and published is not None:
                 context.keep(self.region, published, memtable, context.shape)
@@ -352,7 +355,8 @@ class RegionCore:
             self._generations.keep_small(group.rows)
             if group.durable:
                 generation = self.levels.active.generation
-                position = self._log.append(group.rows, group.applied, generation=generation, alone=group.is_note)
+                with self._steps("memwal.region.append", group) if tracing.on else tracing.OFF:
+                    position = self._log.append(group.rows, group.applied, generation=generation, alone=group.is_note)
         except (*NOTHING_WRITTEN, *NOT_ENCODED) as error:
             if isinstance(error, NOT_ENCODED) and self.lingers:
                 raise  # visible rows among them: they could never be appended
@@ -361,8 +365,19 @@ class RegionCore:
         if not group.durable:
             self._log.linger(group.rows, group.applied)
         if group.rows is not None:
-            self._generations.apply(group.rows)
+            with self._steps("memwal.region.apply", group) if tracing.on else tracing.OFF:
+                self._generations.apply(group.rows)
         group.acknowledge(position)
+
+    def _steps(self, name: str, group: WriteGroup) -> AbstractContextManager[None]:
+        """A span in the trace of each write of the group; it tells the rows and bytes of the whole group."""
+        rows, size = (0, 0) if group.rows is None else (group.rows.num_rows, group.rows.size)
+        told: dict[str, Any] = {"region": str(self.region), "rows": rows, "bytes": size, "writes": len(group.writes)}
+        return tracing.steps(name, (write.trace for write in group.writes), **told)
+
+    def _span_of_flush(self, memtable: MemTable) -> AbstractContextManager[Any]:
+        told: dict[str, Any] = {"generation": memtable.generation, "rows": memtable.rows, "bytes": memtable.bytes}
+        return tracing.span("memwal.region.flush", region=str(self.region), **told)
 
     def _wait_for_others(self) -> None:
         """Wait until no older owner answers reads, which would miss the rows written here; see `wal.lease`."""

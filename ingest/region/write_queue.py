@@ -116,6 +116,7 @@ class Write:
     `where`: a condition, only if `deletes` is True. Of the keys those are deleted whose newest row passes when the
     region's thread comes to the write. Such a write does not record its token: it is one piece of a larger delete, at
     whose end a write of no rows does.
+    `trace`: where the caller's span is, None if it has none or it is not recorded.
     `copied`: whether the region has its own copy and no longer reads the caller's memory.
     """
 
@@ -129,6 +130,7 @@ class Write:
     shape: Shape | None = None
     repeated: int = 0
     where: Where | None = None
+    trace: object | None = None
     _fate: threading.Lock = field(default_factory=threading.Lock)
 
     @property

@@ -24,6 +24,7 @@ from typing import Any
 from uuid import UUID
 
 from memwal import wal
+from memwal.ingest import tracing
 from memwal.ingest.api.tokens import Applied
 from memwal.ingest.caller import expect_waiting
 from memwal.ingest.errors import MemWalError, Unavailable
@@ -89,6 +90,8 @@ class RegionWriter:
         seconds).
         """
         write.since = self._context.clock.monotonic()
+        if tracing.on:
+            write.trace = tracing.present()
         try:
             if not self._levels.has_room(self._context.limits):
                 longest = self._context.wal_options.put_timeout

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from memwal.ingest import tracing
 from memwal.ingest.api.reads import READS
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import given_up, present
@@ -20,6 +21,8 @@ from memwal.ingest.rpc.credentials import bearer
 from memwal.ingest.rpc.exchange import Answers, OpenRead, exchanged, message_of, read_all, rows_of
 from memwal.ingest.rpc.protocol import refusal_of_daemon
 from memwal.ingest.rpc.row_stream import Told, streamed
+from memwal.ingest.rpc.tls import NO_TLS, ClientTls
+from memwal.ingest.rpc.trace_headers import sent_headers
 from memwal.ingest.rpc.wire import EXPLANATION, StreamSum, explained, from_flight, pack
 from memwal.wal.errors import first_line
 
@@ -54,7 +57,9 @@ def _translate_flight_errors(method: Callable[Concatenate[Any, P], R]) -> Callab
             return method(self, *args, **kwargs)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             caller = present()
-            raise given_up() if caller is not None and caller.left else from_flight(error, self.endpoint) from None
+            if caller is not None and caller.left:
+                raise given_up() from None
+            raise self.tls.translated(error, self.endpoint) from None
 
     return translated
 
@@ -66,7 +71,7 @@ class Connection:
     with the details {"reason": "lost"}, or UnknownOutcome if rows may have been applied.
     """
 
-    def __init__(self, endpoint: str, *, token: str | None = None, tls_ca: bytes | None = None) -> None:
+    def __init__(self, endpoint: str, *, token: str | None = None, tls: ClientTls = NO_TLS) -> None:
         """Prepare the connection; the first call connects.
 
         Raises: Invalid for a malformed address, and if the token would cross a network unencrypted.
@@ -77,9 +82,9 @@ class Connection:
         None: calls name no table."""
         self._states = True
         """Whether calls state the protocol: not to a daemon whose answers state none, of before there were versions."""
-        self._headers = bearer(endpoint, token)
+        self.tls, self._headers = tls, bearer(endpoint, token)
         try:
-            self._client = flight.FlightClient(endpoint, tls_root_certs=tls_ca, generic_options=_CHANNEL)
+            self._client = flight.FlightClient(endpoint, generic_options=_CHANNEL, **tls.flight_options())
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise Invalid(f"{endpoint!r} is not the address of a daemon ({error}); write grpc://host:port") from None
 
@@ -137,7 +142,7 @@ class Connection:
 
         def write(writer: Any, reader: Any) -> dict[str, Any]:
             writer.begin(rows.schema)
-            return _written(rows, OpenPut(self.endpoint, writer, Answers(reader)))
+            return _written(rows, OpenPut(self.endpoint, writer, Answers(reader), self.tls))
 
         command = pack({**request, **self._said()})
         return exchanged(self._client, command, self._options(timeout), caller, write)
@@ -185,11 +190,13 @@ class Connection:
         return read_all(self._client.do_get(flight.Ticket(command), self._options(timeout)))
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        sent = [*self._headers, *sent_headers()] if tracing.on else self._headers
+        return flight.FlightCallOptions(timeout=timeout, headers=sent)
 
     def _open_put(self, request: Mapping[str, Any], schema: pa.Schema, timeout: float | None) -> OpenPut:
         descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._said()}))
-        return OpenPut(self.endpoint, *self._client.do_put(descriptor, schema, self._options(timeout)))
+        writer, answers = self._client.do_put(descriptor, schema, self._options(timeout))
+        return OpenPut(self.endpoint, writer, answers, self.tls)
 
 
 class OpenPut:
@@ -198,8 +205,8 @@ class OpenPut:
     Thread safety. One thread.
     """
 
-    def __init__(self, endpoint: str, writer: Any, answers: Any) -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: str, writer: Any, answers: Any, tls: ClientTls = NO_TLS) -> None:
+        self.endpoint, self.tls = endpoint, tls
         self._writer, self._answers = writer, answers
         self._sum = StreamSum()
 

@@ -1,6 +1,6 @@
-"""Credentials for connections to daemons: the token, and the CA that clients trust.
+"""Credentials for connections to daemons: the token, the CA that clients trust, and the certificate they present.
 
-`Access` holds references to both. It is sent to Spark tasks and child processes and resolved where the connection is
+`Access` holds references to them. It is sent to Spark tasks and child processes and resolved where the connection is
 made, so an executor needs the same environment variables or files, and no pickle holds a secret.
 """
 
@@ -9,21 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.guard import is_loopback
+from memwal.ingest.rpc.tls import ClientTls, authority, client_certificate
 from memwal.ingest.secret_refs import resolve_one
 from memwal.ingest.settings.endpoints import TLS
 
 if TYPE_CHECKING:
     from memwal.ingest.settings.load import Settings
-
-
-_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
 def bearer(endpoint: str, token: str | None) -> list[tuple[bytes, bytes]]:
@@ -38,23 +35,9 @@ def bearer(endpoint: str, token: str | None) -> list[tuple[bytes, bytes]]:
     return [(b"authorization", f"Bearer {token}".encode())]
 
 
-def authority(given: str | Path | bytes, name: str = "tls_ca") -> bytes:
-    """Return the certificates of a PEM file, or those given as bytes. Raises: Invalid, naming `name`."""
-    try:
-        pem = given if isinstance(given, bytes) else Path(given).read_bytes()
-    except TypeError:
-        raise Invalid(f"{name} = {given!r}: give the path of a PEM file, or its bytes") from None
-    except OSError as error:
-        raise Invalid(f"{name}: {given!s}: {error.strerror}; give the path of a PEM file") from None
-    if _CERTIFICATE not in pem:
-        what = "it" if isinstance(given, bytes) else str(given)
-        raise Invalid(f"{name}: {what} has no certificate in PEM; give that of the CA, or of the daemon itself")
-    return pem
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
-    """References to the token for a daemon and to the CA that signed its certificate.
+    """References to the token for a daemon, to the CA that signed its certificate, and to the client's own certificate.
 
     Thread safety. Immutable. Pickles; holds no secret.
     """
@@ -64,18 +47,33 @@ class Access:
     tls_ca: str = ""
     """PEM file of the CA that signed the daemon's certificate; empty: the system's CAs."""
 
+    tls_cert: str = ""
+    """PEM file of the certificate that this process presents; empty: none."""
+    tls_key: str = ""
+    """PEM file of its private key."""
+
     @classmethod
     def of(cls, settings: Settings) -> Access:
         """Return the access that [daemon] configures."""
-        return cls(settings.daemon.token.get_secret_value(), settings.daemon.tls_ca)
+        daemon = settings.daemon
+        certificate, key = daemon.tls_client_cert, daemon.tls_client_key
+        if daemon.tls_client_ca and not certificate:  # the daemons present to each other what they present to clients
+            certificate, key = daemon.tls_cert, daemon.tls_key
+        return cls(daemon.token.get_secret_value(), daemon.tls_ca, certificate, key)
 
     def options(self, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """Return `token` and `tls_ca` for `memwal.connect`. Raises: Invalid for references that cannot be resolved."""
+        """Return `token` and `tls` for a `Connection`. Raises: Invalid for references that cannot be resolved, and for
+        files that are not what they should be.
+        """
         token = resolve_one("daemon.token", SecretStr(self.token), environ)
-        return {"token": token or None, "tls_ca": self._authority()}
+        return {"token": token or None, "tls": self._tls()}
 
-    def _authority(self) -> bytes | None:
-        return authority(self.tls_ca, "daemon.tls_ca") if self.tls_ca else None
+    def _tls(self) -> ClientTls:
+        trusted = authority(self.tls_ca, "daemon.tls_ca") if self.tls_ca else None
+        if not self.tls_cert:
+            return ClientTls(trusted)
+        names = "daemon.tls_client_cert", "daemon.tls_client_key"
+        return ClientTls(trusted, *client_certificate(self.tls_cert, self.tls_key, names))
 
 
 def _host(endpoint: str) -> str:

@@ -1,5 +1,5 @@
-"""Authentication of callers (bearer tokens with roles, and TLS, for Flight and HTTP alike), and checks of listening
-addresses.
+"""Authentication of callers (bearer tokens with roles, TLS and client certificates, for Flight and HTTP alike), and
+checks of listening addresses.
 
 Settings hold tokens as references, `env:NAME` or `file:PATH`. A `Guard` holds them in clear; it is made in the
 listening process and never leaves it.
@@ -13,7 +13,6 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as flight
@@ -21,11 +20,13 @@ import pyarrow.flight as flight
 from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.refused import Refused
 from memwal.ingest.rpc.roles import Role, Tokens
+from memwal.ingest.rpc.tls import authority, load_pair, read_pem
 from memwal.ingest.secret_refs import resolve_one
 from memwal.ingest.settings.load import DaemonSettings
 
 REFUSED = "missing or wrong token"
 _BEARER = "bearer"
+_CLIENT_CA = "daemon.tls_client_ca"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Guard:
     tokens: Tokens | None = field(default=None, repr=False)
     refused: Refused = field(default_factory=Refused, repr=False, compare=False)
     """Counts the requests that the process refuses."""
+    client_ca: bytes = field(default=b"", repr=False)
+    """Certificates of the CAs that sign those of clients; empty: clients need none."""
 
     @classmethod
     def of(cls, daemon: DaemonSettings, environ: Mapping[str, str]) -> Guard:
@@ -54,17 +57,14 @@ class Guard:
         tokens = Tokens(daemon, environ) if token else None
         if not daemon.tls_cert:
             return cls(token, tokens=tokens)
-        certificate, key = _pem("tls_cert", daemon.tls_cert), _pem("tls_key", daemon.tls_key)
+        certificate, key = read_pem(daemon.tls_cert, "daemon.tls_cert"), read_pem(daemon.tls_key, "daemon.tls_key")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(daemon.tls_cert, daemon.tls_key, password=_no_password)
-        except (ssl.SSLError, ValueError) as error:
-            raise Invalid(
-                f"daemon.tls_cert: {daemon.tls_cert} and {daemon.tls_key} must be a certificate and its key, in "
-                f"PEM form and without a password ({getattr(error, 'reason', None) or error})"
-            ) from None
-        return cls(token, certificate, key, context, tokens)
+        load_pair(context, daemon.tls_cert, daemon.tls_key, "daemon.tls_cert")
+        client_ca = authority(daemon.tls_client_ca, _CLIENT_CA) if daemon.tls_client_ca else b""
+        if client_ca:
+            _demand(context, client_ca, daemon.tls_client_ca)
+        return cls(token, certificate, key, context, tokens, client_ca=client_ca)
 
     @property
     def complete(self) -> bool:
@@ -97,6 +97,8 @@ class Guard:
             options["middleware"] = {_BEARER: _BearerFactory(self)}
         if self.context:
             options["tls_certificates"] = [(self.certificate, self.key)]
+        if self.client_ca:
+            options |= {"verify_client": True, "root_certificates": self.client_ca}
         return options
 
     def scheme(self, plain: str, secured: str) -> str:
@@ -136,16 +138,16 @@ class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return _Bearer(role)
 
 
-def _pem(setting: str, path: str) -> bytes:
+def _demand(context: ssl.SSLContext, client_ca: bytes, path: str) -> None:
+    """Let `context` check the certificates of clients; a client without one is left to the pages' own rules, since
+    probes of Kubernetes cannot present one.
+    """
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise Invalid(f"daemon.{setting}: {path}: {error.strerror}; give the path of a PEM file") from None
-
-
-def _no_password() -> str:
-    """Raise instead of asking for a password on the terminal, where nobody would answer a daemon."""
-    raise ValueError("it has a password")
+        context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise Invalid(f"{_CLIENT_CA}: {path} is not the certificate of a CA in PEM form ({reason})") from None
+    context.verify_mode = ssl.CERT_OPTIONAL
 
 
 def check_address(setting: str, host: str, port: int, guard: Guard | None = None, *, free: bool = True) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 Way = Literal["flight", "http"]
-Why = Literal["token", "role", "site", "invalid", "size", "busy", "time", "memory"]
+Why = Literal["token", "certificate", "role", "site", "invalid", "size", "busy", "time", "memory"]
 WAYS: tuple[Way, ...] = get_args(Way)
 WHYS: tuple[Why, ...] = get_args(Why)
 

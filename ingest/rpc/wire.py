@@ -136,6 +136,11 @@ _UNTRUSTED = "certificate verify failed"
 """Text of TLS for a certificate that no trusted authority signed; Flight has no error type for it."""
 
 
+def denies_access(error: MemWalError) -> bool:
+    """Whether `error` comes of a daemon that lives, and that we may not talk to: a wrong token or certificate."""
+    return error.details.get("reason") == UNAUTHENTICATED or bool(error.details.get("untrusted"))
+
+
 def from_flight(error: Exception, endpoint: str) -> MemWalError:
     """Return the error for a client: the daemon's own, or Unavailable if there was no answer."""
     extra = getattr(error, "extra_info", b"")

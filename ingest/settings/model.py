@@ -21,6 +21,7 @@ from memwal.ingest.settings.process_sections import (
     LogSettings,
     SinkSettings,
     SourceSettings,
+    TracingSettings,
 )
 from memwal.ingest.settings.table_sections import (
     CommitSettings,
@@ -53,6 +54,7 @@ class Settings(Section):
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     dlq: DlqSettings = Field(default_factory=DlqSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
     cost: CostSettings = Field(default_factory=CostSettings)
 
     def arrow_schema(self) -> pa.Schema:

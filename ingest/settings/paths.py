@@ -15,11 +15,13 @@ from pydantic import SecretStr
 from memwal.ingest.secret_refs import FROM_FILE
 from memwal.ingest.settings.model import Settings
 
+_TLS_FILES = ("tls_cert", "tls_key", "tls_ca", "tls_client_ca", "tls_client_cert", "tls_client_key")
+
 
 def with_absolute_paths(settings: Settings) -> Settings:
     """Return the same settings, usable in any directory of this host, and of other hosts with the same paths."""
     daemon, table, source = settings.daemon, settings.table, settings.source
-    files: dict[str, Any] = {name: _absolute(getattr(daemon, name)) for name in ("tls_cert", "tls_key", "tls_ca")}
+    files: dict[str, Any] = {name: _absolute(getattr(daemon, name)) for name in _TLS_FILES}
     tokens = {name: _reference(getattr(daemon, name)) for name in ("token", "write_token", "read_token")}
     return settings.model_copy(
         update={

@@ -213,6 +213,21 @@ class DaemonSettings(Section):
     tls_ca: str = Field(
         "", description="PEM file with the CA that clients trust, on executors too; empty = the system's"
     )
+    tls_client_ca: str = Field(
+        "",
+        description=(
+            "PEM file with the CAs that sign clients' certificates (mutual TLS): whoever connects must present one, "
+            "other daemons too; empty = no client certificates"
+        ),
+    )
+    tls_client_cert: str = Field(
+        "",
+        description=(
+            "PEM file with the certificate that this process, its peers and Spark tasks present to daemons; empty = "
+            "none, or tls_cert if tls_client_ca is set"
+        ),
+    )
+    tls_client_key: str = Field("", description="PEM file with its private key, without a password")
 
 
 class DlqSettings(Section):
@@ -249,6 +264,25 @@ class LogSettings(Section):
         "warning", description="least severe level that is written"
     )
     format: Literal["text", "json"] = Field("text", description="one line of text or one JSON object per message")
+
+
+class TracingSettings(Section):
+    """OpenTelemetry spans, sent to a collector over OTLP/HTTP; needs the extra `otel`. Its OTEL_* variables count."""
+
+    enabled: bool = Field(False, description="whether to make spans and send them; off costs nothing")
+    endpoint: str = Field(
+        "",
+        description=(
+            "URL of the collector, such as http://127.0.0.1:4318; empty = OTEL_EXPORTER_OTLP_ENDPOINT, or port 4318 "
+            "of this host"
+        ),
+    )
+    sample: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the traces begun here that is kept; 1 = all, or what OTEL_TRACES_SAMPLER says",
+    )
 
 
 class CostSettings(Section):

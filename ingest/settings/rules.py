@@ -33,7 +33,7 @@ def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[
     """Return every violated rule. `refused`: (section, key) pairs with refused values, replaced by defaults."""
     problems = [*of_table(settings.table), *of_append(settings)]
     problems += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
-    problems += [*of_daemon(settings), *of_dlq(settings)]
+    problems += [*of_daemon(settings), *of_dlq(settings), *of_tracing(settings)]
     return [problem for problem in problems if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 
@@ -178,12 +178,16 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
 
 
 def _of_access(daemon: DaemonSettings) -> Iterator[Problem]:
-    """Check that a certificate has its key, and roles a token of admins."""
-    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+    """Check that a certificate has its key, client certificates TLS, and roles a token of admins."""
+    pairs = ("tls_cert", "tls_key"), ("tls_client_cert", "tls_client_key")
+    for given, missing in (*pairs, *(pair[::-1] for pair in pairs)):
         if getattr(daemon, given) and not getattr(daemon, missing):
             yield Problem(
                 "daemon", missing, f"{missing} is not set, but {given} is; set both the certificate and its key"
             )
+    if daemon.tls_client_ca and not (daemon.tls_cert or daemon.tls_key):
+        text = "tls_client_ca is set, but tls_cert is not; a daemon takes client certificates with TLS only, set both"
+        yield Problem("daemon", "tls_client_ca", text)
     for given in ("write_token", "read_token"):
         if getattr(daemon, given).get_secret_value() and not daemon.token.get_secret_value():
             yield Problem("daemon", "token", f"token is not set, but {given} is; set the token of admins as well")
@@ -194,6 +198,16 @@ def of_dlq(settings: Settings) -> Iterator[Problem]:
     dlq, table = settings.dlq, settings.table
     if dlq.uri and dlq.uri.rstrip("/") == table.uri.rstrip("/"):
         yield Problem("dlq", "uri", f"uri = {dlq.uri!r} is the table itself; choose another location for dead letters")
+
+
+def of_tracing(settings: Settings) -> Iterator[Problem]:
+    """Check the address of the collector, without repeating what may be a password."""
+    url = settings.tracing.endpoint
+    if "@" in url:
+        text = "endpoint has a user name in it; put credentials into OTEL_EXPORTER_OTLP_HEADERS"
+        yield Problem("tracing", "endpoint", text)
+    elif url and not url.startswith(("http://", "https://")):
+        yield Problem("tracing", "endpoint", f"endpoint = {url!r}; write http://host:port or https://host:port")
 
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:

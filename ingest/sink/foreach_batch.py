@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwal.flush import BaseTable
+from memwal.ingest import tracing
 from memwal.ingest.caller import Caller
 from memwal.ingest.client.retry import Attempts
 from memwal.ingest.daemon.child import RestartingDaemon
@@ -101,6 +102,7 @@ class MemWalSink:
         Raises: Invalid for a configuration that is wrong.
         """
         self._settings = with_absolute_paths(config if isinstance(config, Settings) else load(config, os.environ))
+        tracing.begin("memwal-run", self._settings.tracing)
         self._endpoint = endpoint or configured_endpoint(self._settings)
         self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
         self._child: RestartingDaemon | None = None
@@ -122,7 +124,9 @@ class MemWalSink:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls this."""
         try:
-            receipt = self._written(frame, batch_id)
+            with tracing.span("memwal.micro_batch", batch_id=batch_id) if tracing.on else tracing.OFF as span:
+                receipt = self._written(frame, batch_id)
+                tracing.note(span, rows=receipt.rows, bad_rows=receipt.bad, regions=len(receipt.regions))
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
             self.failure, self._wrote_previous = self._explained(error), False
             raise self.failure from None
@@ -169,7 +173,8 @@ class MemWalSink:
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         access = Access.of(self._settings)
         found = (self._find(), base.table_id or None)
-        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found)
+        trace = tracing.headers() if tracing.on else ()
+        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found, trace)
         refused: dict[Place, BadRow] = {}
         if not self._wrote_previous:
             send, refused = self._after_restart(send)
@@ -274,7 +279,7 @@ class MemWalSink:
         """Return the receipts of the one task that takes all rows."""
         if self._prepared is None or not self._prepared.serves(task, schema, frame):
             self._prepared = PreparedTask(task, schema, frame)
-        return self._prepared.collected(frame, task.send.sequence)
+        return self._prepared.collected(frame, task.send.sequence, task.send.trace)
 
     def _adapt_limit(self, rows: int) -> None:
         """Adapt the small-batch limit to the last micro-batch, which had `rows` rows."""

@@ -12,6 +12,7 @@ row is on no host.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from memwal.ingest.sink.receipts import receipt_schema
 from memwal.ingest.sink.small import PACKED, OneTask
 from memwal.ingest.source.columns import BLOCK, COORDINATES, OFFSET, PART, PLACE
 from memwal.ingest.spark.schema import quoted
+from memwal.ingest.tracing import Headers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _NUMBER = "memwal.micro_batch"
 """Local property of Spark: the batch_id of the micro-batch that a job processes."""
+_TRACE = "memwal.trace"
+"""The same for the headers that name its span, as JSON."""
 _LIMIT, _NO_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
 """With a limit, Spark sums the bytes of a batch again for every row: a quarter of the time to hand narrow rows over."""
 _NUMBERS = {"byte", "short", "integer", "long", "float", "double", "decimal"}
@@ -47,7 +51,9 @@ class Numbered:
         from pyspark import TaskContext
 
         running: Any = TaskContext.get()
-        return self.task.of(int(running.getLocalProperty(_NUMBER)))(batches)
+        trace = json.loads(running.getLocalProperty(_TRACE) or "[]")
+        numbered = self.task.of(int(running.getLocalProperty(_NUMBER)), tuple(map(tuple, trace)))
+        return numbered(batches)
 
 
 class PreparedTask:
@@ -84,16 +90,18 @@ class PreparedTask:
         self._limit = frame.sparkSession.conf.get(_LIMIT) if narrow else None
 
     def serves(self, task: OneTask, schema: StructType, frame: DataFrame) -> bool:
-        """Return whether this is `task`, except for its batch_id, and made for such frames."""
+        """Return whether this is `task`, except for its batch_id and trace, and made for such frames."""
         alike = self._spark is frame.sparkSession.sparkContext and self._schema == schema
         return alike and self.task == task.of(0)
 
-    def collected(self, frame: DataFrame, number: int) -> list[dict[str, Any]]:
-        """Run the task for micro-batch `number`; return its answer, one dict per row of `RECEIPT`."""
+    def collected(self, frame: DataFrame, number: int, trace: Headers = ()) -> list[dict[str, Any]]:
+        """Run the task for micro-batch `number`, whose span `trace` names; return one dict per row of `RECEIPT`."""
         from pyspark.sql.classic.dataframe import DataFrame as Classic
 
         spark = frame.sparkSession
         spark.sparkContext.setLocalProperty(_NUMBER, str(number))
+        if trace:
+            spark.sparkContext.setLocalProperty(_TRACE, json.dumps(trace))
         plan: Any = frame._jdf  # noqa: SLF001
         if self._chosen is not None:
             plan = plan.select(self._chosen)

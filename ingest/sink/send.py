@@ -21,6 +21,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.ingest import tracing
 from memwal.ingest.api.tokens import Applied, StreamReceipt, Token
 from memwal.ingest.caller import carried
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
@@ -73,6 +74,8 @@ class SendTask:
     """Finds daemons that are not configured."""
     table: str | None = None
     """Id of the table; None accepts any table that the daemons serve."""
+    trace: tracing.Headers = ()
+    """Names the span of the micro-batch."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -124,7 +127,8 @@ class SendTask:
     def _sending(self, table: RemoteTable, rows: RegionRows) -> _Sending:
         token, region = Token(self.producer, self.sequence), self.regions[rows.bucket]
         columns = [*of_table(rows.columns), *([TOMBSTONE] if DELETE in rows.columns else [])]
-        stream = opened_stream(table, region, token, self.timeout, columns, rows.count, self.routing)
+        with tracing.continued(self.trace):
+            stream = opened_stream(table, region, token, self.timeout, columns, rows.count, self.routing)
         return _Sending(table, stream, SystemClock(), Refusals(ROW) if self.letters.mode != "fail" else None)
 
 

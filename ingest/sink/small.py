@@ -40,6 +40,7 @@ from memwal.ingest.source.columns import (
 )
 from memwal.ingest.source.whole_input import RegionRows, until_end
 from memwal.ingest.spark.task import task_edge
+from memwal.ingest.tracing import Headers
 from memwal.wal import SystemClock
 
 MOST_BYTES = 64 << 20
@@ -72,9 +73,9 @@ class OneTask:
     without_paths: bool = False
     """Rows have `PART` in place of `PLACE`."""
 
-    def of(self, sequence: int) -> OneTask:
-        """Return this task for another micro-batch of its query."""
-        return replace(self, send=replace(self.send, sequence=sequence))
+    def of(self, sequence: int, trace: Headers = ()) -> OneTask:
+        """Return this task for another micro-batch of its query, whose span `trace` names."""
+        return replace(self, send=replace(self.send, sequence=sequence, trace=trace))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():

@@ -7,13 +7,14 @@ commit plans in `flush.garbage.plans`, files of the base table that no version r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from rich.filesize import decimal
 
 from memwal import flush, wal
+from memwal.ingest import tracing
 from memwal.ingest.settings.table_sections import GcSettings
 from memwal.wal import ManifestGarbage
 
@@ -182,6 +183,21 @@ class TableCollector:
         table. `base`: any version of the table; the newest is opened after the look at the regions.
         """
         looked_at = list(self._ssts if regions is None else regions)
+        with tracing.span("memwal.table.collect", dry_run=dry_run) if tracing.on else tracing.OFF as span:
+            found = self._collected(base, ages, looked_at, dry_run=dry_run, plans_min=plans_min, orphans=orphans)
+            tracing.note(span, regions=len(looked_at), bytes=found.bytes)
+            return found
+
+    def _collected(
+        self,
+        base: flush.BaseTable,
+        ages: Ages,
+        looked_at: Sequence[UUID],
+        *,
+        dry_run: bool,
+        plans_min: int,
+        orphans: bool,
+    ) -> TableGarbage:
         self._know(looked_at)
         listings = {region: self._ssts[region].list_region() for region in looked_at}
         newest = base.latest()

@@ -34,12 +34,13 @@ from typing import Any, Literal
 from uuid import UUID
 
 from memwal import wal
-from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, MemWalError, Unavailable
+from memwal.ingest.errors import PROTOCOL, MemWalError, Unavailable
 from memwal.ingest.rpc import owner_notes as owners
 from memwal.ingest.rpc.connection import Connection
 from memwal.ingest.rpc.guard import is_loopback
 from memwal.ingest.rpc.owner_notes import Note
 from memwal.ingest.rpc.processes import Process
+from memwal.ingest.rpc.wire import denies_access
 
 _LOG = logging.getLogger("memwal.owners")
 ANSWER_WITHIN = 1.0
@@ -123,7 +124,7 @@ class LiveOwners:
     table_id: str
     """The table's id, as daemons report it."""
     access: Callable[[], Mapping[str, Any]]
-    """Returns `token` and `tls_ca` for daemons; called only if a daemon is asked."""
+    """Returns `token` and `tls` for daemons; called only if a daemon is asked."""
 
     def find(self, peers: Sequence[str] = ()) -> list[OwnerState]:
         """Return what is known of the owners in the notes. This process, and daemons that share the table with one of
@@ -205,7 +206,7 @@ def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Seq
         reason = answer.details.get("reason")
         if reason == PROTOCOL and answer.details.get("id", table_id) != table_id:  # ports are used again
             return OwnerState(owner, "free")
-        if reason in (UNAUTHENTICATED, PROTOCOL) or answer.details.get("untrusted"):
+        if reason == PROTOCOL or denies_access(answer):
             return OwnerState(owner, "lives", f"which does not say what it serves ({answer})")
         return OwnerState(owner, "ends", "which runs and does not answer") if runs else OwnerState(owner, "free")
     if answer is None or answer.get("id", table_id) != table_id:  # ports are used again

@@ -16,6 +16,7 @@ import pyarrow as pa
 from memwal import flush, wal
 from memwal.flush.base.caches import LanceCaches
 from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.ingest import tracing
 from memwal.ingest.api import arguments
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.region.context import Limits, OnReplay, RegionContext
@@ -69,6 +70,8 @@ def open_embedded(
         raise Invalid(f"settings is a {type(settings).__name__}; write the path of a TOML file, or a dict of sections")
     loaded = load(settings, os.environ, overrides)
     _check_arguments(loaded, schema, regions, indexes is not None, read_only=read_only)
+    tracing.join()
+    tracing.begin("memwal", loaded.tracing)
     if not read_only:
         return Table(open_table(loaded, os.environ, schema, claimant=Claimant(take_over)))
     if take_over:

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
+from memwal.ingest import tracing
 from memwal.ingest.api.reads import Reads
 from memwal.ingest.table import embedded
 
@@ -35,6 +36,12 @@ class Engine(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
+def method_of(engine: Any, name: str) -> Callable[..., Any]:
+    """Return a method of the table behind, in a span while tracing is on."""
+    method: Callable[..., Any] = getattr(engine, name)
+    return tracing.traced(name, method) if tracing.on and name != "close" else method
+
+
 class _Public(Generic[P, R]):
     """A method of the table behind, as it is: looking it up costs 0.1 us, calling it nothing."""
 
@@ -48,7 +55,7 @@ class _Public(Generic[P, R]):
     def __get__(self, table: Table, owner: Any) -> Callable[P, R]: ...
 
     def __get__(self, table: Table | None, owner: Any) -> Any:
-        return self._method if table is None else getattr(table._engine, self._name)  # noqa: SLF001
+        return self._method if table is None else method_of(table._engine, self._name)  # noqa: SLF001
 
 
 class Table:

@@ -18,6 +18,7 @@ from memwal.flush import BaseTable, CommitReport
 from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.load_notes import is_asked_to_wait
 from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.ingest import tracing
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.read.sst_cache import CACHE_BYTES
@@ -121,7 +122,7 @@ class TableUpkeep:
         """
         context, before = self._regions.context, dict(self.held.regions)
         try:
-            report = self._committed()
+            report = traced_commit(self._committed)
         except BaseException as error:
             self._failed = error
             for writer in self._regions.writers:
@@ -259,6 +260,15 @@ class TableUpkeep:
         except (wal.WalError, MemWalError):
             if self._regions.has(writer):
                 raise
+
+
+def traced_commit(commit: Callable[[], CommitReport]) -> CommitReport:
+    """Return what `commit` does, in a span while tracing is on."""
+    with tracing.span("memwal.table.commit") if tracing.on else tracing.OFF as span:
+        report = commit()
+        rows = report.rows_inserted + report.rows_updated + report.rows_deleted
+        tracing.note(span, ssts=report.ssts, rows=rows, bytes=report.bytes_written)
+        return report
 
 
 def _committed(writer: RegionWriter, base: BaseTable) -> bool:

@@ -20,7 +20,7 @@ from memwal.ingest.ops.live_server import FILES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PARTS = ("ingest", "memtable", "wal", "flush")
-EXTRAS = ("pyspark", "py4j", "pandas", "fastavro")
+EXTRAS = ("pyspark", "py4j", "pandas", "fastavro", "opentelemetry")
 """What only `memwal[all]` brings, as it is imported."""
 
 

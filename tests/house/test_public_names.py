@@ -115,7 +115,8 @@ def test_open_and_connect() -> None:
         "read_only",
         "take_over",
     ]
-    assert parameters(memwal.connect) == ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max"]
+    connecting = ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max", "tls_cert", "tls_key"]
+    assert parameters(memwal.connect) == connecting
 
 
 def public(kind: type) -> set[str]:
@@ -191,7 +192,7 @@ def test_the_kinds_of_error_and_the_token_are_public() -> None:
 
 
 def test_commands() -> None:
-    assert commands() == COMMANDS
+    assert commands() == {name: {*parameters, "quiet"} for name, parameters in COMMANDS.items()}
 
 
 def test_distribution_and_command(texts: Mapping[str, str]) -> None:

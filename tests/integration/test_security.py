@@ -19,6 +19,7 @@ import trustme
 import memwal
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.rpc.tls import ClientTls
 from memwal.ingest.settings.load import load
 from tests.conftest import PATIENCE
 from tests.integration.test_http_edge import fetch, scraped
@@ -283,8 +284,8 @@ def test_a_token_travels_by_reference_and_never_in_clear(
     pickled = pickle.dumps((settings, access))
     assert TOKEN.encode() not in pickled
     assert pickle.loads(pickled)[1] == access
-    assert access.options(ENV) == {"token": TOKEN, "tls_ca": certificates.ca.read_bytes()}
-    assert Access().options({}) == {"token": None, "tls_ca": None}
+    assert access.options(ENV) == {"token": TOKEN, "tls": ClientTls(certificates.ca.read_bytes())}
+    assert Access().options({}) == {"token": None, "tls": ClientTls()}
     with pytest.raises(memwal.Invalid, match=r"grpc://10\.0\.0\.1:1: the token would be sent unencrypted") as refused:
         memwal.connect(["grpc://127.0.0.1:1", "grpc://10.0.0.1:1"], token=TOKEN)
     assert TOKEN not in str(refused.value)

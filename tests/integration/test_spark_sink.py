@@ -375,9 +375,9 @@ def test_paths_of_files_are_left_out_until_one_is_asked_for(
     monkeypatch.setattr(spark_sink, "WITH_PATHS_FOR", 2)
     collected, given = PreparedTask.collected, list[bool]()
 
-    def noted(prepared: Any, frame: Any, number: int) -> Any:
+    def noted(prepared: Any, *args: Any) -> Any:
         given.append(prepared.task.without_paths)
-        return collected(prepared, frame, number)
+        return collected(prepared, *args)
 
     monkeypatch.setattr(PreparedTask, "collected", noted)
     source = stream(files_per_trigger=2)

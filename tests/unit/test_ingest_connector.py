@@ -85,6 +85,14 @@ def test_secrets_are_resolved_where_they_are_used_and_never_shown(monkeypatch: p
     assert SECRET not in str(vars(MemWalSource({**options, "storage_options.secret_access_key": SECRET})))
 
 
+def test_a_client_certificate_needs_its_key() -> None:
+    given = {"path": "t.lance", "tls_ca": "ca.pem", "tls_cert": "c.pem"}
+    with pytest.raises(Invalid, match="option tls_key is missing; give both the certificate and its key"):
+        ReadOptions.of(given)
+    access = ReadOptions.of({**given, "tls_key": "k.pem"}).access
+    assert (access.tls_ca, access.tls_cert, access.tls_key) == ("ca.pem", "c.pem", "k.pem")
+
+
 def test_a_use_without_an_address_says_how_to_name_the_table() -> None:
     source = pickle.loads(pickle.dumps(MemWalSource({})))
     for use, way in (

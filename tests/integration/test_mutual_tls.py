@@ -1,0 +1,279 @@
+"""Mutual TLS: daemons that demand the certificate of whoever connects, and every process of ours that presents one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import sys
+import urllib.error
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import trustme
+
+import memwal
+from memwal import wal
+from memwal.ingest.daemon.placement import target
+from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.settings.load import load
+from tests.cluster import start_daemon
+from tests.conftest import PATIENCE
+from tests.integration.test_http_edge import fetch
+from tests.s3_server import free_ports
+from tests.spark_cluster import quick
+
+REGIONS = 4
+QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files: the server's authority and another one that signs clients, and what they have signed."""
+
+    place: Path
+    server_ca: Path
+    client_ca: Path
+    server: Pair
+    client: Pair
+    expired: Pair
+    stranger: Pair
+    """Signed by an authority of its own."""
+
+    @property
+    def daemon(self) -> dict[str, str]:
+        """The settings of [daemon]."""
+        names = ("tls_cert", "tls_key", "tls_client_cert", "tls_client_key", "tls_ca", "tls_client_ca")
+        return dict(zip(names, (*self.server, *self.client, str(self.server_ca), str(self.client_ca)), strict=True))
+
+    def context(self, presented: Pair | None) -> ssl.SSLContext:
+        """A client of HTTP."""
+        context = ssl.create_default_context(cafile=str(self.server_ca))
+        if presented is not None:
+            context.load_cert_chain(*presented)
+        return context
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    servers, clients, retired, strangers = (trustme.CA() for _ in range(4))
+
+    def issued(authority: trustme.CA, name: str, **options: Any) -> Pair:
+        signed = authority.issue_cert("127.0.0.1", "localhost", **options)
+        paths = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
+        paths[0].write_bytes(b"".join(pem.bytes() for pem in signed.cert_chain_pems))
+        signed.private_key_pem.write_to_path(str(paths[1]))
+        return str(paths[0]), str(paths[1])
+
+    past = {"not_before": datetime(2020, 1, 1, tzinfo=UTC), "not_after": datetime(2020, 2, 1, tzinfo=UTC)}
+    servers.cert_pem.write_to_path(str(tmp_path / "server_ca.pem"))
+    # Two in one file, as while the authority of the clients is replaced by another.
+    (tmp_path / "client_ca.pem").write_bytes(retired.cert_pem.bytes() + clients.cert_pem.bytes())
+    return Certificates(
+        tmp_path,
+        tmp_path / "server_ca.pem",
+        tmp_path / "client_ca.pem",
+        issued(servers, "server"),
+        issued(clients, "client"),
+        issued(clients, "expired", **past),
+        issued(strangers, "stranger"),
+    )
+
+
+def test_a_client_is_let_in_by_its_certificate_alone_and_told_why_not(
+    small_config: Callable[..., Path],
+    start: Callable[..., Any],
+    certificates: Certificates,
+    made: Any,
+    cli: Callable[..., Any],
+) -> None:
+    config = small_config(daemon={"http_port": 0, **certificates.daemon}, **QUIET)
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)])
+    url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
+    endpoint = running.line_with("serving").rsplit(" ", 1)[1]
+
+    def connected(presented: Pair | None) -> Any:
+        tls = {} if presented is None else {"tls_cert": presented[0], "tls_key": presented[1]}
+        return memwal.connect(endpoint, tls_ca=certificates.server_ca, **tls)
+
+    for presented, said in (
+        (None, r"requires a client certificate; set daemon\.tls_client_cert and daemon\.tls_client_key"),
+        (certificates.stranger, r"does not accept the client certificate; its daemon\.tls_client_ca must hold the CA"),
+        (certificates.expired, "expired.pem: certificate has expired"),
+        ((certificates.client[0], certificates.stranger[1]), r"must be a certificate and its key.*KEY_VALUES_MISMATCH"),
+        ((certificates.client[0], "absent.key"), "tls_key: absent.key: No such file"),
+        ((str(certificates.place / "absent.pem"), certificates.client[1]), r"tls_cert: .*absent\.pem: No such file"),
+    ):
+        with pytest.raises(memwal.Invalid, match=said) as refused:
+            connected(presented)
+        assert len(str(refused.value).splitlines()) == 1
+    with pytest.raises(memwal.Invalid, match="give both the certificate and its private key"):
+        memwal.connect(endpoint, tls_ca=certificates.server_ca, tls_cert=certificates.client[0])
+
+    with connected(certificates.client) as table:
+        table.put(made.rows(range(10)))
+        assert table.count() == 10
+    assert asyncio.run(_counted(endpoint, certificates)) == 10
+
+    found = cli("query", config, "--filter", "id < 3", "--columns", "id", "--format", "json")
+    assert (found.code, len(json.loads(found.out))) == (0, 3)
+    assert endpoint in cli("status", config, "--json").out
+    strangers = dict(zip(("CERT", "KEY"), certificates.stranger, strict=True))
+    doubtful = {f"MEMWAL__DAEMON__TLS_CLIENT_{name}": path for name, path in strangers.items()}
+    for command in ("status", "flush"):  # a daemon that lives is not taken for one that ended, and fenced
+        ran = cli(command, config, env=doubtful)
+        assert (ran.code, len(ran.error_lines)) == (2, 1), ran.err
+        assert "does not accept the client certificate" in ran.err
+    assert cli("flush", config).code == 0
+
+    for path, without in (("/health/livez", 200), ("/health/readyz", 200), ("/metrics", 403), ("/status", 403)):
+        assert fetch(url + path, certificates.context(None))[0] == without, path
+        assert fetch(url + path, certificates.context(certificates.client))[0] == 200
+        with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
+            fetch(url + path, certificates.context(certificates.stranger))
+    running.process.terminate()
+    assert running.wait() == 0
+
+
+async def _counted(endpoint: str, certificates: Certificates) -> int:
+    certificate, key = certificates.client
+    connecting = memwal.connect_async(endpoint, tls_ca=certificates.server_ca, tls_cert=certificate, tls_key=key)
+    async with await connecting as table:
+        return int(await table.count())
+
+
+def test_daemons_hand_over_to_each_other(
+    small_config: Callable[..., Path],
+    start: Callable[..., Any],
+    certificates: Certificates,
+    made: Any,
+    wait_until: Callable[..., Any],
+) -> None:
+    endpoints = _spread(2)
+    names = ("tls_cert", "tls_key", "tls_ca")  # the certificate of a daemon is one of a client too
+    daemon = {name: certificates.daemon[name] for name in names} | {"tls_client_ca": str(certificates.server_ca)}
+    config = small_config(regions={"count": REGIONS}, daemon={**daemon, "endpoints": endpoints}, **QUIET)
+    first, second = (start_daemon(start, config, endpoint) for endpoint in endpoints)
+    for running in (first, second):
+        running.line_with("serving")
+    tls = {"tls_ca": certificates.server_ca, "tls_cert": daemon["tls_cert"], "tls_key": daemon["tls_key"]}
+    with memwal.connect(endpoints, **tls) as table:
+        table.put(made.rows(range(40)))
+        assert {region["owner"] for region in table.status()["regions"]} == set(endpoints)
+        first.process.terminate()
+        assert first.wait() == 0
+        wait_until(lambda: {region["owner"] for region in table.status()["regions"]} == {endpoints[1]})
+        table.put(made.rows(range(40, 60)))
+        assert table.count() == 60
+    second.process.terminate()
+    assert second.wait() == 0
+    assert not any("cannot look at the daemon" in line for line in (*first.errors, *second.errors))
+
+
+def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions_at_first(
+    small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates
+) -> None:
+    """A peer that does not accept the certificate has not ended: its regions are not taken as those of one that did."""
+    from memwal.ingest.daemon.peers import Peer
+
+    endpoints, seen = _spread(2), []
+    config = small_config(regions={"count": REGIONS}, daemon={**certificates.daemon, "endpoints": endpoints}, **QUIET)
+    start_daemon(start, config, endpoints[0]).line_with("serving")
+    access = Access("", str(certificates.server_ca), *certificates.stranger)
+    peer = Peer(endpoints[0], endpoints[1], "t", lambda *told: seen.append(told[1:]), access)
+    try:
+        assert peer._look()
+    finally:
+        peer.stop()
+    assert (None, False) in seen
+    assert (None, True) not in seen
+
+
+def test_daemons_on_spark_and_the_sink_on_its_executors_present_theirs(
+    small_config: Callable[..., Path], certificates: Certificates, tmp_path: Path, made: Any, cli: Callable[..., Any]
+) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(made.table(range(40)), tmp_path / "in" / "0.parquet")
+    config = small_config(
+        daemon={**certificates.daemon, "on_spark": 2},
+        regions={"count": REGIONS},
+        source={"path": str(tmp_path / "in"), "spark": quick("local-cluster[2,2,1024]")},
+    )
+    ran = cli("run", config, "--once", process=True, timeout=3 * PATIENCE)
+    assert ran.code == 0, ran.err
+    assert "cannot look at the daemon" not in ran.err
+    found = cli("query", config, "--limit", "100", "--columns", "id", "--format", "json")
+    assert sorted(row["id"] for row in json.loads(found.out)) == list(range(40))
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("daemon", "said"),
+    [
+        ({"tls_client_ca": "ca.pem"}, "tls_client_ca is set, but tls_cert is not"),
+        ({"tls_client_cert": "a.pem"}, "tls_client_key is not set, but tls_client_cert is"),
+        ({"tls_client_key": "a.pem"}, "tls_client_cert is not set, but tls_client_key is"),
+    ],
+)
+def test_settings_that_do_not_fit_together(
+    daemon: dict[str, Any], said: str, small_config: Callable[..., Path]
+) -> None:
+    with pytest.raises(memwal.Invalid) as refused:
+        load(small_config(daemon=daemon), {})
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_files_are_checked_before_anything_is_claimed(
+    small_config: Callable[..., Path], certificates: Certificates, cli: Callable[..., Any], uri: str
+) -> None:
+    broken = certificates.place / "broken.pem"
+    broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    expired = dict(zip(("tls_client_cert", "tls_client_key"), certificates.expired, strict=True))
+    for changes, said in (
+        ({"tls_client_ca": "absent.pem"}, "daemon.tls_client_ca: absent.pem: No such file"),
+        ({"tls_client_ca": certificates.client[1]}, "has no certificate in PEM"),
+        ({"tls_client_ca": str(broken)}, "broken.pem is not the certificate of a CA in PEM form"),
+        ({"tls_client_key": certificates.server[1]}, "must be a certificate and its key"),
+        (expired, "daemon.tls_client_cert: .*: certificate has expired"),
+    ):
+        config = small_config(daemon={**certificates.daemon, **changes})
+        ran = cli("config", "check", config)
+        assert (ran.code, len(ran.error_lines)) == (2, 1), ran
+        assert re.search(said, ran.err), ran
+        ran = cli("doctor", config)
+        assert ran.code != 0
+        assert re.search(said, " ".join((ran.out + ran.err).split())), ran
+        if "tls_client_ca" in changes:
+            ran = cli("serve", config)
+            assert (ran.code, len(ran.error_lines)) == (2, 1), ran
+            assert re.search(said, ran.err), ran
+        assert not Path(uri).exists()
+
+
+def test_what_a_process_presents(small_config: Callable[..., Path], certificates: Certificates) -> None:
+    settings = load(small_config(daemon=certificates.daemon), {})
+    tls = Access.of(settings).options({})["tls"]
+    assert tls.certificate == Path(certificates.client[0]).read_bytes()
+    assert "PRIVATE" not in repr(tls)
+    assert "BEGIN" not in repr(Guard.of(settings.daemon, {}))
+    plain = {name: certificates.daemon[name] for name in ("tls_cert", "tls_key", "tls_ca")}
+    assert Access.of(load(small_config(daemon=plain), {})).options({})["tls"].certificate is None
+
+
+def _spread(daemons: int) -> list[str]:
+    """Endpoints by which every daemon gets a region."""
+    while True:
+        endpoints = [f"grpc+tls://127.0.0.1:{port}" for port in free_ports(daemons)]
+        if {target(wal.bucket_region(bucket), endpoints) for bucket in range(REGIONS)} == set(endpoints):
+            return endpoints
