@@ -50,6 +50,14 @@ class InvalidResize(FlushError):
     """The table cannot get this number of regions; the message has the reason. Nothing was written."""
 
 
+class InvalidBackup(FlushError):
+    """A backup or restore cannot be done as asked; the message has the reason and what to do instead."""
+
+
+class BackupOvertaken(FlushError):
+    """Other writers kept changing the table while its backup began; nothing is lost, back it up again."""
+
+
 class CommitConflict(FlushError):
     """Other writers kept committing to the base table; nothing is lost, commit again."""
 

@@ -212,6 +212,7 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
         flush_errors.UnsupportedTable,
         flush_errors.InvalidFileOptions,
         flush_errors.InvalidResize,
+        flush_errors.InvalidBackup,
         flight.FlightUnauthenticatedError,
         flight.FlightUnauthorizedError,
     )
@@ -223,6 +224,7 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
         wal_errors.Resized,
         flush_errors.SstInvalid,
         flush_errors.CommitConflict,
+        flush_errors.BackupOvertaken,
         flight.FlightUnavailableError,
     )
     # MemTableFailed: the rows are in the WAL already, and the next claim of the region replays them.

@@ -235,9 +235,14 @@ class ManifestStore:
 
     def write_hint(self, manifest: RegionManifest) -> bool:
         """Write the hint that lets readers begin at `manifest`; False where storage failed, which is harmless."""
-        edit = b',"edit":"%s"' % manifest.edit_id.encode() if manifest.edit_id else b""
         try:
-            self._store.put(version_hint_key(self.region_id), b'{"version":%d%s}' % (manifest.version, edit))
+            self._store.put(version_hint_key(self.region_id), hint_of(manifest))
         except WalError:
             return False  # The version itself is durable; readers without the hint list.
         return True
+
+
+def hint_of(manifest: RegionManifest) -> bytes:
+    """The bytes of the hint that names `manifest`."""
+    edit = b',"edit":"%s"' % manifest.edit_id.encode() if manifest.edit_id else b""
+    return b'{"version":%d%s}' % (manifest.version, edit)

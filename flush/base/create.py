@@ -36,6 +36,8 @@ SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names of our kinds of index that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
 """Directories that a creation that crashed in step 1 may leave; without a version or a region they are overwritten."""
+RESTORING = "restore-unfinished.json"
+"""Key of the marker of a restore that is under way or was killed (flush.backup.restore)."""
 _BEGUN = 0.5
 """Seconds to wait for a creation that another process has begun."""
 
@@ -110,8 +112,14 @@ def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
         if is_vacant(store):
             return None
         if "_versions" not in store.children("") or last:
+            _refuse_unfinished_restore(store, uri)
             raise NotALanceTable.at(uri)
         clock.sleep(0.02)
+
+
+def _refuse_unfinished_restore(store: ObjectStore, uri: str) -> None:
+    if store.exists(RESTORING):
+        raise NotALanceTable(f"{uri}: a restore is not finished here; run `memwal restore` with --resume")
 
 
 def is_vacant(store: ObjectStore) -> bool:

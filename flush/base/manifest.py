@@ -181,6 +181,11 @@ def _renumbered(data: bytes, ids: Sequence[int]) -> bytes:
         field.id, field.parent_id = new[field.id], new.get(field.parent_id, field.parent_id)
     for file in (file for fragment in manifest.fragments for file in fragment.files):
         file.fields[:] = [new[id] for id in file.fields]
+    return with_manifest(data, position, manifest)
+
+
+def with_manifest(data: bytes, position: int, manifest: Any) -> bytes:
+    """Return the manifest file `data`, whose manifest message is at `position`, with `manifest` in its place. Pure."""
     message = manifest.SerializeToString()
     return b"".join((data[:position], struct.pack("<I", len(message)), message, data[-_FOOTER.size :]))
 

@@ -14,10 +14,11 @@
     memwal:storage     version of what memwal writes on storage, decimal (`STORAGE`); absent: 1
     memwal:version     only where late rows are left out: JSON {"id": field id of the version column}
     memwal:ttl         only where rows expire, or did: JSON {"id": field id of the time column, "seconds": ttl}, or null
+    memwal:restored    only in a table that was restored from a backup: JSON, see `Restored`
 
-Indexes that are added or dropped later change `memwal:indexes` and `memwal:index_ids` in the table's config, and so
-does another ttl with `memwal:ttl`. The config counts more than the schema metadata, which stays as it was: entries of a
-log in arrow format carry the schema metadata of their time.
+Indexes that are added or dropped later change `memwal:indexes` and `memwal:index_ids` in the table's config; so does
+another ttl with `memwal:ttl`, and a restore with `memwal:table` and `memwal:restored`. The config counts more than the
+schema metadata, which stays as it was: entries of a log in arrow format carry the schema metadata of their time.
 
 Where another program initialised Lance's MemWAL index first, the same keys are in the table's config instead: Lance's
 ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key there would cut it off from
@@ -48,6 +49,9 @@ STORAGE = 1
 reads and writes tables of its own version and of those below; a table of a newer one is refused before anything is
 written. It rises with a change that processes of the version before cannot read; README.md, "When a byte format
 changes"."""
+RESTORED = b"memwal:restored"
+_IN_CONFIG = (TABLE, INDEXES, INDEX_IDS, TTL, RESTORED)
+"""Keys that count more in the table's config than in its schema metadata."""
 Upsert = Literal["replace", "insert", "merge"]
 OnDuplicate = Literal["last", "first", "fail"]
 
@@ -133,7 +137,28 @@ def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
     config = {key.encode(): value.encode() for key, value in dataset.config().items()}
     if REGIONS not in metadata:
         return config
-    return {**metadata, **{key: config[key] for key in (INDEXES, INDEX_IDS, TTL) if key in config}}
+    return {**metadata, **{key: config[key] for key in _IN_CONFIG if key in config}}
+
+
+class Restored(NamedTuple):
+    """What a restored table remembers of its backup."""
+
+    table: str
+    """Id of the table that was backed up."""
+    began: float
+    """Unix time at which the backup began."""
+
+    def metadata(self) -> dict[str, str]:
+        """Return it as an entry of the table's config."""
+        return {RESTORED.decode(): json.dumps(self._asdict())}
+
+
+def restored_from(metadata: Mapping[bytes, bytes]) -> Restored | None:
+    """Return what `metadata` says of the table's restore; None where it was not restored."""
+    if RESTORED not in metadata:
+        return None
+    said = json.loads(metadata[RESTORED])
+    return Restored(said["table"], said["began"])
 
 
 def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:

@@ -4,7 +4,7 @@
     _transactions/{read version}-{uuid}.txn                   Transaction: the operation that made the version
 
     Manifest.fields = 1, .fragments = 2, .schema_metadata = 5, .index_section = 6, .timestamp = 7,
-        .transaction_file = 12, .config = 16, .table_metadata = 19
+        .transaction_file = 12, .config = 16, .base_paths = 18, .table_metadata = 19
     Field.name = 2, .id = 3, .parent_id = 4, .logical_type = 5
     DataFragment.id = 1, .files = 2, .deletion_file = 3, .physical_rows = 4
     DataFile.path = 1, .file_size_bytes = 6, .base_id = 7
@@ -35,6 +35,7 @@ from memwal.flush.base.manifest import (
     message_classes,
     named_errors,
     progress,
+    with_manifest,
 )
 from memwal.wal import ObjectStore
 
@@ -84,6 +85,7 @@ _FIELDS: MessageFields = {
         (7, "timestamp", "Timestamp"),
         (12, "transaction_file", _TEXT),
         (16, "config", "Entry[]"),
+        (18, "base_paths", "Any[]"),
         (19, "table_metadata", "Entry[]"),
     ),
     "IndexMetadata": ((1, "uuid", "UUID"), (2, "fields", "int32[]"), (3, "name", _TEXT)),
@@ -154,6 +156,10 @@ class TableState:
     """None where its file is missing."""
     marked: Mapping[UUID, int] = field(default_factory=dict)
     """The same by Lance's own marker; a commit into a table without a key moves that in a separate version."""
+    transaction_key: str = ""
+    """Key of the file with the transaction; "" where the manifest names none."""
+    is_shallow: bool = False
+    """Whether some of its files are in other tables, as those of a shallow clone are."""
 
     @property
     def rows(self) -> int:
@@ -195,7 +201,24 @@ def read_state(store: ObjectStore, version: int) -> TableState:
         committed=committed,
         transaction=_transaction(store, manifest.transaction_file),
         marked=marked,
+        transaction_key=f"_transactions/{manifest.transaction_file}" if manifest.transaction_file else "",
+        is_shallow=bool(manifest.base_paths),
     )
+
+
+def with_config(data: bytes, config: Mapping[str, str]) -> bytes:
+    """Return the manifest file `data` with the entries `config` set in the table's config. Pure.
+
+    Raises ValueError, struct.error or DecodeError where it is not as pylance writes it.
+    """
+    position = manifest_position(data)
+    manifest = message_at(_MANIFEST, data, position)
+    kept = [entry for entry in manifest.config if entry.key not in config]
+    del manifest.config[:]
+    manifest.config.extend(kept)
+    for key, value in config.items():
+        manifest.config.add(key=key, value=value.encode())
+    return with_manifest(data, position, manifest)
 
 
 def _fragment(message: Any) -> Fragment:

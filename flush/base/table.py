@@ -16,7 +16,7 @@ from memwal.flush.base.field_ids import column_ids, field_id, row_field_ids
 from memwal.flush.base.lost_setup import refuse_wiped, refuse_written_over
 from memwal.flush.base.manifest import read_progress
 from memwal.flush.base.open import open_dataset
-from memwal.flush.base.setup import REGIONS, TABLE, Setup, WriteRules, metadata_of, read_setup
+from memwal.flush.base.setup import REGIONS, TABLE, Restored, Setup, WriteRules, metadata_of, read_setup, restored_from
 from memwal.flush.base.shape import Shape, present_indexes, shape_of
 from memwal.flush.base.sharding import BucketHash, Buckets, Regions, Routing, RowHash, bucket_regions, published_regions
 from memwal.flush.base.ttl import Expiry, Ttl, is_time
@@ -175,6 +175,11 @@ class BaseTable:
     def table_id(self) -> str:
         """Random id from the table's creation: a table that is recreated at the same path has another one."""
         return metadata_of(self.dataset).get(TABLE, b"").decode()
+
+    @property
+    def restored(self) -> Restored | None:
+        """The backup that it was restored from; None where it was not restored."""
+        return restored_from(metadata_of(self.dataset))
 
     @property
     def buckets(self) -> int:

@@ -50,6 +50,16 @@ class RegionPlan:
         return self.ssts[-1].generation
 
 
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan as it is on storage."""
+
+    key: str
+    data: bytes
+    last: int
+    """Where its range ends."""
+
+
 class PlanBehind(Exception):
     """Another committer planned SSTs that our manifest does not list yet: read again. Never leaves this package."""
 
@@ -68,6 +78,19 @@ def parse_plan_key(key: str) -> tuple[UUID, int] | None:
     """Return region and first generation of a plan's key; None for any other key."""
     match = _KEY.fullmatch(key)
     return (UUID(match["region"]), parse_rev(match["rev"])) if match else None
+
+
+def plans_above(store: ObjectStore, region: UUID, committed: int) -> tuple[StoredPlan, ...]:
+    """Return the plans of `region` whose range begins above generation `committed`, ascending.
+
+    Raises Corrupt where one cannot be read; StoreUnavailable, StoreRefused.
+    """
+    starts = {}
+    for key in store.list(plan_prefix(region)):
+        if (parsed := parse_plan_key(key)) is not None and parsed[1] > committed:
+            starts[parsed[1]] = key
+    stored = ((first, key, store.get(key)) for first, key in sorted(starts.items()))
+    return tuple(StoredPlan(key, data, _agreed(key, first, data)[0]) for first, key, data in stored if data is not None)
 
 
 def uncommitted(

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from memwal.ingest.cli.copies import backup, restore
 from memwal.ingest.cli.failure import report
 from memwal.ingest.cli.groups import config_app, dlq_app, index_app, pause, regions_app, resume
 from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
@@ -310,6 +311,10 @@ def gc(
     from memwal.ingest.cli.collect import show
 
     return show(settings_of(config), os.environ, console(), dry_run=dry_run, as_json=as_json)
+
+
+app.command()(backup)
+app.command()(restore)
 
 
 @app.command()

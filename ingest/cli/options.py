@@ -25,6 +25,14 @@ Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help=
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
 OfCommits = Annotated[bool, typer.Option("--commits", help="the table's automatic commits instead of its ingestion")]
+PlaceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="storage option of the backup's place, repeatable; secrets as env:NAME or file:PATH; default: the table's",
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with what a killed process left there")]
 Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 

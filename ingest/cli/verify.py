@@ -37,12 +37,13 @@ def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole
         write_json({**asdict(found), "clean": not found.findings})
     else:
         for each in found.findings:
-            console.print(_line(each), soft_wrap=True)
+            console.print(finding_line(each), soft_wrap=True)
         console.print(_summary(found, clock.monotonic() - began), soft_wrap=True)
     return DAMAGED if found.findings else 0
 
 
-def _line(finding: Finding) -> Text:
+def finding_line(finding: Finding) -> Text:
+    """Return one finding for people: what is damaged, and the remedy."""
     line = Text.assemble((finding.check, "bold red"), "  ", (finding.where, "bold"), f": {finding.what}; ")
     return line.append(finding.remedy, style="green")
 

@@ -66,6 +66,8 @@ COMMANDS = {
     "pause": {"config", "commits", "reason"},
     "resume": {"config", "commits"},
     "gc": {"config", "dry-run", "json"},
+    "backup": {"config", "dest", "option", "resume", "json"},
+    "restore": {"config", "backup", "option", "resume", "json"},
     "log": {"config", "limit", "diff", "keys", "json"},
     "verify": {"config", "deep", "json"},
     "inspect": {"path", "config"},
@@ -204,7 +206,7 @@ def test_distribution_and_command(texts: Mapping[str, str]) -> None:
 def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
     missing = [name for name in commands() if f"`memwal {name}" not in texts["ingest/cli/README.md"]]
     assert missing == []
-    arguments = {"config", "path", "column", "kind", "name", "query", "files"}
+    arguments = {"config", "path", "column", "kind", "name", "query", "files", "dest", "backup"}
     options = {option for found in commands().values() for option in found - arguments}
     assert [option for option in options if f"--{option}" not in texts["ingest/cli/README.md"]] == []
 

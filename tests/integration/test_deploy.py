@@ -94,6 +94,19 @@ def test_manifests_fit_the_schemas_of_kubernetes() -> None:
         kubernetes_validate.validate(misspelt, "1.27", strict=True)
 
 
+def test_the_jobs_of_the_readme_fit_the_schemas_of_kubernetes() -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (DEPLOY / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    jobs = [yaml.safe_load(block) for block in blocks]
+    assert [job["kind"] for job in jobs] == ["CronJob"]
+    for job in jobs:
+        for version in ("1.27", kubernetes_validate.latest_version()):
+            kubernetes_validate.validate(job, version, strict=True)
+        (line,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["args"]
+        words = shlex.split(line)
+        assert words[:3] == ["exec", "memwal", "backup"]
+        typer.main.get_command(app).commands["backup"].make_context("backup", words[3:])  # type: ignore[attr-defined]
+
+
 def test_the_compose_file_fits_the_compose_specification(tmp_path: Path) -> None:
     check = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
     done = ran(*check, DEPLOY / "compose.yaml")

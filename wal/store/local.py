@@ -39,7 +39,8 @@ from memwal.wal.store.file_errors import NOT_LINKED, failed
 from memwal.wal.store.port import ObjectInfo, PutOutcome
 from memwal.wal.store.requests import REQUESTS
 
-_TEMPORARY = ".memwal-put-"
+TEMPORARY = ".memwal-put-"
+"""First letters of the names of files that are no objects."""
 _MOST_DIRECTORIES = 64
 
 
@@ -306,7 +307,7 @@ class LocalStore:
     def _open_temporary(self, directory: _Directory) -> tuple[str, int]:
         """Open a temporary file named by process id and counter; skips names left by a dead process of the same id."""
         while True:
-            name = f"{_TEMPORARY}{os.getpid()}-{next(self._numbers)}"
+            name = f"{TEMPORARY}{os.getpid()}-{next(self._numbers)}"
             try:
                 return name, os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666, dir_fd=directory.fd)
             except FileExistsError:
@@ -363,7 +364,7 @@ class LocalStore:
                 for each in found:
                     if each.is_dir():
                         yield from self._walk(f"{folder}{each.name}/", temporary=temporary)
-                    elif each.name.startswith(_TEMPORARY) == temporary:
+                    elif each.name.startswith(TEMPORARY) == temporary:
                         yield folder + each.name
         except (FileNotFoundError, NotADirectoryError):
             return

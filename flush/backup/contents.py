@@ -1,0 +1,211 @@
+"""Which objects make up the copy of a moment: keys below the table's root, the same as in the table.
+
+    of each region
+        WAL entries   from the first one that a claim may read, to the moment's position: those behind `replay_after`,
+                      the newest one with the applied map and all above it, the newest of all
+        one fence     the first entry of the epoch in which these begin, by which `verify` sees that it was claimed
+        a snapshot    of the applied map, if the newest map names one
+        SSTs          above the base's committed generation, whole directories
+        plans         of commits that the base has not finished: a half commit is repeated with the same range
+        decisions     on the routing of a resize
+        a manifest    the one of the moment, without SSTs that the base has committed; and the hint that names it
+    of the base       one version: data, deletion, index and transaction files, last its manifest
+
+Left out: pauses, notes of owners, fences and loads, older manifests, staged rows, probes, tags, other versions.
+
+What a copy must not find missing is protected while it is copied by the tag of the base version: it keeps the version's
+files, and the SSTs that are not in it (`flush.garbage.ssts`, rule 4). WAL entries are protected by nothing but
+`gc.wal_age_min`. What is missing all the same was flushed, committed and collected: `Vanished`, capture again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from memwal.flush.backup.moment import Moment, RegionMoment
+from memwal.flush.base.manifest import manifest_file, manifest_version
+from memwal.flush.base.state import TableState, read_state
+from memwal.flush.base.table import BaseTable
+from memwal.flush.errors import InvalidBackup
+from memwal.wal import Corrupt, ObjectInfo, ObjectStore, RegionManifest
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.layout import (
+    manifest_key,
+    parse_entry_key,
+    region_prefix,
+    snapshot_key,
+    sst_key,
+    version_hint_key,
+    wal_prefix,
+)
+from memwal.wal.manifest import hint_of
+
+_DATA, _DELETIONS, _INDICES = "data/", "_deletions/", "_indices/"
+ROUTING_DIR = "routing/"
+
+
+class Vanished(Exception):
+    """An object of the moment was deleted: capture another moment. Never leaves this package."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One object of a copy."""
+
+    key: str
+    size: int
+    """Bytes."""
+    data: bytes | None = None
+    """Its bytes, where it is not read from the table."""
+
+    @staticmethod
+    def of(key: str, data: bytes) -> Piece:
+        """Return a piece whose bytes are known."""
+        return Piece(key, len(data), data)
+
+
+def turn(key: str) -> int:
+    """Return when an object is written: 0 first; 1, region manifests, without which no region can be claimed; 2, the
+    manifest of the base, without which there is no table. Pure."""
+    if manifest_version(key) is not None:
+        return 2
+    region, slash, name = key.partition("/manifest/")
+    return int(bool(slash) and bool(name) and region.startswith("_mem_wal/"))
+
+
+def pieces_of(moment: Moment, store: ObjectStore) -> list[Piece]:
+    """Return the objects of `moment`, in the order in which they are copied: what may vanish soonest comes first.
+
+    Raises Vanished; InvalidBackup for a shallow clone; Corrupt, StoreUnavailable, StoreRefused.
+    """
+    logs = [piece for region in moment.regions for piece in _of_log(moment.base, region, store)]
+    others = [piece for region in moment.regions for piece in _of_region(moment.base, region, store)]
+    manifests = [piece for region in moment.regions for piece in _of_manifest(moment.base, region, store)]
+    return [*logs, *others, *manifests, *_of_base(moment.base, store)]
+
+
+def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
+    entries = _entries(base, region.region, store)
+    if not region.tip:
+        return
+    reader = EntryReader(store, region.region, base.codec)
+    newest, name = _newest_map(reader, region.tip, region.manifest.replay_after)
+    first = min(region.manifest.replay_after + 1, newest or region.tip, region.tip)
+    for position in (*_fence(reader, entries, first), *range(first, region.tip + 1)):
+        if position not in entries:
+            raise Vanished(reader.key(position))
+        yield Piece(entries[position].key, entries[position].size)
+    if name:
+        key = snapshot_key(region.region, name)
+        if (data := store.get(key)) is None:
+            raise Vanished(key)
+        yield Piece.of(key, data)
+
+
+def _entries(base: BaseTable, region: UUID, store: ObjectStore) -> Mapping[int, ObjectInfo]:
+    found = {}
+    for info in store.describe(wal_prefix(region)):
+        parsed = parse_entry_key(info.key)
+        if parsed is not None and parsed.suffix == base.codec.suffix:
+            found[parsed.position] = info
+    return found
+
+
+def _newest_map(reader: EntryReader, tip: int, after: int) -> tuple[int, str]:
+    """Return the position of the newest entry with the applied map, and the snapshot that it names; 0 and "" where none
+    has one. The search ends as that of a claim does (`wal.replay.newest_applied`)."""
+    for position in range(tip, 0, -1):
+        header = reader.header(position)
+        if header is None and position > after:
+            raise Vanished(reader.key(position))
+        if header is None:
+            break
+        if header.applied is not None:
+            return position, header.snapshot
+    return 0, ""
+
+
+def _fence(reader: EntryReader, entries: Iterable[int], first: int) -> Sequence[int]:
+    """Return the position of the first entry of the epoch that the entry at `first` has, if that is another one."""
+    header = reader.header(first)
+    if header is None:
+        raise Vanished(reader.key(first))
+    if header.writer_epoch == 1:
+        return ()  # no claim fenced another
+    below = sorted(position for position in entries if position < first)
+
+    def epoch(position: int) -> int:
+        if (older := reader.header(position)) is None:
+            raise Vanished(reader.key(position))
+        return older.writer_epoch
+
+    return below[bisect_left(below, header.writer_epoch, key=epoch) :][:1]
+
+
+def _of_region(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
+    for sst in _uncommitted(base, region.manifest).ssts:
+        place = f"{sst_key(region.region, sst.path)}/"
+        infos = store.describe(place)
+        if not infos:
+            raise Vanished(place)
+        yield from (Piece(info.key, info.size) for info in infos)
+    yield from (Piece.of(plan.key, plan.data) for plan in region.plans)
+    decisions = store.describe(f"{region_prefix(region.region)}{ROUTING_DIR}")
+    yield from (Piece(info.key, info.size) for info in decisions)
+
+
+def _of_manifest(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
+    manifest = _uncommitted(base, region.manifest)
+    key = manifest_key(region.region, manifest.version)
+    data = store.get(key)
+    if data is None:
+        raise Vanished(key)
+    # The bytes as they are where nothing is left out: they may be Lance's, which has a form of its own.
+    yield Piece.of(key, data if manifest == region.manifest else manifest.encode())
+    yield Piece.of(version_hint_key(region.region), hint_of(manifest))
+
+
+def _uncommitted(base: BaseTable, manifest: RegionManifest) -> RegionManifest:
+    """Return `manifest` without SSTs that the base has committed: a collection may be deleting their directories."""
+    committed = base.committed.get(manifest.region_id, 0)
+    return replace(manifest, ssts=tuple(sst for sst in manifest.ssts if sst.generation > committed))
+
+
+def _of_base(base: BaseTable, store: ObjectStore) -> list[Piece]:
+    try:
+        state = read_state(store, base.version)
+        key, manifest = manifest_file(store, "", base.version)
+    except Corrupt as error:
+        raise Vanished(str(error)) from error
+    if state.is_shallow:
+        raise InvalidBackup(
+            f"{base.uri}: it is a shallow clone, whose files are in another table; make a table of its own of it "
+            "(LanceDataset.deep_clone), or back up that one"
+        )
+    return [*_files(state, store), Piece.of(key, manifest)]
+
+
+def _files(state: TableState, store: ObjectStore) -> list[Piece]:
+    wanted = {key for fragment in state.fragments.values() for key in fragment.files}
+    deletions = {fragment.deletion_file for fragment in state.fragments.values() if fragment.deletion_file}
+    data = {info.key: info for info in store.describe(_DATA)} if wanted else {}
+    files = {info.key: info for info in store.describe(_DELETIONS)} if deletions else {}
+    if missing := sorted((wanted - data.keys()) | (deletions - files.keys())):
+        raise Vanished(missing[0])
+    # Large values of a file may be in a directory beside it, called as the file.
+    beside = {key.removesuffix(".lance") for key in wanted}
+    kept = [info for info in data.values() if info.key in wanted or info.key.rpartition("/")[0] in beside]
+    kept += [files[key] for key in sorted(deletions)]
+    segments = {str(segment) for segments in state.indexes.values() for segment in segments}
+    kept += [info for info in store.describe(_INDICES) if info.key.removeprefix(_INDICES).partition("/")[0] in segments]
+    pieces = [Piece(info.key, info.size) for info in kept]
+    transaction = store.get(state.transaction_key) if state.transaction_key else None
+    return pieces if transaction is None else [*pieces, Piece.of(state.transaction_key, transaction)]
+
+
+def is_ours(key: str) -> bool:
+    """Return whether an object with this key can be one of a copy. Pure."""
+    return key.startswith((_DATA, _DELETIONS, _INDICES, "_transactions/", "_versions/", "_mem_wal/"))

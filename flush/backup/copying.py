@@ -1,0 +1,189 @@
+"""Copies objects from one store to another, several at once, in bounded memory.
+
+An object of up to `WHOLE_MAX` bytes is read whole and created by one conditional put. A larger one is streamed: between
+local directories from file to file, from and to S3 by Lance's own transfer (`LanceFileSession`), which sends it in
+parts; from S3 to S3 it passes through a temporary file. Either way it appears whole under its name, or not at all, so
+one that is in the destination already is a copy; its bytes are read for the checksum all the same.
+
+A local destination is synced: small objects by the put, large ones here, names of new directories by `sync_tree` at the
+end of a backup or restore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from lance.file import LanceFileSession
+
+from memwal.flush.backup.contents import Piece, Vanished
+from memwal.flush.backup.record import Copied
+from memwal.flush.errors import InvalidBackup
+from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
+from memwal.wal.panics import panics_as_errors
+from memwal.wal.slot import put_until_known
+from memwal.wal.store.local import TEMPORARY
+
+WHOLE_MAX = 8 << 20
+"""Bytes of the largest object that is read whole."""
+AT_ONCE = 8
+"""Objects copied at the same time; memory holds as many of up to `WHOLE_MAX` bytes."""
+_CHUNK = 1 << 20
+
+Progress = Callable[[int, int, int, int], None]
+"""Called with the number of objects copied, of all objects, and the bytes of both."""
+Check = Callable[[Piece, str], None]
+"""Called with a piece and the SHA-256 of what was read, before it is written; raises Corrupt to refuse it."""
+
+
+def accept(_piece: Piece, _sha256: str) -> None:
+    """Refuse nothing."""
+
+
+@dataclass
+class Copier:
+    """Copies pieces from `source` to `dest`, which nobody else writes to.
+
+    Thread safety. One thread calls it; it copies in several.
+    Errors. Raises Vanished where an object is missing in the source; InvalidBackup where another program wrote to the
+    destination; what `check` raises; OutcomeUnknown, StoreUnavailable, StoreRefused, OSError. Objects that are copied
+    by then stay.
+    """
+
+    source: ObjectStore
+    dest: ObjectStore
+    clock: Clock
+    ids: Ids
+    options: WalOptions = field(default_factory=WalOptions)
+    at_once: int = AT_ONCE
+    on_progress: Progress | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    def copy(self, pieces: Sequence[Piece], present: Mapping[str, int], check: Check = accept) -> list[Copied]:
+        """Copy `pieces`, in this order up to `at_once` objects. `present`: size of each object in the destination."""
+        done, size, total = 0, 0, sum(piece.size for piece in pieces)
+
+        def one(piece: Piece) -> Copied:
+            nonlocal done, size
+            copied = self._copied(piece, present.get(piece.key), check)
+            with self._lock:
+                done, size = done + 1, size + piece.size
+                if self.on_progress is not None:
+                    self.on_progress(done, len(pieces), size, total)
+            return copied
+
+        if self.at_once == 1:
+            return [one(piece) for piece in pieces]
+        pool = ThreadPoolExecutor(self.at_once, "memwal-copy")
+        try:
+            return list(pool.map(one, pieces))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _copied(self, piece: Piece, present: int | None, check: Check) -> Copied:
+        if piece.data is None and present == piece.size and (kept := self._kept(piece, check)) is not None:
+            return kept
+        if piece.data is None and piece.size > WHOLE_MAX:
+            return self._streamed(piece, check)
+        data = self.source.get(piece.key) if piece.data is None else piece.data
+        if data is None:
+            raise Vanished(piece.key)
+        sha256 = sha256_of(data)
+        check(piece, sha256)
+        self._put(piece.key, data, may_differ=piece.data is not None)
+        return Copied(piece.key, len(data), sha256)
+
+    def _put(self, key: str, data: bytes, *, may_differ: bool) -> None:
+        """Create an object. `may_differ`: whether an earlier attempt may have made it with other bytes."""
+        there = put_until_known(self.dest, key, data, clock=self.clock, options=self.options)
+        if there is not None and may_differ:
+            self.dest.delete(key)
+            there = put_until_known(self.dest, key, data, clock=self.clock, options=self.options)
+        if there is not None:
+            raise InvalidBackup(f"{self.dest.url(key)}: another program wrote to the destination; give another one")
+
+    def _kept(self, piece: Piece, check: Check) -> Copied | None:
+        """Return the object that an earlier attempt copied; None where it must be copied again."""
+        with self._as_file(self.dest, piece) as path:
+            sha256 = None if path is None else _sha256(path)
+        if sha256 is None:
+            return None
+        try:
+            check(piece, sha256)
+        except Corrupt:  # of what is in the destination
+            self.dest.delete(piece.key)
+            return None
+        return Copied(piece.key, piece.size, sha256)
+
+    @panics_as_errors
+    def _streamed(self, piece: Piece, check: Check) -> Copied:
+        with self._as_file(self.source, piece) as path:
+            if path is None:
+                raise Vanished(piece.key)
+            sha256, size = _sha256(path), path.stat().st_size
+            check(piece, sha256)
+            if self.dest.remote:
+                self._session(self.dest).upload_file(path, piece.key)
+            else:
+                _copy_file(path, Path(self.dest.url(piece.key)), f"{TEMPORARY}{os.getpid()}-{self.ids.token()}")
+        return Copied(piece.key, size, sha256)
+
+    @contextmanager
+    def _as_file(self, store: ObjectStore, piece: Piece) -> Iterator[Path | None]:
+        """Hand out the object as a local file, a temporary one for S3; None where it is missing."""
+        if not store.remote:
+            path = Path(store.url(piece.key))
+            yield path if path.exists() else None
+            return
+        with tempfile.TemporaryDirectory(prefix="memwal-copy-") as directory:
+            path = Path(directory) / "object"
+            try:
+                self._session(store).download_file(piece.key, path)
+            except OSError:
+                if store.exists(piece.key):
+                    raise
+                yield None
+                return
+            yield path
+
+    def _session(self, store: ObjectStore) -> LanceFileSession:
+        return LanceFileSession(store.url(""), dict(store.storage_options))
+
+
+def _copy_file(path: Path, to: Path, temporary: str) -> None:
+    """Copy a file; its name appears when all its bytes are on the disk."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    written = to.parent / temporary
+    try:
+        shutil.copyfile(path, written)
+        descriptor = os.open(written, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        written.replace(to)
+    except BaseException:
+        with suppress(OSError):  # the first error says more
+            written.unlink()
+        raise
+
+
+def sha256_of(data: bytes) -> str:
+    """Return the SHA-256 of `data`, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,178 @@
+"""One moment of a table, beside running writers: which log positions, SSTs and base version a backup copies.
+
+ 1. Open the base for its routing. Look at every region: its newest manifest, then the end of its log behind the
+    manifest's `replay_after`, and the applied map there (`wal.tail_end`, `wal.newest_applied`). The *frontier* is the
+    highest sequence of each producer over all regions.
+ 2. Look at the end of every log again. Where the applied map has passed the frontier, go back to the last position at
+    which it has not. The manifest stays that of step 1.
+ 3. Only now open the newest base version and tag it. Opened first, it would lack rows that were committed and pruned
+    before the looks, and so would the manifests.
+ 4. The base must not have passed a manifest: its committed generation, and the end of a commit plan that is not
+    committed yet, are below the manifest's current generation. Otherwise remove the tag, back to 1.
+
+*Crash anywhere: nothing was written but a tag, whose name tells when it was made; see `flush.backup.take`.*
+
+Invariants, of the copy of a moment:
+
+ (1) It has every write that was acknowledged as durable before step 1 began. The look of step 1 finds the end of the
+     log or raises Overtaken (`wal.log_tail` has the proof), and no position that step 1 found is left out in step 2,
+     since its map is in the frontier.
+ (2) It has no write that began after step 4 ended.
+ (3) In each region it has a prefix of the log: the rows up to a position, each write whole or absent. Rows that are
+     not in an entry behind `replay_after` are in an SST of the manifest or, if the base has committed it, in the base.
+     Step 4 keeps rows of later entries out of the base: a commit writes rows of its plan only, its deletes pass before
+     the marker too, and the manifest has published every generation of the plan.
+ (4) A writer that sends batch n only when n-1 is durable everywhere, as a query of Spark does, has at most one batch,
+     n, in some regions and not in others; n is its number in the frontier. Batch n began before step 2, so n-1 was
+     durable everywhere then, and step 2 found it; nothing above n passes the frontier. The applied maps are in the
+     copy, so the replay of batch n completes it.
+
+Regions are captured one after another: of two writes to two regions, without a token, the later one may be in the copy
+and the earlier one not, if both were made while the moment was captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from uuid import UUID
+
+from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.plan import StoredPlan, plans_above
+from memwal.flush.errors import BackupOvertaken, InvalidBackup
+from memwal.flush.parallel_map import AT_ONCE, each
+from memwal.wal import (
+    ManifestStore,
+    ObjectStore,
+    Overtaken,
+    RegionManifest,
+    RegionStatus,
+    WalOptions,
+    regions,
+    tail_end,
+)
+from memwal.wal.applied import PREFIX
+from memwal.wal.entry_reader import EntryReader
+from memwal.wal.replay import newest_applied
+
+CAPTURES = 20
+"""Attempts to capture a moment; a flush or commit overtakes one rarely."""
+
+
+@dataclass(frozen=True)
+class RegionMoment:
+    """One region: its log up to the position `tip`, its SSTs, and the commit plans that the base has not finished."""
+
+    manifest: RegionManifest
+    tip: int
+    plans: tuple[StoredPlan, ...] = ()
+
+    @property
+    def region(self) -> UUID:
+        """Its id."""
+        return self.manifest.region_id
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a table. See the module docstring."""
+
+    base: BaseTable
+    regions: tuple[RegionMoment, ...]
+    """All regions with a manifest, those too that a resize has sealed."""
+    frontier: Mapping[str, int]
+    """The highest sequence of each producer in any region."""
+
+
+def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment:
+    """Steps 1 to 4 for the table at the root of `store`, without the tag. `begun`: any version of it. Writes nothing.
+
+    Raises BackupOvertaken where writers overtake every attempt, or the table is being resized; InvalidBackup where its
+    base lacks generations that no region lists; Corrupt, StoreUnavailable, StoreRefused.
+    """
+    at_once = AT_ONCE if store.remote else 1
+    for _ in range(CAPTURES):
+        with suppress(Overtaken):
+            begun = begun.latest()
+            looks = [look for look in each(partial(_look, begun, store, options), regions(store), at_once) if look]
+            frontier = _frontier(applied for _, applied in looks)
+            ends = list(each(partial(_end, begun, store, options, frontier), (found for found, _ in looks), at_once))
+            base = newest_base(begun)
+            found = [_with_plans(base, store, end) for end in ends]
+            if base.routing_version == begun.routing_version and not any(_is_passed(base, end) for end in found):
+                _check(base, found)
+                return Moment(base, tuple(found), frontier)
+    raise BackupOvertaken(f"{begun.uri}: {CAPTURES} flushes or commits in a row overtook the backup; run it again")
+
+
+def newest_base(begun: BaseTable) -> BaseTable:
+    """Step 3: return the newest version."""
+    return begun.latest()
+
+
+def _look(
+    base: BaseTable, store: ObjectStore, options: WalOptions, region: UUID
+) -> tuple[RegionMoment, Mapping[str, int]] | None:
+    """Step 1 for one region; None where it was never claimed."""
+    manifest = ManifestStore(store, region, options=options).latest()
+    if manifest is None:
+        return None
+    suffix, after = base.codec.suffix, manifest.replay_after
+    tip = tail_end(store, region, suffix, after, options=options)
+    return RegionMoment(manifest, tip), newest_applied(EntryReader(store, region, base.codec), tip, after)
+
+
+def _end(
+    base: BaseTable, store: ObjectStore, options: WalOptions, frontier: Mapping[str, int], look: RegionMoment
+) -> RegionMoment:
+    """Step 2 for one region, by bisection: an applied map only grows along the log."""
+    reader = EntryReader(store, look.region, base.codec)
+    low, high = look.tip, tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
+    while low < high:
+        middle = (low + high + 1) // 2
+        applied = newest_applied(reader, middle, look.manifest.replay_after)
+        if any(sequence > frontier.get(name, -2) for name, sequence in applied.items() if not name.startswith(PREFIX)):
+            high = middle - 1
+        else:
+            low = middle
+    return replace(look, tip=low)
+
+
+def _frontier(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    highest: dict[str, int] = {}
+    for applied in maps:
+        for name, sequence in applied.items():
+            if not name.startswith(PREFIX):
+                highest[name] = max(sequence, highest.get(name, sequence))
+    return highest
+
+
+def _with_plans(base: BaseTable, store: ObjectStore, end: RegionMoment) -> RegionMoment:
+    """Return `end` with the plans above the committed generation. The base was opened before: a pass of a commit that
+    is in it had its plan by then, and nobody deletes a plan before its range is committed."""
+    return replace(end, plans=plans_above(store, end.region, base.committed.get(end.region, 0)))
+
+
+def _is_passed(base: BaseTable, end: RegionMoment) -> bool:
+    """Return whether the base may have rows that the manifest does not list: step 4."""
+    highest = max((base.committed.get(end.region, 0), *(plan.last for plan in end.plans)))
+    return highest >= end.manifest.current_generation
+
+
+def _check(base: BaseTable, ends: Sequence[RegionMoment]) -> None:
+    """Raise where the copy would be no table that writers go on with."""
+    for manifest in (end.manifest for end in ends):
+        if manifest.region_id in base.regions and manifest.status is RegionStatus.SEALED:
+            raise BackupOvertaken(
+                f"{base.uri}: the table is being resized; run the backup again when `memwal regions resize` is done"
+            )
+        committed = base.committed.get(manifest.region_id, 0)
+        listed = {sst.generation for sst in manifest.ssts}
+        if missing := sorted(set(range(committed + 1, manifest.current_generation)) - listed):
+            raise InvalidBackup(
+                f"{base.uri}: region {manifest.region_id} has no SST of generation {missing[0]}, and the base table "
+                f"has committed {committed}: was the base restored to an older version? `memwal verify` says more; "
+                "back the table up after the next commit that writes rows"
+            )

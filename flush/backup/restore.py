@@ -1,0 +1,166 @@
+"""`memwal restore`: copies a backup to where no table is yet, so that it becomes a table of its own.
+
+ 1. Read `backup.json`, and list the backup: every object is there with its size. *Nothing was written until here.*
+ 2. The destination is empty, or, to go on, holds an unfinished restore of this backup. Create
+    `restore-unfinished.json` there. *Crash from here to 5: the destination is no table. Nobody opens it, claims a
+    region in it, or creates a table there; `--resume` goes on.*
+ 3. Copy all objects but manifests, each compared with its checksum. *One is damaged: Corrupt, naming it.* Then the
+    manifests of the regions, without which no region with a log can be claimed.
+ 4. Create `restored.json`, which says what the table was restored from, and sync a local destination.
+ 5. Write the manifest of the base, with a new table id and what the table remembers of its backup (`Restored`). From
+    here on the table exists, whole. *Crash here: the marker stays; `--resume` removes it, and changes nothing else.*
+ 6. Remove the marker, and verify the table (`flush.verification`).
+
+Invariants. (1) Where a table was, nothing is written. (2) A table that can be opened has every object of the backup,
+each with the checksum that it had.
+
+The new id sets it apart from the table that was backed up, which may be running still: clients refuse daemons of the
+other one, and readers of changes positions of the other one, whose log went on. Owner notes are not in a backup. A
+checkpoint of Spark is accepted by either id (`ingest.pipeline.checkpoint`), since exactly-once survives: the applied
+maps are those of the backup's moment. The first claim of each region raises its epoch, as always.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from memwal.flush.backup.contents import Piece, Vanished, turn
+from memwal.flush.backup.copying import AT_ONCE, Copier, Progress, sha256_of
+from memwal.flush.backup.record import RESTORED, RESTORING, Record, read_note, read_record
+from memwal.flush.base.fsync import sync_tree
+from memwal.flush.base.setup import TABLE, Restored
+from memwal.flush.base.state import with_config
+from memwal.flush.errors import InvalidBackup
+from memwal.flush.verification.runner import Verified, verify_table
+from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
+from memwal.wal.panics import panics_as_errors
+from memwal.wal.retries import with_retried_reads
+from memwal.wal.slot import put_until_known
+
+_DAMAGED = "the backup is damaged; restore another backup"
+
+
+@dataclass
+class RestoreRun:
+    """One restore of the backup at the root of `source` into the root of `dest`, which is the table at `uri`.
+
+    Thread safety. One thread.
+    """
+
+    source: ObjectStore
+    dest: ObjectStore
+    uri: str
+    clock: Clock
+    ids: Ids
+    options: WalOptions
+    on_progress: Progress | None = None
+    at_once: int = AT_ONCE
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What a restore did."""
+
+    record: Record
+    verified: Verified
+
+
+@panics_as_errors
+def restore(run: RestoreRun, *, resume: bool = False) -> RestoreReport:
+    """Restore a backup; see the module docstring. `resume`: go on with an unfinished restore of it.
+
+    Raises InvalidBackup, before anything is written; Corrupt where the backup is damaged; OutcomeUnknown,
+    StoreUnavailable, StoreRefused, OSError of either storage: run it again with `resume`.
+    """
+    run.source = with_retried_reads(run.source, run.clock, run.options)
+    run.dest = with_retried_reads(run.dest, run.clock, run.options)
+    record = read_record(run.source)
+    pieces = [Piece(copied.key, copied.size) for copied in record.objects]
+    _expect_whole(run.source, pieces)
+    _begin(run, record, resume=resume)
+    present = {info.key: info.size for info in run.dest.describe("")}
+    if not any(turn(key) == 2 for key in present):
+        _copy(run, record, pieces, present)
+    run.dest.delete(RESTORING)
+    return RestoreReport(record, verify_table(run.dest, run.uri))
+
+
+def _expect_whole(source: ObjectStore, pieces: Sequence[Piece]) -> None:
+    """Step 1."""
+    there = {info.key: info.size for info in source.describe("")}
+    for piece in pieces:
+        if piece.key not in there:
+            raise Corrupt(f"{source.url(piece.key)}: it is missing; {_DAMAGED}")
+        if there[piece.key] != piece.size:
+            what = f"it has {there[piece.key]:,} bytes, {piece.size:,} are recorded"
+            raise Corrupt(f"{source.url(piece.key)}: {what}; {_DAMAGED}")
+
+
+def _begin(run: RestoreRun, record: Record, *, resume: bool) -> None:
+    """Step 2."""
+    unfinished = read_note(run.dest, RESTORING)
+    if unfinished is None and run.dest.list_some("", 1):
+        raise InvalidBackup(
+            f"{run.uri}: it is not empty, and a restore writes over nothing; set table.uri to a new place"
+        )
+    if unfinished is not None and unfinished.get("id") not in (None, record.id):
+        raise InvalidBackup(
+            f"{run.uri}: an unfinished restore of another backup is there; set table.uri to a new place"
+        )
+    if unfinished is not None and not resume:
+        raise InvalidBackup(
+            f"{run.uri}: an unfinished restore is there; if no process works on it, go on with --resume, else set "
+            "table.uri to a new place"
+        )
+    if unfinished is None:
+        note = json.dumps({"id": record.id, "began": run.clock.now()}).encode()
+        if put_until_known(run.dest, RESTORING, note, clock=run.clock, options=run.options) is not None:
+            raise InvalidBackup(f"{run.uri}: another restore has begun here just now; set table.uri to a new place")
+    else:
+        run.dest.remove_leftovers("")
+
+
+def _copy(run: RestoreRun, record: Record, pieces: Sequence[Piece], present: dict[str, int]) -> None:
+    """Steps 3 to 5."""
+    copier = Copier(run.source, run.dest, run.clock, run.ids, run.options, run.at_once, run.on_progress)
+    check = _checked(run.source, record)
+    last = next(piece for piece in pieces if turn(piece.key) == 2)
+    try:
+        for phase in (0, 1):
+            copier.copy([piece for piece in pieces if turn(piece.key) == phase], present, check)
+            copier.on_progress = None
+        data = run.source.get(last.key)
+    except Vanished as error:
+        raise Corrupt(f"{run.source.url(str(error))}: it was deleted just now; {_DAMAGED}") from error
+    copier.copy([Piece.of(RESTORED, record.without_objects())], present)
+    sync_tree(run.dest.url(""))
+    copier.copy([Piece.of(last.key, _renamed(run, record, last, data))], {})
+    sync_tree(run.dest.url("_versions"))
+
+
+def _checked(source: ObjectStore, record: Record) -> Callable[[Piece, str], None]:
+    wanted = {copied.key: copied.sha256 for copied in record.objects}
+
+    def check(piece: Piece, sha256: str) -> None:
+        if wanted[piece.key] != sha256:
+            raise Corrupt(f"{source.url(piece.key)}: its checksum is another one than recorded; {_DAMAGED}")
+
+    return check
+
+
+def _renamed(run: RestoreRun, record: Record, last: Piece, data: bytes | None) -> bytes:
+    """Return the base manifest of the restored table. Raises Corrupt where that of the backup is damaged."""
+    where = run.source.url(last.key)
+    if data is None:
+        raise Corrupt(f"{where}: it was deleted just now; {_DAMAGED}")
+    _checked(run.source, record)(last, sha256_of(data))
+    remembered = Restored(record.table, record.began)
+    try:
+        return with_config(data, {TABLE.decode(): run.ids.entry_id(), **remembered.metadata()})
+    except (ValueError, struct.error, DecodeError) as error:
+        raise Corrupt(f"{where}: this memwal cannot read it ({error}); restore it with the one that made it") from error

@@ -1,0 +1,251 @@
+"""`memwal backup`: copies a table at one moment to another place, beside running writers.
+
+ 1. The destination is empty, or, to go on, holds an unfinished backup of this table. Create `backup-unfinished.json`
+    there. *Crash from here to 8: the destination is an unfinished backup, which no restore takes. `--resume` goes on.*
+ 2. Remove tags of backups that began more than `TAGS_KEPT` ago, and to go on that of the unfinished backup: their
+    processes were killed.
+ 3. Capture a moment (`flush.backup.moment`), and tag its base version. *Crash from here to 9: the tag stays, and with
+    it one version of the base and the SSTs beside it, until 2 of a later backup. Its name says when the backup began:
+    `memwal-backup-{UTC time}-{8 hex}`.*
+ 4. List its objects (`flush.backup.contents`), those that may vanish soonest first, and copy them under the same keys.
+    *One is missing: it was collected. Remove the tag, back to 3, at most `MOMENTS` times. Objects that are copied
+    already and belong to the new moment too are not copied again: none of them ever changes.*
+ 5. Delete objects in the destination that are not of this moment.
+ 6. The region manifests were copied after the logs and SSTs. Copy the manifest of the base: now the copy is a table.
+ 7. Sync a local destination.
+ 8. Create `backup.json` with the key, size and checksum of every object. *Crash after it: the backup is finished.*
+ 9. Remove the marker of 1 and the tag.
+
+Invariants. (1) A backup with `backup.json` has every object that it names, whole. (2) Nothing in the table changes but
+tags: no region is claimed, no writer waits. (3) What the destination held that is no object of a table stays.
+
+Two backups into one destination, because one was resumed while it still worked: the marker names the newer one, and
+the older one stops before 5 and before 8, where it looks. At most one `backup.json` is created; should the older one
+pass 8 while the newer one is in 5, a restore finds what is missing and refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import lance
+
+from memwal.flush.backup.contents import Piece, Vanished, is_ours, pieces_of, turn
+from memwal.flush.backup.copying import AT_ONCE, Copier, Progress
+from memwal.flush.backup.moment import Moment, RegionMoment, capture
+from memwal.flush.backup.record import BACKING_UP, RECORD, Copied, CopiedRegion, Record, read_note
+from memwal.flush.base.fsync import sync_tree
+from memwal.flush.base.table import BaseTable
+from memwal.flush.errors import BackupOvertaken, InvalidBackup
+from memwal.wal import Clock, Ids, ObjectStore, WalOptions
+from memwal.wal.panics import panics_as_errors
+from memwal.wal.retries import with_retried_reads
+from memwal.wal.slot import put_until_known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOMENTS = 10
+"""Moments that one backup captures before it gives up."""
+TAGS_KEPT = 7 * 86_400.0
+"""Seconds. Longer than any backup takes."""
+_TAG = re.compile(r"memwal-backup-(?P<time>[0-9]{8}T[0-9]{6}Z)-[0-9a-f]{8}")
+_TIME = "%Y%m%dT%H%M%SZ"
+_TRIES = 3
+"""Attempts to list the tags, at which Lance fails where one is deleted meanwhile, and to make one."""
+
+
+@dataclass
+class BackupRun:
+    """One backup of the table at the root of `source` to the root of `dest`.
+
+    Thread safety. One thread; any number of writers, committers and collectors beside it.
+    """
+
+    base: BaseTable
+    source: ObjectStore
+    dest: ObjectStore
+    clock: Clock
+    ids: Ids
+    options: WalOptions
+    on_progress: Progress | None = None
+    at_once: int = AT_ONCE
+
+
+@panics_as_errors
+def back_up(run: BackupRun, *, resume: bool = False) -> Record:
+    """Copy the table and return the record of the copy; see the module docstring.
+
+    `resume`: go on with the unfinished backup in the destination. After any error but InvalidBackup, do that.
+    Raises InvalidBackup, before anything is written; BackupOvertaken; Corrupt; OutcomeUnknown, StoreUnavailable,
+    StoreRefused, OSError of either storage.
+    """
+    run.source = with_retried_reads(run.source, run.clock, run.options)
+    run.dest = with_retried_reads(run.dest, run.clock, run.options)
+    began = run.clock.now()
+    unique = run.ids.entry_id()
+    tag = f"memwal-backup-{datetime.fromtimestamp(began, UTC):{_TIME}}-{unique[:8]}"
+    _begin(run, {"id": unique, "table": run.base.table_id, "began": began, "tag": tag}, resume=resume)
+    for _ in range(MOMENTS):
+        moment = capture(run.base, run.source, run.options)
+        captured = run.clock.now()
+        with suppress(Vanished), _tagged(moment.base, tag):
+            objects = _copy(run, moment, unique)
+            record = Record(
+                id=unique,
+                memwal=version("memwal"),
+                uri=run.base.uri,
+                table=run.base.table_id,
+                version=moment.base.version,
+                began=began,
+                captured=captured,
+                finished=run.clock.now(),
+                regions={str(each.region): _described(moment, each) for each in moment.regions},
+                queries={name: number for name, number in moment.frontier.items() if _is_query(name)},
+                objects=tuple(objects),
+            )
+            _expect_ours(run, unique)
+            if put_until_known(run.dest, RECORD, record.encode(), clock=run.clock, options=run.options) is not None:
+                raise InvalidBackup(f"{run.dest.url('')}: another backup was finished here meanwhile; it stays")
+            run.dest.delete(BACKING_UP)
+            return record
+    raise BackupOvertaken(
+        f"{run.base.uri}: collections overtook {MOMENTS} attempts; raise gc.wal_age_min, or run it again"
+    )
+
+
+def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> None:
+    """Steps 1 and 2."""
+    where, unfinished = run.dest.url(""), read_note(run.dest, BACKING_UP)
+    if f"{where}/".startswith(f"{run.source.url('')}/"):
+        raise InvalidBackup(f"{where}: it is in the table that is backed up; give a place outside of it")
+    if run.dest.exists(RECORD):
+        raise InvalidBackup(f"{where}: a backup is there already; give an empty place")
+    if unfinished is None and run.dest.list_some("", 1):
+        raise InvalidBackup(f"{where}: it is not empty; give an empty place")
+    if unfinished is not None and unfinished.get("table") not in (None, run.base.table_id):
+        raise InvalidBackup(f"{where}: an unfinished backup of another table is there; give an empty place")
+    if unfinished is not None and not resume:
+        raise InvalidBackup(
+            f"{where}: an unfinished backup is there; if no process works on it, go on with --resume, else give "
+            "another place"
+        )
+    if unfinished is not None:
+        run.dest.remove_leftovers("")
+        run.dest.delete(BACKING_UP)
+    data = json.dumps(note).encode()
+    if put_until_known(run.dest, BACKING_UP, data, clock=run.clock, options=run.options) is not None:
+        raise InvalidBackup(f"{where}: another backup has begun here just now; give another place")
+    _remove_tags(run.base.dataset, run.clock.now() - TAGS_KEPT, str((unfinished or {}).get("tag")))
+
+
+def _remove_tags(dataset: lance.LanceDataset, before: float, unfinished: str) -> None:
+    for name in _tags(dataset):
+        parsed = _TAG.fullmatch(name)
+        if parsed is None:
+            continue
+        made = datetime.strptime(parsed["time"], _TIME).replace(tzinfo=UTC).timestamp()
+        if made < before or name == unfinished:
+            _untag(dataset, name)
+
+
+def _tags(dataset: lance.LanceDataset) -> Mapping[str, int]:
+    """Return the version of each tag."""
+    for attempt in range(1, _TRIES + 1):
+        try:
+            return {name: int(tag["version"]) for name, tag in dataset.tags.list().items()}
+        except (OSError, ValueError):
+            if attempt == _TRIES:
+                raise
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _tagged(base: BaseTable, tag: str) -> Iterator[None]:
+    """Keep a version of the base, and what is needed beside it, while the context lasts."""
+    try:
+        _tag(base, tag)
+        yield
+    finally:
+        _untag(base.dataset, tag)
+
+
+def _tag(base: BaseTable, tag: str) -> None:
+    for attempt in range(1, _TRIES + 1):
+        try:
+            base.dataset.tags.create(tag, base.version)
+            return
+        except (OSError, ValueError) as error:
+            if _tags(base.dataset).get(tag) == base.version:
+                return  # the answer to an earlier attempt was lost
+            if not base.is_kept():
+                raise Vanished(f"version {base.version}") from error
+            if attempt == _TRIES:
+                raise OSError(
+                    f"{base.uri}: cannot tag version {base.version}, which may be deleted: {error}"
+                ) from error
+
+
+def _untag(dataset: lance.LanceDataset, tag: str) -> None:
+    for _ in range(_TRIES):
+        with suppress(OSError, ValueError):  # it is gone; if storage fails, a later backup removes it
+            dataset.tags.delete(tag)
+            return
+
+
+def _expect_ours(run: BackupRun, unique: str) -> None:
+    """Raise InvalidBackup where another backup took the destination over."""
+    if (read_note(run.dest, BACKING_UP) or {}).get("id") != unique:
+        raise InvalidBackup(f"{run.dest.url('')}: another backup works here or has ended here; this one stops")
+
+
+def _copy(run: BackupRun, moment: Moment, unique: str) -> list[Copied]:
+    """Steps 4 to 7."""
+    pieces = pieces_of(moment, run.source)
+    present = {info.key: info.size for info in run.dest.describe("")}
+    copier = Copier(run.source, run.dest, run.clock, run.ids, run.options, run.at_once, run.on_progress)
+    last = [piece for piece in pieces if turn(piece.key) == 2]
+    copied = copier.copy([piece for piece in pieces if turn(piece.key) < 2], present)
+    _expect_ours(run, unique)
+    _remove_others(run.dest, pieces)
+    copier.on_progress = None
+    copied += copier.copy(last, present)
+    sync_tree(run.dest.url(""))
+    return copied
+
+
+def _remove_others(dest: ObjectStore, pieces: list[Piece]) -> None:
+    """Step 5. An older manifest of the base goes too: with it the copy would be another table."""
+    wanted = {piece.key for piece in pieces}
+    for key in dest.list(""):
+        if key not in wanted and is_ours(key):
+            dest.delete(key)
+
+
+def _described(moment: Moment, each: RegionMoment) -> CopiedRegion:
+    manifest, committed = each.manifest, moment.base.committed.get(each.region, 0)
+    return CopiedRegion(
+        epoch=manifest.writer_epoch,
+        manifest=manifest.version,
+        replay_after=manifest.replay_after,
+        position=each.tip,
+        generation=manifest.current_generation,
+        committed=committed,
+        ssts=sum(sst.generation > committed for sst in manifest.ssts),
+    )
+
+
+def _is_query(name: str) -> bool:
+    """Return whether a producer may be a streaming query of Spark, whose ids are UUIDs."""
+    try:
+        return str(UUID(name)) == name
+    except ValueError:
+        return False

@@ -1,0 +1,146 @@
+"""`memwal backup` and `memwal restore`: a copy of a table at one moment, and a table made of such a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import SecretStr
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from memwal import wal
+from memwal.flush.backup.copying import Progress as OnProgress
+from memwal.flush.backup.record import Record
+from memwal.flush.backup.restore import RestoreRun
+from memwal.flush.backup.restore import restore as restore_table
+from memwal.flush.backup.take import BackupRun, back_up
+from memwal.ingest.cli.open import open_base
+from memwal.ingest.cli.print import count, write_json
+from memwal.ingest.cli.verify import DAMAGED, finding_line
+from memwal.ingest.errors import Invalid
+from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.load import Settings
+
+_S3 = "s3://"
+_QUERIES_SHOWN = 10
+"""Other producers may have UUIDs as names too, any number of them."""
+
+
+def backup(
+    settings: Settings,
+    environ: Mapping[str, str],
+    console: Console,
+    dest: str,
+    options: Sequence[str],
+    *,
+    resume: bool,
+    as_json: bool,
+) -> int:
+    """Copy the table to `dest`, beside running writers, and print what the copy holds.
+
+    `options`: storage options of `dest`, NAME=VALUE. Raises: Invalid if the table does not exist or `dest` is not
+    empty; Unavailable; wal and flush errors.
+    """
+    (base, store), limits = open_base(settings, environ), _limits(settings)
+    place = wal.open_store(dest, _options(settings, environ, dest, options), put_timeout=limits.put_timeout)
+    with _progress("copying") as told:
+        run = BackupRun(base, store, place, wal.SystemClock(), wal.SystemIds(), limits, told)
+        record = back_up(run, resume=resume)
+    if as_json:
+        write_json({"backup": dest} | _as_dict(record))
+        return 0
+    console.out(f"backed up {base.uri} to {dest}, {_described(record)}", highlight=False)
+    return 0
+
+
+def restore(
+    settings: Settings,
+    environ: Mapping[str, str],
+    console: Console,
+    source: str,
+    options: Sequence[str],
+    *,
+    resume: bool,
+    as_json: bool,
+) -> int:
+    """Make the table of `settings` of the backup at `source`, verify it and print what it holds; return 0 if it is
+    clean, else 1.
+
+    `options`: storage options of `source`, NAME=VALUE. Raises: Invalid if the table exists or there is no finished
+    backup; Corrupted if the backup is damaged; wal and flush errors.
+    """
+    uri, limits = settings.table.uri, _limits(settings)
+    place = wal.open_store(source, _options(settings, environ, source, options), put_timeout=limits.put_timeout)
+    table = wal.open_store(uri, settings.storage_options(environ), put_timeout=limits.put_timeout)
+    with _progress("restoring") as told:
+        run = RestoreRun(place, table, uri, wal.SystemClock(), wal.SystemIds(), limits, told)
+        report = restore_table(run, resume=resume)
+    record, findings = report.record, report.verified.findings
+    if as_json:
+        write_json({"restored": uri, "backup": source, "verified": asdict(report.verified)} | _as_dict(record))
+        return DAMAGED if findings else 0
+    console.out(f"restored {uri} from {source}, {_described(record)}", highlight=False)
+    for finding in findings:
+        console.print(finding_line(finding), soft_wrap=True)
+    verified = count(len(findings), "finding") if findings else "clean"
+    console.out(f"verified: {verified}; `memwal run` and `memwal serve` go on from here", highlight=False)
+    for query, number in [*sorted(record.queries.items())][:_QUERIES_SHOWN]:
+        console.out(f"query {query}: micro-batch {number} is the last one in it", highlight=False)
+    return DAMAGED if findings else 0
+
+
+def _limits(settings: Settings) -> wal.WalOptions:
+    return wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget)
+
+
+def _options(settings: Settings, environ: Mapping[str, str], place: str, given: Sequence[str]) -> dict[str, str]:
+    """Return the storage options of the backup's place: those given, else those of the table if both are on S3."""
+    if not given:
+        both = place.startswith(_S3) and settings.table.uri.startswith(_S3)
+        return settings.storage_options(environ) if both else {}
+    if not place.startswith(_S3):
+        raise Invalid(f"--option: {place} is a local path, which has no storage options; leave --option out")
+    named = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not name or not equals:
+            raise Invalid("--option: write NAME=VALUE, such as region=eu-west-1 or secret_access_key=env:NAME")
+        named[name] = SecretStr(value)
+    return resolve(named, environ, "--option")
+
+
+def _described(record: Record) -> str:
+    began = datetime.fromtimestamp(record.began, UTC)
+    return (
+        f"as of {began:%Y-%m-%d %H:%M:%S} UTC: version {record.version}, {count(len(record.regions), 'region')}, "
+        f"{count(len(record.objects), 'object')}, {decimal(record.size)}"
+    )
+
+
+def _as_dict(record: Record) -> dict[str, Any]:
+    """Return a record for `--json`: times in Unix seconds; the number of objects in place of their list."""
+    said = {name: value for name, value in asdict(record).items() if name != "objects"}
+    return said | {"objects": len(record.objects), "bytes": record.size}
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[OnProgress | None]:
+    """Show a progress bar on standard error while the context lasts, if that is a terminal."""
+    console = Console(stderr=True, emoji=False)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def told(done: int, objects: int, size: int, total: int) -> None:
+            described = f"{what} {done:,} of {objects:,} objects, {decimal(size)} of {decimal(total)}"
+            bar.update(task, description=described, completed=size, total=total)
+
+        yield told

@@ -1,0 +1,774 @@
+"""Backup and restore: what a copy holds, crashes at every call, damage, and writers between any two steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+import memwal
+from memwal import flush, wal
+from memwal.flush import BaseTable
+from memwal.flush.backup import copying, moment, take
+from memwal.flush.backup.moment import Moment, RegionMoment, capture
+from memwal.flush.backup.record import BACKING_UP, RECORD, RESTORED, RESTORING, read_record
+from memwal.flush.commits import rounds
+from memwal.flush.errors import BackupOvertaken, InvalidBackup, NotALanceTable
+from memwal.wal import Corrupt, ObjectStore, bucket_region, open_store
+from memwal.wal.layout import owner_key, parse_entry_key, parse_manifest_key, parse_sst_dir
+from tests.backups import OPTIONS, applied_of, backed_up, contents, restored, rows_of, tags
+from tests.clean import collect_ssts
+from tests.commit_world import crash
+from tests.damaged_table import SETTINGS, opened, rows
+from tests.failure_matrix import Call, FaultyStore, Killed, StoreFault
+from tests.support.clock import FakeClock
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[str, str]:
+    """Where a backup goes, and where it is restored to."""
+    return str(tmp_path / "backup"), str(tmp_path / "restored")
+
+
+@pytest.fixture
+def table(grown: Path, tmp_path: Path) -> str:
+    """A copy of a table with one generation committed, two published, and a tail that two claims wrote."""
+    shutil.copytree(grown, tmp_path / "table")
+    return str(tmp_path / "table")
+
+
+# ---- what a copy holds ---------------------------------------------------------------------------------------------
+
+
+def test_a_backup_is_a_table_and_a_restore_makes_one_of_its_own(table: str, places: tuple[str, str]) -> None:
+    backup, new = places
+    record = backed_up(table, backup, at_once=8)
+    wanted, base = rows_of(table), BaseTable.open(table)
+    assert rows_of(backup) == wanted
+    assert restored(backup, new, at_once=8).record == record
+    assert rows_of(new) == wanted
+    assert tags(table) == tags(backup) == []
+    assert [index.name for index in lance.dataset(new).describe_indices()] == [
+        index.name for index in base.dataset.describe_indices()
+    ]
+    again = BaseTable.open(new)
+    assert again.table_id not in (base.table_id, "")
+    assert BaseTable.open(backup).table_id == base.table_id == record.table
+    assert again.restored is not None
+    assert (again.restored.table, again.restored.began) == (base.table_id, record.began)
+    assert again.version == record.version == base.version
+    note = json.loads(Path(new, RESTORED).read_text())
+    assert (note["id"], note["uri"], "objects" in note) == (record.id, table, False)
+    with memwal.open(new, settings=SETTINGS) as written:
+        written.put(rows([1, 7000], 9))
+        written.flush()
+        written.commit()
+        found = {row["id"]: row["name"] for row in rows_of(new)}
+    assert found == {row["id"]: row["name"] for row in wanted} | {n: f"name of {n} v9" for n in (1, 7000)}
+    assert rows_of(table) == wanted
+
+
+def test_a_backup_holds_one_version_and_no_notes(table: str, places: tuple[str, str]) -> None:
+    store = open_store(table)
+    store.put(owner_key(bucket_region(0)), b"{}")
+    record = backed_up(table, places[0])
+    keys = sorted(copied.key for copied in record.objects)
+    assert [*keys, RECORD] == sorted(contents(places[0]), key=lambda key: (key == RECORD, key))
+    assert sum(key.startswith("_versions/") for key in keys) == 1
+    manifests = [parsed for key in keys if (parsed := parse_manifest_key(key))]
+    assert len(manifests) == len({parsed.region for parsed in manifests}) == 2
+    assert not [key for key in keys if "owner.json" in key or "fences.json" in key or key.startswith("_refs")]
+    for copied in record.objects:
+        if parse_manifest_key(copied.key) is None and not copied.key.endswith("version_hint.json"):
+            assert Path(places[0], copied.key).read_bytes() == Path(table, copied.key).read_bytes()
+    region = record.regions[str(bucket_region(0))]
+    positions = sorted(p.position for key in keys if (p := parse_entry_key(key)) and p.region == bucket_region(0))
+    assert positions[-1] == region.position
+    assert set(range(region.replay_after + 1, region.position + 1)) <= set(positions)
+
+
+@pytest.mark.parametrize("stage", ["created", "put", "flushed", "committed", "flushed twice", "opened again"])
+def test_every_stage_of_a_table_can_be_restored(stage: str, tmp_path: Path, places: tuple[str, str]) -> None:
+    from tests.damaged_table import grow
+
+    uri = str(tmp_path / "table")
+    for reached in grow(uri):
+        if reached == stage:
+            break
+    wanted = rows_of(uri)
+    backed_up(uri, places[0])
+    restored(*places)
+    assert rows_of(places[1]) == wanted
+
+
+def test_an_empty_region_and_a_table_that_nobody_claimed(tmp_path: Path, places: tuple[str, str]) -> None:
+    from tests.damaged_table import SCHEMA
+
+    BaseTable.create(str(tmp_path / "table"), SCHEMA, ["id"], 2, [])
+    assert backed_up(str(tmp_path / "table"), places[0]).regions == {}
+    restored(*places)
+    with opened(places[1]) as table:
+        table.put(rows(range(5), 1))
+    assert len(rows_of(places[1])) == 5
+
+
+@pytest.mark.parametrize("append_only", [False, True])
+def test_tables_of_other_kinds(append_only: bool, tmp_path: Path, places: tuple[str, str]) -> None:
+    """A log in arrow format, which Lance's own writer shares; a table without a key."""
+    from tests.damaged_table import SCHEMA
+
+    uri, new = str(tmp_path / "table"), rows(range(40), 1)
+    key = () if append_only else "id"
+    settings = SETTINGS | ({} if append_only else {"wal": {"format": "arrow"}})
+    with memwal.open(uri, schema=SCHEMA, key=key, regions=2, settings=settings) as table:
+        for part in range(0, 40, 10):
+            table.put(new[part : part + 10], token=f"loader:{part}")
+            if part < 30:
+                table.flush()
+            if part == 10:
+                table.commit()
+    with memwal.open(uri, settings=settings) as table:
+        table.put(rows([50], 1))
+    backed_up(uri, places[0])
+    restored(*places)
+    assert rows_of(places[1]) == rows_of(uri) == [*new, *rows([50], 1)]
+    with memwal.open(places[1], settings=settings) as again:
+        assert not again.put(new[30:], token="loader:30").applied
+        again.put(rows([60], 1))
+        again.flush()
+        again.commit()
+    assert rows_of(places[1]) == [*new, *rows([50, 60], 1)]
+
+
+def test_a_table_that_was_resized(table: str, places: tuple[str, str]) -> None:
+    clock = wal.SystemClock()
+    flush.resize(table, {}, open_store(table), 3, clock=clock, ids=wal.SystemIds())
+    with opened(table) as resized:
+        resized.put(rows(range(400, 420), 6), token="after:1")
+    wanted = rows_of(table)
+    backed_up(table, places[0])
+    restored(*places)
+    assert rows_of(places[1]) == wanted
+    with opened(places[1]) as again:
+        assert not again.put(rows(range(400, 420), 6), token="after:1").applied
+    flush.resize(places[1], {}, open_store(places[1]), 2, clock=clock, ids=wal.SystemIds())
+    assert rows_of(places[1]) == wanted
+
+
+def test_a_long_applied_map_is_copied_with_its_snapshot(tmp_path: Path, places: tuple[str, str]) -> None:
+    uri = str(tmp_path / "table")
+    with opened(uri) as table:
+        for number in range(30):
+            table.put(rows([number], 1), token=f"{number:02d}{'x' * 2000}:1")
+    assert any("/applied/" in key for key in contents(uri))
+    backed_up(uri, places[0])
+    restored(*places)
+    assert any("/applied/" in key for key in contents(places[1]))
+    with opened(places[1]) as again:
+        assert not any(again.put(rows([n], 2), token=f"{n:02d}{'x' * 2000}:1").applied for n in range(30))
+
+
+def test_tokens_are_applied_once_whatever_was_flushed_and_collected(tmp_path: Path, places: tuple[str, str]) -> None:
+    uri = str(tmp_path / "table")
+    with opened(uri) as table:
+        table.put(rows(range(10), 1), token="loader:7")
+        table.flush()
+        table.commit()
+    for region in BaseTable.open(uri).regions:
+        clock = FakeClock(start=wal.SystemClock().now() + 1e9)
+        wal.WalCollector(open_store(uri), region, BaseTable.open(uri).codec, clock, workers=1).collect(0.0)
+    backed_up(uri, places[0])
+    restored(*places)
+    with opened(places[1]) as again:
+        assert not again.put(rows(range(10), 2), token="loader:7").applied
+        assert not again.put(rows(range(10), 2), token="loader:6").applied
+        assert again.put(rows(range(10), 2), token="loader:8").applied
+
+
+def test_a_backup_of_a_restored_table(table: str, places: tuple[str, str], tmp_path: Path) -> None:
+    backed_up(table, places[0])
+    restored(*places)
+    backed_up(places[1], str(tmp_path / "second"))
+    restored(str(tmp_path / "second"), str(tmp_path / "again"))
+    ids = {BaseTable.open(uri).table_id for uri in (table, places[1], str(tmp_path / "again"))}
+    assert len(ids) == 3
+    assert rows_of(str(tmp_path / "again")) == rows_of(table)
+
+
+def test_large_objects_are_streamed(table: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "WHOLE_MAX", 100)
+    told: list[tuple[int, int, int, int]] = []
+    base, clock = BaseTable.open(table), wal.SystemClock()
+    stores = open_store(table), open_store(places[0])
+    record = take.back_up(take.BackupRun(base, *stores, clock, wal.SystemIds(), OPTIONS, lambda *n: told.append(n)))
+    done, objects, size, total = told[-1]
+    assert (done, size) == (objects, total)
+    assert total <= record.size
+    restored(*places)
+    assert rows_of(places[1]) == rows_of(table)
+    assert not [name for place in places for name in contents(place) if ".memwal-put" in name]
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+def test_a_place_that_is_not_empty_is_refused(table: str, places: tuple[str, str]) -> None:
+    backup, new = places
+    with pytest.raises(InvalidBackup, match="it is in the table that is backed up"):
+        backed_up(table, f"{table}/backup")
+    with pytest.raises(InvalidBackup, match="it is in the table that is backed up"):
+        backed_up(table, table)
+    with pytest.raises(InvalidBackup, match="no backup is there"):
+        restored(backup, new)
+    Path(new).mkdir()
+    Path(new, "letter.txt").write_text("mine")
+    for place in (new,):
+        with pytest.raises(InvalidBackup, match="it is not empty"):
+            backed_up(table, place)
+    backed_up(table, backup)
+    with pytest.raises(InvalidBackup, match="a backup is there already"):
+        backed_up(table, backup)
+    with pytest.raises(InvalidBackup, match="a restore writes over nothing"):
+        restored(backup, new)
+    with pytest.raises(InvalidBackup, match="a restore writes over nothing"):
+        restored(backup, table)
+    assert contents(new) == {"letter.txt": b"mine"}
+
+
+def test_a_shallow_clone_is_refused(table: str, places: tuple[str, str], tmp_path: Path) -> None:
+    dataset = lance.dataset(table)
+    dataset.shallow_clone(str(tmp_path / "clone"), dataset.version)
+    with pytest.raises(InvalidBackup, match="shallow clone"):
+        backed_up(str(tmp_path / "clone"), places[0])
+
+
+def test_a_table_that_is_being_resized_is_refused(table: str, places: tuple[str, str]) -> None:
+    base, store = BaseTable.open(table), open_store(table)
+    wal.claim(
+        store,
+        base.regions[1],
+        spec_id=base.routing_version,
+        codec=base.codec,
+        ids=wal.SystemIds(),
+        clock=wal.SystemClock(),
+        seal=True,
+    )
+    with pytest.raises(BackupOvertaken, match="is being resized"):
+        backed_up(table, places[0])
+
+
+def test_a_base_that_was_put_back_is_refused(table: str, places: tuple[str, str]) -> None:
+    before = lance.dataset(table).version
+    with opened(table) as again:
+        again.flush()
+        again.commit()
+    lance.dataset(table, version=before).restore()
+    with pytest.raises(InvalidBackup, match="was the base restored to an older version"):
+        backed_up(table, places[0])
+
+
+def test_damage_of_any_object_is_found_before_there_is_a_table(table: str, places: tuple[str, str]) -> None:
+    backup, new = places
+    for copied in backed_up(table, backup).objects:
+        file = Path(backup, copied.key)
+        whole = file.read_bytes()
+        middle = len(whole) // 2
+        changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        for damaged, says in ((changed, "checksum is another"), (whole[:-1], "are recorded"), (None, "is missing")):
+            file.unlink() if damaged is None else file.write_bytes(damaged)
+            with pytest.raises(Corrupt, match=says) as refused:
+                restored(backup, new)
+            assert copied.key in str(refused.value)
+            assert not Path(new, "_versions").exists() or not any(Path(new, "_versions").iterdir())
+            shutil.rmtree(new, ignore_errors=True)
+        file.write_bytes(whole)
+    restored(backup, new)
+
+
+def test_a_damaged_record_is_refused_in_one_line(table: str, places: tuple[str, str]) -> None:
+    backed_up(table, places[0])
+    record = Path(places[0], RECORD)
+    whole = record.read_text()
+    for text in ("", "[]", whole[:100], whole.replace('"objects"', '"object"')):
+        record.write_text(text)
+        with pytest.raises(Corrupt, match="it is damaged"):
+            restored(*places)
+    record.write_text(whole.replace('"format": 1', '"format": 2'))
+    with pytest.raises(InvalidBackup, match="a newer memwal made the backup"):
+        restored(*places)
+    outside = whole.replace('"key": "data/', '"key": "data/../../')
+    assert outside != whole
+    record.write_text(outside)
+    with pytest.raises(Corrupt, match="is no object of a table"):
+        restored(*places)
+    assert not Path(places[1]).exists()
+
+
+# ---- crashes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(prepared: dict[str, Path], tmp_path: Path) -> str:
+    """One region: a generation committed, two published, an entry in the log."""
+    shutil.copytree(prepared["commit"], tmp_path / "table")
+    return str(tmp_path / "table")
+
+
+@pytest.fixture
+def dies(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Runs what must be killed on its way: a killed process removes no tag."""
+    untag = take._untag
+
+    def run(work: Callable[[], Any]) -> None:
+        monkeypatch.setattr(take, "_untag", lambda *_: None)
+        with pytest.raises(Killed):
+            work()
+        monkeypatch.setattr(take, "_untag", untag)
+
+    return run
+
+
+KILLS = (StoreFault(frozenset({"put_if_absent", "put", "delete"}), lands=True, answer=Killed()),)
+BEFORE = StoreFault(frozenset({"put_if_absent", "put", "delete", "list", "describe", "get", "exists"}), answer=Killed())
+
+
+def calls_of(work: Callable[[FaultyStore], Any], store: ObjectStore) -> list[Call]:
+    """The calls of a store during `work`."""
+    counting = FaultyStore(store, FakeClock())
+    work(counting)
+    return counting.calls
+
+
+def test_a_backup_killed_at_any_call_of_the_destination_goes_on(
+    small: str, tmp_path: Path, dies: Callable[[Callable[[], Any]], None]
+) -> None:
+    whole = str(tmp_path / "whole")
+    calls = calls_of(lambda store: backed_up(small, store), open_store(whole))
+    wanted = {copied.key: copied.sha256 for copied in read_record(open_store(whole)).objects}
+    for number, call in enumerate(calls):
+        for fault in (BEFORE, *KILLS):
+            if call.method not in fault.calls:
+                continue
+            dest = str(tmp_path / f"{number}-{fault.lands}")
+            store = FaultyStore(open_store(dest), FakeClock())
+            store.arm(fault, call)
+            dies(lambda store=store: backed_up(small, store))  # type: ignore[misc]
+            if not Path(dest, RECORD).exists():
+                with pytest.raises(InvalidBackup, match=r"is not finished|no backup is there"):
+                    read_record(open_store(dest))
+                if Path(dest, BACKING_UP).exists():
+                    with pytest.raises(InvalidBackup, match="an unfinished backup is there"):
+                        backed_up(small, dest)
+                backed_up(small, dest, resume=True)
+            found = read_record(open_store(dest))
+            assert {copied.key: copied.sha256 for copied in found.objects} == wanted, call
+            assert set(contents(dest)) - {BACKING_UP} == {*wanted, RECORD}, call
+            shutil.rmtree(dest)
+    restored(whole, str(tmp_path / "restored"))
+
+
+def test_a_backup_killed_at_any_call_of_the_table_leaves_a_tag_that_goes(
+    small: str, tmp_path: Path, dies: Callable[[Callable[[], Any]], None]
+) -> None:
+    calls = calls_of(lambda store: backed_up(store, str(tmp_path / "whole"), uri=small), open_store(small))
+    assert {call.method for call in calls} <= {"get", "exists", "list", "describe", "children"}, "it only reads"
+    seen = set()
+    for call in calls:
+        dest = str(tmp_path / "dest")
+        store = FaultyStore(open_store(small), FakeClock())
+        store.arm(StoreFault(frozenset({call.method}), answer=Killed()), call)
+        dies(lambda store=store, dest=dest: backed_up(store, dest, uri=small))  # type: ignore[misc]
+        seen.add(len(tags(small)))
+        backed_up(small, dest, resume=True)
+        assert tags(small) == []
+        shutil.rmtree(dest)
+    assert seen == {0, 1}
+
+
+def test_tags_of_backups_that_were_killed_long_ago_are_removed(small: str, tmp_path: Path) -> None:
+    dataset = lance.dataset(small)
+    for name in ("memwal-backup-20200101T000000Z-0123abcd", "memwal-backup-29990101T000000Z-0123abcd", "release"):
+        dataset.tags.create(name, dataset.version)
+    backed_up(small, str(tmp_path / "backup"))
+    assert sorted(tags(small)) == ["memwal-backup-29990101T000000Z-0123abcd", "release"]
+
+
+def test_a_restore_killed_at_any_call_is_no_table_and_goes_on(small: str, tmp_path: Path) -> None:
+    backup, wanted = str(tmp_path / "backup"), rows_of(small)
+    backed_up(small, backup)
+    calls = calls_of(lambda store: restored(backup, store), open_store(str(tmp_path / "whole")))
+    last = max(n for n, call in enumerate(calls) if call.method == "delete" and call.key == RESTORING)
+    for number, call in enumerate(calls[: last + 1]):
+        for fault in (BEFORE, *KILLS):
+            if call.method not in fault.calls:
+                continue
+            dest = str(tmp_path / f"{number}-{fault.lands}")
+            store = FaultyStore(open_store(dest), FakeClock())
+            store.arm(fault, call)
+            with pytest.raises(Killed):
+                restored(backup, store)
+            is_table = any(name.startswith("_versions/") for name in contents(dest))
+            if Path(dest, RESTORING).exists():
+                if not is_table:
+                    with pytest.raises(NotALanceTable):
+                        BaseTable.find(dest)
+                with pytest.raises(InvalidBackup, match="an unfinished restore is there"):
+                    restored(backup, dest)
+                restored(backup, dest, resume=True)
+            elif not is_table:
+                restored(backup, dest)
+            assert rows_of(dest) == wanted, call
+            assert not Path(dest, RESTORING).exists()
+            shutil.rmtree(dest)
+
+
+def test_what_an_unfinished_attempt_left_is_checked_before_it_is_kept(small: str, tmp_path: Path) -> None:
+    backup, dest = str(tmp_path / "backup"), str(tmp_path / "dest")
+    record = backed_up(small, backup)
+    Path(dest).mkdir()
+    Path(dest, RESTORING).write_text(json.dumps({"id": record.id}))
+    copied = next(each for each in record.objects if parse_entry_key(each.key))
+    damaged = Path(dest, copied.key)
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(bytes(copied.size))
+    restored(backup, dest, resume=True)
+    assert rows_of(dest) == rows_of(small)
+    other = str(tmp_path / "other")
+    Path(other).mkdir()
+    Path(other, RESTORING).write_text('{"id": "another"}')
+    with pytest.raises(InvalidBackup, match="an unfinished restore of another backup"):
+        restored(backup, other, resume=True)
+
+
+@pytest.mark.parametrize("name", ["pieces_of", "_remove_others"])
+def test_a_backup_that_is_resumed_while_it_works_stops(
+    name: str, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = str(tmp_path / "dest")
+    once(monkeypatch, take, name, lambda: backed_up(small, dest, resume=True), after=True)
+    with pytest.raises(InvalidBackup, match="another backup works here or has ended here"):
+        backed_up(small, dest)
+    restored(dest, str(tmp_path / "restored"))
+    assert rows_of(str(tmp_path / "restored")) == rows_of(small)
+    assert tags(small) == []
+
+
+def test_an_unfinished_backup_of_another_table_is_refused(small: str, tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    dest.mkdir()
+    (dest / BACKING_UP).write_text(json.dumps({"table": "0" * 32}))
+    with pytest.raises(InvalidBackup, match="an unfinished backup of another table"):
+        backed_up(small, str(dest), resume=True)
+
+
+# ---- writers in between --------------------------------------------------------------------------------------------
+
+
+def once(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, act: Callable[[], Any], *, after: bool = False
+) -> None:
+    """Run `act` once, before or after the first call of a function."""
+    real, left = getattr(where, name), [act]
+
+    def instead(*args: Any, **more: Any) -> Any:
+        if not after and left:
+            left.pop()()
+        found = real(*args, **more)
+        if after and left:
+            left.pop()()
+        return found
+
+    monkeypatch.setattr(where, name, instead)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Any]:
+    """An open table of two regions with rows in its base, in an SST and in its log."""
+    table = opened(str(tmp_path / "table"))
+    table.put(rows(range(20), 1))
+    table.flush()
+    table.commit()
+    table.put(rows(range(10, 30), 2))
+    table.flush()
+    table.put(rows(range(25, 35), 3))
+    yield table
+    table.close()
+
+
+def beside(places: tuple[str, str]) -> str:
+    """Where the table of `written` is."""
+    return str(Path(places[0]).parent / "table")
+
+
+def names(uri: str) -> dict[int, str]:
+    """The name of each row."""
+    return {row["id"]: row["name"] for row in rows_of(uri)}
+
+
+def all_go(uri: str) -> None:
+    """Collect everything that is not needed, whatever its age."""
+    clock = FakeClock(start=wal.SystemClock().now() + 1e9)
+    base, store = BaseTable.open(uri), open_store(uri)
+    for region in base.regions:
+        wal.WalCollector(store, region, base.codec, clock, workers=1).collect(0.0)
+    collect_ssts(store, uri)
+
+
+def commit_all(table: Any) -> None:
+    table.flush()
+    table.commit()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Moment]:
+    """The moments that backups capture from now on."""
+    captures: list[Moment] = []
+
+    def noted(*args: Any) -> Moment:
+        captures.append(capture(*args))
+        return captures[-1]
+
+    monkeypatch.setattr(take, "capture", noted)
+    return captures
+
+
+def check_beside(uri: str, places: tuple[str, str], acknowledged: dict[int, str]) -> None:
+    """Back up and restore; every row that was acknowledged before is there, at the same or a newer version."""
+    backed_up(uri, places[0])
+    restored(*places)
+    found = names(places[1])
+    assert found.items() >= acknowledged.items(), sorted(acknowledged.items() - found.items())
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "after"),
+    [
+        (moment, "_look", False),
+        (moment, "_look", True),
+        (moment, "_end", False),
+        (moment, "newest_base", False),
+        (moment, "newest_base", True),
+        (take, "pieces_of", False),
+        (take, "pieces_of", True),
+    ],
+)
+def test_a_flush_commit_and_collection_between_any_two_steps(
+    where: Any, name: str, after: bool, written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = beside(places)
+    acknowledged = names(uri)
+
+    def act() -> None:
+        commit_all(written)
+        written.put(rows(range(100, 120), 4))
+        commit_all(written)
+        lance.dataset(uri).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
+        all_go(uri)
+
+    once(monkeypatch, where, name, act, after=after)
+    captures = counted(monkeypatch)
+    check_beside(uri, places, acknowledged)
+    assert len(captures) == (2 if where is take else 1), "entries of the log were collected before they were copied"
+
+
+def test_a_base_opened_before_the_looks_is_found(
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: rows that are committed and pruned before the looks are in neither."""
+    uri = beside(places)
+    monkeypatch.setattr(moment, "newest_base", lambda begun: begun)
+    once(monkeypatch, moment, "_look", lambda: commit_all(written))
+    acknowledged = names(uri)
+    with pytest.raises(InvalidBackup, match="has no SST of generation"):
+        check_beside(uri, places, acknowledged)
+    shutil.rmtree(places[0])
+    monkeypatch.setattr(moment, "_check", lambda *_: None)
+    once(monkeypatch, moment, "_look", lambda: (written.put(rows([50], 5)), commit_all(written)))
+    acknowledged = names(uri)
+    with pytest.raises(AssertionError):
+        check_beside(uri, places, acknowledged)
+
+
+def test_the_tag_keeps_the_ssts_and_the_base_version(
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits, compaction, clean-ups and collections of SSTs after the tag cost no second capture."""
+    uri, captures = beside(places), counted(monkeypatch)
+    acknowledged = names(uri)
+
+    def act() -> None:
+        commit_all(written)
+        lance.dataset(uri).optimize.compact_files()
+        lance.dataset(uri).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
+        collect_ssts(open_store(uri), uri)
+        assert lance.dataset(uri).version > captures[0].base.version
+
+    once(monkeypatch, take, "pieces_of", act)
+    check_beside(uri, places, acknowledged)
+    assert len(captures) == 1
+    listed = [sst for end in captures[0].regions for sst in end.manifest.ssts]
+    assert listed
+    collect_ssts(open_store(uri), uri)
+    left = {name for region in BaseTable.open(uri).regions for name in open_store(uri).children(f"_mem_wal/{region}/")}
+    assert not [sst.path for sst in listed if sst.path in left], "the tag is gone, so they go"
+    assert all(parse_sst_dir(sst.path) for sst in listed)
+
+
+def test_no_region_is_more_than_one_batch_ahead(
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of one producer, each sent when the one before is durable, arrive between the looks at two regions."""
+    uri = beside(places)
+    query = "6f1c2f8e-6f0a-4d0e-9c8e-0a3a5d0c7f11"
+
+    def send(batches: range) -> None:
+        for batch in batches:
+            written.put(rows(range(1000 * batch, 1000 * batch + 20), 1), token=f"{query}:{batch}")
+
+    send(range(1, 4))
+    once(monkeypatch, moment, "_look", lambda: send(range(4, 7)), after=True)
+    once(monkeypatch, moment, "_end", lambda: send(range(7, 10)))
+    record = backed_up(uri, places[0])
+    restored(*places)
+    numbers = [applied[query] for applied in applied_of(places[1]).values()]
+    assert max(numbers) == record.queries[query] == 6
+    assert max(numbers) - min(numbers) <= 1
+    found = names(places[1])
+    assert all(1000 * batch + n in found for batch in range(1, 6) for n in range(20)), "all before the last are whole"
+    assert not any(id >= 7000 for id in found)
+    with opened(places[1]) as again:
+        again.put(rows(range(6000, 6020), 1), token=f"{query}:6")
+        again.put(rows(range(7000, 7020), 1), token=f"{query}:7")
+    found = names(places[1])
+    assert all(1000 * batch + n in found for batch in range(1, 8) for n in range(20))
+    # Planted: without the second looks, one region has batch 3 and the other one 6.
+    monkeypatch.setattr(moment, "_end", lambda *args: args[-1])
+    send(range(10, 12))
+    once(monkeypatch, moment, "_look", lambda: send(range(12, 15)), after=True)
+    backed_up(uri, f"{places[0]}-2")
+    numbers = [applied[query] for applied in applied_of(f"{places[0]}-2").values()]
+    assert max(numbers) - min(numbers) > 1
+
+
+def test_a_half_commit_is_copied_with_its_plan(
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = beside(places)
+    written.delete([1, 2, 3])
+    written.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "upsert_pass", crash)
+        with pytest.raises(KeyboardInterrupt):
+            flush.commit(uri, {}, open_store(uri), clock=FakeClock())
+    wanted = names(uri)
+    assert 1 not in {row["id"] for row in lance.dataset(uri).to_table(["id"]).to_pylist()}, "the deletes pass was made"
+    backed_up(uri, places[0])
+    assert any("/commits/" in key for key in contents(places[0]))
+    restored(*places)
+    assert names(places[1]) == wanted
+    with opened(places[1]) as again:
+        again.put(rows([60], 9))
+        again.flush()
+        again.commit()
+        again.commit()
+    assert names(places[1]) == wanted | {60: "name of 60 v9"}
+    assert lance.dataset(places[1]).count_rows() == len(wanted) + 1
+
+
+def test_a_half_commit_of_generations_behind_the_look_is_not_copied(
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deletes pass is in the base, and its rows are in no SST of the manifest that was looked at."""
+    uri = beside(places)
+    acknowledged = names(uri)
+
+    def half() -> None:
+        written.put([*rows(range(500, 510), 1)])
+        written.delete(list(range(20)))
+        written.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr(rounds, "upsert_pass", crash)
+            with pytest.raises(KeyboardInterrupt):
+                flush.commit(uri, {}, open_store(uri), clock=FakeClock())
+
+    once(monkeypatch, moment, "newest_base", half)
+    backed_up(uri, places[0])
+    restored(*places)
+    found = names(places[1])
+    assert (500 in found) != (1 in found), "the later put and the later delete are both in it, or neither"
+    # Planted: a plan that reaches beyond the manifest is not looked at.
+    with opened_again(written, uri) as table:
+        table.commit()
+        table.put(rows(range(20), 7))
+        commit_all(table)
+        acknowledged = names(uri)
+        table.put(rows([50], 1))
+
+        def again() -> None:
+            table.put(rows(range(600, 610), 1))
+            table.delete(list(range(20)))
+            table.flush()
+            with monkeypatch.context() as patched:
+                patched.setattr(rounds, "upsert_pass", crash)
+                with pytest.raises(KeyboardInterrupt):
+                    flush.commit(uri, {}, open_store(uri), clock=FakeClock())
+
+        once(monkeypatch, moment, "newest_base", again)
+        monkeypatch.setattr(moment, "_is_passed", lambda *_: False)
+        backed_up(uri, f"{places[0]}-2")
+        restored(f"{places[0]}-2", f"{places[1]}-2")
+        found = names(f"{places[1]}-2")
+        assert not acknowledged.keys() <= found.keys()
+        assert 600 not in found
+
+
+def opened_again(table: Any, uri: str) -> Any:
+    table.close()
+    return opened(uri)
+
+
+def test_a_table_that_never_rests_is_told(
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = beside(places)
+    real = moment.newest_base
+
+    def busy(begun: BaseTable) -> BaseTable:
+        written.put(rows([1], 9))
+        commit_all(written)
+        return real(begun)
+
+    monkeypatch.setattr(moment, "newest_base", busy)
+    monkeypatch.setattr(moment, "CAPTURES", 3)
+    with pytest.raises(BackupOvertaken, match="3 flushes or commits in a row"):
+        backed_up(uri, places[0])
+    assert tags(uri) == []
+
+
+def test_collections_that_overtake_every_copy_are_told(
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = beside(places)
+
+    def gone(*_: object) -> None:
+        raise take.Vanished("an entry")
+
+    monkeypatch.setattr(take, "pieces_of", gone)
+    with pytest.raises(BackupOvertaken, match=r"raise gc\.wal_age_min"):
+        backed_up(uri, places[0])
+    assert tags(uri) == []
+
+
+def test_regions_are_described_as_they_were_captured(written: Any, places: tuple[str, str]) -> None:
+    uri = beside(places)
+    found = capture(BaseTable.open(uri), open_store(uri), OPTIONS)
+    assert all(isinstance(each, RegionMoment) and each.tip > each.manifest.replay_after for each in found.regions)
+    record = backed_up(uri, places[0])
+    assert {name: region.position for name, region in record.regions.items()} == {
+        str(each.region): each.tip for each in found.regions
+    }
+    assert [region.ssts for region in record.regions.values()] == [1, 1]
