@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from memwal.flush import BaseTable
+from memwal.flush.backup.record import queries_of_backup
+from memwal.flush.base.setup import Restored
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.paths import is_remote, local_path
@@ -20,6 +22,8 @@ from memwal.ingest.sink.receipts import older
 
 MARKER = "memwal-table"
 """File in a checkpoint with the id of its table; Spark ignores files that it does not know."""
+_CLOCKS = 60.0
+"""Seconds by which the clocks of the machines of a pipeline and of a backup may differ."""
 LOCK = "memwal-lock"
 """File in a checkpoint that a run locks. The lock ends with the process, also after a crash; the file stays."""
 
@@ -34,17 +38,54 @@ def check_checkpoint(settings: Settings) -> None:
 
 
 def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
-    """Raise Invalid if the checkpoint belongs to another table. `base`: None if the table does not exist yet."""
+    """Raise Invalid if the checkpoint belongs to another table, or is newer than the backup that the table was restored
+    from. `base`: None if the table does not exist yet.
+    """
     if is_remote(settings.checkpoint):
         return
     checkpoint = local_path(settings.checkpoint)
     offsets, marker = checkpoint / "offsets", checkpoint / MARKER
-    begun = offsets.is_dir() and any(offsets.iterdir())
-    if begun and (base is None or not marker.exists() or marker.read_text().strip() != base.table_id):
+    if not (offsets.is_dir() and any(offsets.iterdir())):
+        return
+    of = marker.read_text().strip() if marker.exists() else None
+    if base is not None and of == base.table_id:
+        return
+    restored = None if base is None else base.restored
+    if base is None or restored is None or of != restored.table:
         raise Invalid(
             f"sink.checkpoint: {settings.checkpoint} belongs to another table, not to the one at {settings.table.uri}; "
             "delete the checkpoint to read the source from its beginning, or restore its table"
         )
+    _refuse_newer(settings, restored, queries_of_backup(base))
+
+
+def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, int]) -> None:
+    """Raise Invalid if the checkpoint notes micro-batches as done that the backup lacks: Spark would not replay them.
+
+    The last micro-batch in the backup may be in some regions only, unless it was noted as done well before the backup
+    began. Spark replays it if it is not noted as done; regions that have it leave it out. The table's own checkpoints,
+    which `run` has marked after the restore, are not looked at.
+    """
+    noted = _noted(settings)
+    if noted is None:
+        return
+    query, _, done = noted
+    kept, checkpoint = queries.get(query, -1), local_path(settings.checkpoint)
+    if done < 0 or done < kept or (done == kept and _noted_before(checkpoint / "commits" / str(done), restored.began)):
+        return
+    fresh = "set sink.checkpoint to a new one, which reads the source from its start"
+    if kept in _numbers(checkpoint / "offsets"):
+        fresh = f"remove numbers above {kept} from its offsets, above {kept - 1} from its commits; or {fresh}"
+    raise Invalid(
+        f"sink.checkpoint: {settings.checkpoint} is newer than the backup of which {settings.table.uri} was restored: "
+        f"it notes micro-batch {done} as done, the backup has {f'up to {kept}' if kept >= 0 else 'none of them'}, so "
+        f"rows may be left out; {fresh}"
+    )
+
+
+def _noted_before(commit: Path, began: float) -> bool:
+    """Return whether Spark wrote `commit` before `began`, in Unix seconds, though clocks of machines differ."""
+    return commit.exists() and commit.stat().st_mtime < began - _CLOCKS
 
 
 def mark_checkpoint(settings: Settings, base: BaseTable) -> None:

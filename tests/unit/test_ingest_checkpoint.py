@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from memwal import Invalid
-from memwal.ingest.pipeline.checkpoint import locked, refuse_set_back, unfinished
+from memwal.flush.base.setup import Restored
+from memwal.ingest.pipeline.checkpoint import MARKER, locked, refuse_old_checkpoint, refuse_set_back, unfinished
 from memwal.ingest.settings.load import load
 
 
@@ -79,3 +83,65 @@ def test_a_checkpoint_without_the_offsets_of_what_regions_have_is_refused(
     else:
         with pytest.raises(Invalid, match=rf"regions have micro-batches up to {newest} .* micro-batch {refused} would"):
             refuse_set_back(settings, {"q": newest}.get)
+
+
+@dataclass
+class Table:
+    """What is asked of a base table."""
+
+    table_id: str
+    restored: Restored | None
+    uri: str = ""
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "commits", "queries", "refused"),
+    [
+        ([7, 8], [7], {"q": 8}, ""),
+        ([7, 8], [7, 8], {"q": 8}, "micro-batch 8 as done, the backup has up to 8, .*above 8 from .*above 7 from"),
+        ([7, 8, 9], [7, 8], {"q": 8}, "micro-batch 8 as done, the backup has up to 8"),
+        ([8, 9], [7, 8, 9], {"q": 8}, "micro-batch 9 as done, the backup has up to 8, .*above 8 from .*above 7 from"),
+        (
+            [9, 10],
+            [9, 10],
+            {"q": 8},
+            "the backup has up to 8, so rows may be left out; set sink.checkpoint to a new one",
+        ),
+        ([0], [], {}, ""),
+        ([0], [0], {}, "micro-batch 0 as done, the backup has none of them, so .* left out; set sink.checkpoint to a"),
+        ([0], [0], {"other": 5}, "the backup has none of them"),
+    ],
+)
+def test_a_checkpoint_newer_than_the_backup_of_a_restored_table_is_refused(
+    offsets: list[int], commits: list[int], queries: dict[str, int], refused: str, tmp_path: Path
+) -> None:
+    settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
+    for name, numbers in (("offsets", offsets), ("commits", commits)):
+        (tmp_path / "c" / name).mkdir(parents=True)
+        for number in numbers:
+            (tmp_path / "c" / name / str(number)).touch()
+    (tmp_path / "c" / "metadata").write_text('{"id":"q"}')
+    now = (tmp_path / "c" / "metadata").stat().st_mtime
+
+    def check(table: Table) -> None:
+        refuse_old_checkpoint(settings, table)  # type: ignore[arg-type]
+
+    where = str(tmp_path / "t")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "restored.json").write_text(json.dumps({"queries": queries}))
+    restored = Table("new", Restored("old", now), where)
+    (tmp_path / "c" / MARKER).write_text("old\n")
+    if refused:
+        with pytest.raises(Invalid, match=refused):
+            check(restored)
+    else:
+        check(restored)
+    # Noted as done well before the backup began, so it is whole in the backup.
+    if commits and commits[-1] == queries.get("q"):
+        check(Table("new", Restored("old", now + 3600), where))
+    for other in (Table("new", None), Table("new", Restored("older", now), where)):
+        with pytest.raises(Invalid, match="belongs to another table"):
+            check(other)
+    (tmp_path / "c" / MARKER).write_text("new\n")
+    check(restored)  # a run of the restored table has taken it
