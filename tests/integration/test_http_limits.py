@@ -77,7 +77,7 @@ def paths(site: Site) -> set[str]:
 
 def test_without_a_token_every_page_but_livez_wants_our_own_name(served: Site, site: Callable[..., Site]) -> None:
     assert {"/metrics", "/status", "/health/readyz", "/", "/page/page.js", *DATA} <= paths(served)
-    assert len(paths(served)) == len(FILES) + len(DATA) + 4
+    assert len(paths(served)) == len(FILES) + len(DATA) + 4 + len(served.pages.acts())
     for path in paths(served):
         method = "POST" if path == "/query" else "GET"
         answer, _, told = served.ask(method, path, {} if method == "POST" else None, Host="evil.example:9464")
