@@ -18,7 +18,8 @@
 
 Indexes that are added or dropped later change `memwal:indexes` and `memwal:index_ids` in the table's config; so does
 another ttl with `memwal:ttl`, and a restore with `memwal:table` and `memwal:restored`. The config counts more than the
-schema metadata, which stays as it was: entries of a log in arrow format carry the schema metadata of their time.
+schema metadata, which stays as it was: entries of a log in arrow format carry the schema metadata of their time. Of
+`memwal:storage` the newer one counts.
 
 Where another program initialised Lance's MemWAL index first, the same keys are in the table's config instead: Lance's
 ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key there would cut it off from
@@ -49,6 +50,8 @@ STORAGE = 1
 reads and writes tables of its own version and of those below; a table of a newer one is refused before anything is
 written. It rises with a change that processes of the version before cannot read; README.md, "When a byte format
 changes"."""
+_LONGEST_VERSION = 9
+"""Digits of a storage version."""
 RESTORED = b"memwal:restored"
 _IN_CONFIG = (TABLE, INDEXES, INDEX_IDS, TTL, RESTORED)
 """Keys that count more in the table's config than in its schema metadata."""
@@ -132,12 +135,22 @@ def _listed(spec: IndexSpec) -> dict[str, Any]:
 
 
 def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
-    """Return the metadata that holds the table's set-up: of its schema, else its config (which may lack it too)."""
+    """Return the metadata that holds the table's set-up: of its schema, else its config (which may lack it too).
+
+    The storage version is the newer of both: whoever raises it may write it to either.
+    """
     metadata: Mapping[bytes, bytes] = dataset.schema.metadata or {}
     config = {key.encode(): value.encode() for key, value in dataset.config().items()}
+    written = [each[STORAGE_KEY] for each in (metadata, config) if STORAGE_KEY in each]
+    storage = {STORAGE_KEY: max(written, key=_storage_version)} if written else {}
     if REGIONS not in metadata:
-        return config
-    return {**metadata, **{key: config[key] for key in _IN_CONFIG if key in config}}
+        return {**config, **storage}
+    return {**metadata, **{key: config[key] for key in _IN_CONFIG if key in config}, **storage}
+
+
+def _storage_version(written: bytes) -> float:
+    """Return the storage version in a text; what is none counts as newer than every version."""
+    return int(written) if written.isdigit() and len(written) <= _LONGEST_VERSION else float("inf")
 
 
 class Restored(NamedTuple):
@@ -164,9 +177,9 @@ def restored_from(metadata: Mapping[bytes, bytes]) -> Restored | None:
 def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
     """Return the set-up in `metadata`. Raises UnsupportedTable where it cannot be read."""
     written = metadata.get(STORAGE_KEY, b"1")
-    if not written.isdigit() or int(written) > STORAGE:
+    if _storage_version(written) > STORAGE:
         raise UnsupportedTable(
-            f"the table has storage version {written.decode(errors='replace')}, and this memwal reads and writes "
+            f"the table has storage version {written.decode(errors='replace'):.40}, and this memwal reads and writes "
             f"{STORAGE} and below: upgrade memwal here first"
         )
     try:

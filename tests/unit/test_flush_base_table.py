@@ -296,6 +296,34 @@ def test_a_table_that_cannot_be_shared_is_refused_untouched(
     assert lance.dataset(uri).version == version
 
 
+@pytest.mark.parametrize("beside_another_program", [False, True])
+@pytest.mark.parametrize(
+    ("schema_metadata", "config"), [("2", None), (None, "2"), ("1", "2"), ("2", "1"), ("1", "two"), (None, "9" * 5000)]
+)
+def test_a_newer_storage_version_is_refused_wherever_it_is_written(
+    uri: str, schema_metadata: str | None, config: str | None, beside_another_program: bool
+) -> None:
+    """Whoever raises it may be a later memwal, which knows better than this one where it can be written."""
+    if beside_another_program:
+        initialised(uri, bucket_column="id", num_buckets=3)
+        BaseTable.adopt(uri, [], 3, [])
+    else:
+        create(uri)
+
+    def write(in_schema: str | None, in_config: str | None) -> None:
+        if in_schema is not None:
+            lance.dataset(uri).update_schema_metadata({"memwal:storage": in_schema})
+        if in_config is not None:
+            lance.dataset(uri).update_config({"memwal:storage": in_config})
+
+    write(schema_metadata, config)
+    for action in (BaseTable.open, BaseTable.find):
+        with pytest.raises(UnsupportedTable, match="upgrade memwal here first"):
+            action(uri)
+    write("1", "1")
+    assert BaseTable.open(uri).key
+
+
 def test_progress_is_that_of_the_version_opened(uri: str) -> None:
     base = create(uri)
     before = base.version
