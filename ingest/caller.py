@@ -25,7 +25,8 @@ LOOK_EVERY = 0.05
 class Allowance:
     """The time that a daemon may work for one read, and the bytes of rows that it may gather for it.
 
-    Time in which the caller takes no rows of a stream does not count. Thread safety. Any thread; what two threads hold
+    Of a stream, the time of each batch counts by itself, and not the time until the caller takes the next one.
+    Thread safety. Any thread; what two threads hold
     at once may count once.
     """
 
@@ -36,12 +37,16 @@ class Allowance:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A context whose time counts."""
+        """A context whose time counts. It is not nested."""
         self._began = self._monotonic()
         try:
             yield
         finally:
             self._worked, self._began = self._worked + self._monotonic() - self._began, float("inf")
+
+    def anew(self) -> None:
+        """Begin to count the time anew: the caller has got a batch of a stream, which may go on for long."""
+        self._worked = 0.0
 
     def expect_time(self) -> None:
         """Raises: Invalid if the time is over."""
@@ -102,6 +107,11 @@ class Caller:
         finally:
             with self._changing:
                 self._ends.pop(id(end), None)
+
+    def anew(self) -> None:
+        """Begin to count the time of what it runs anew."""
+        if self.allowance is not None:
+            self.allowance.anew()
 
     def run(self, call: Callable[[], T]) -> T:
         """Return what `call` does, made for this caller by this thread."""

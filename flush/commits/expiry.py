@@ -4,11 +4,12 @@ Reads leave out expired rows by themselves (`flush.base.ttl`), so a collection c
 back, and keeps the time column from being filtered for ever more rows. In steps, in the process that commits, after a
 commit or between two, and never during one of its own:
 
-1. For each fragment that was not looked at before (as it is now: its files and the number of its deleted rows), read
-   the oldest time of its rows. A fragment never gets older rows, so that is kept; most collections read nothing.
-2. In the fragments whose oldest row expired more than GRACE ago, write the deletion vectors of all such rows.
-3. Make one version of them, planned on the version that 1 read and never retried inside Lance. Its message names what
-   it is (`memwal log`).
+1. For each fragment that was not looked at before, by its files, read the oldest time of its rows. A fragment never
+   gets older rows, so that is kept as a lower bound; most collections read nothing.
+2. In the fragments whose oldest row expired more than GRACE ago, write the deletion vectors of all such rows. What is
+   left in them is younger, so their oldest time is read again by the next collection.
+3. If the ttl is still the same, make one version of them, planned on the version that 1 read and never retried inside
+   Lance. Its message names what it is (`memwal log`).
 
 Crash points. Before 3 nothing has happened; deletion vectors that no version names are orphans. 3 is one version of
 Lance's: it exists or not. Every run decides from the state of the table.
@@ -24,7 +25,7 @@ of a key only, and they count, whether they have expired or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import lance
@@ -49,7 +50,7 @@ _ROWS_AT_ONCE = 20_000_000
 """Rows whose times one collection reads, about; commits wait for it, so the rest is left to the next one."""
 _RETRIES = 20
 
-_Seen = tuple[int, tuple[str, ...], int]
+_Seen = tuple[int, tuple[str, ...]]
 
 
 @dataclass
@@ -70,16 +71,24 @@ class ExpiredRows:
         """
         return min(max(ttl.seconds / _SHARE, _INTERVAL_MIN), _INTERVAL_MAX) if self._complete else _INTERVAL_MIN
 
-    def collect(self, dataset: lance.LanceDataset, expiry: Expiry, storage_options: Mapping[str, str]) -> int:
+    def collect(
+        self,
+        dataset: lance.LanceDataset,
+        expiry: Expiry,
+        storage_options: Mapping[str, str],
+        still: Callable[[], bool] = lambda: True,
+    ) -> int:
         """Delete the rows of `dataset` that have expired; return their number. Moves `dataset` to the new version.
 
-        `expiry`: what has expired at now - GRACE.
+        `expiry`: what has expired at now - GRACE. `still`: asked just before the deletion; False: the ttl has changed,
+        which Lance takes for no conflict, and nothing is deleted.
         Raises OSError (CommitConflictError is one) where another writer changed a fragment; errors of Lance.
         """
         updated, gone, rows = list[FragmentMetadata](), list[int](), 0
         for fragment, oldest in list(self._looked_at(dataset, expiry.column)):
             if oldest is None or oldest >= expiry.least:
                 continue
+            self._oldest.pop(_seen(fragment))  # what is left is younger: it is read again by the next collection
             before, after = fragment.metadata, fragment.delete(expiry.expired)
             if after is None:
                 gone.append(fragment.fragment_id)
@@ -87,6 +96,8 @@ class ExpiredRows:
             elif after.num_deletions > before.num_deletions:
                 updated.append(after)
                 rows += after.num_deletions - before.num_deletions
+        if rows and not still():
+            return 0
         if rows:
             operation = lance.LanceOperation.Delete(updated, gone, expiry.expired)
             properties = {"__lance_commit_message": EXPIRED}
@@ -115,10 +126,11 @@ class ExpiredRows:
 
 
 def _seen(fragment: lance.LanceFragment) -> _Seen:
-    """Return what identifies the rows of a fragment: its files never change, and its deleted rows only grow."""
+    """Return what identifies the rows of a fragment: its files never change. Rows that are deleted later leave what was
+    its oldest time as a lower bound.
+    """
     data = fragment.metadata
-    files = (*(file.path for file in data.files), *map(repr, data.overlays))
-    return fragment.fragment_id, files, data.num_deletions
+    return fragment.fragment_id, (*(file.path for file in data.files), *map(repr, data.overlays))
 
 
 def _oldest(dataset: lance.LanceDataset, fragment: lance.LanceFragment, column: str) -> int | None:

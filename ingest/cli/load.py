@@ -69,6 +69,8 @@ def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: 
             progress.tell("reading the files for a token")
         token = asked.token or token_of(files)
         if (landed := flush.loaded_in(store, base, token)) != 0:
+            if not asked.dry_run:  # the attempt that landed may have been killed before its end
+                _load(settings, base, store, _nothing(base), token, clock, lambda _: None)
             return _already(base.uri, token, landed, console, as_json=asked.as_json)
         checked = check_files(base, files, progress.rows)
         progress.tell(f"checked {count(checked.read, 'row')} of {count(len(files), 'file')}")
@@ -77,7 +79,7 @@ def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: 
         progress.tell("committing what was put before")
         _settle(settings, environ, base, store, clock, console.on_replay)
         with _commits_waiting(store, load_id(token), clock):
-            report = _load(settings, base, store, checked, token, clock, progress)
+            report = _load(settings, base, store, checked.rows, token, clock, progress.tell)
     if report.already:
         return _already(base.uri, token, report.loaded_in, console, as_json=asked.as_json)
     seconds = clock.monotonic() - began
@@ -93,22 +95,27 @@ def _load(
     settings: Settings,
     base: flush.BaseTable,
     store: wal.ObjectStore,
-    checked: CheckedRows,
+    rows: flush.RowsToLoad,
     token: str,
     clock: wal.Clock,
-    progress: _Progress,
+    tell: Callable[[str], None],
 ) -> flush.LoadReport:
     return flush.load(
         base.uri,
         base.storage_options,
         store,
-        checked.rows,
+        rows,
         token,
         clock=clock,
         retries=settings.commit.retries,
         options=settings.wal.options(),
-        on_step=progress.tell,
+        on_step=tell,
     )
+
+
+def _nothing(base: flush.BaseTable) -> flush.RowsToLoad:
+    """Return the rows of a load that has landed: none; what is left of it is done without them."""
+    return flush.RowsToLoad(base.schema, 0, None, lambda: iter(()))
 
 
 def _check_token(token: str) -> None:
@@ -132,6 +139,8 @@ def _settle(
     options = settings.wal.options()
     for _ in range(_SETTLE_ATTEMPTS):
         _flush(settings, environ, on_replay)
+        # Before the commit: what another process publishes while it runs is flushed, and not committed.
+        left = [region for region, tip in tips.items() if _holds_rows(base, store, region, tip, options)]
         flush.commit(
             base.uri,
             base.storage_options,
@@ -141,7 +150,6 @@ def _settle(
             memory_max=settings.commit.memory_max,
             options=options,
         )
-        left = [region for region, tip in tips.items() if _holds_rows(base, store, region, tip, options)]
         if not left:
             return
         clock.sleep(0.5)

@@ -19,8 +19,9 @@ _LOG = logging.getLogger("memwal.access")
 _CALL_SHOWN = 60
 AUDITED = frozenset({"flush", "commit", "create_index", "drop_index", "release"})
 """Actions of admins that are logged; the others are looks of peers, several a second."""
-AMONG_DAEMONS = frozenset({"regions", "look", "release"})
-"""Actions that are taken however many calls are under way: a daemon that answers none of them looks dead."""
+UNCOUNTED = frozenset({"regions", "look", "release", "flush", "commit"})
+"""Actions that are taken however many calls are under way: a daemon that does not answer its peers looks dead, and what
+ends the waiting of puts must not wait for them."""
 COUNTS = frozenset(name for read, kind in READS.items() if kind.counts for name in (read, explained(read)))
 """Actions that read rows; the other reads are no actions."""
 READ_ACTIONS = COUNTS | {"applied", "changes_position", "base_version", "status", "indexes", "schema", "regions"}

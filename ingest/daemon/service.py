@@ -61,7 +61,7 @@ from memwal.ingest.api.tokens import Token
 from memwal.ingest.caller import Caller
 from memwal.ingest.daemon import fields
 from memwal.ingest.daemon.limits import Call, Calls, Limits, classified, why_refused
-from memwal.ingest.daemon.permissions import AMONG_DAEMONS, COUNTS, Permissions, role_for
+from memwal.ingest.daemon.permissions import COUNTS, UNCOUNTED, Permissions, role_for
 from memwal.ingest.daemon.place import Place
 from memwal.ingest.daemon.spans import span_of_action, span_of_read, span_of_write, told_rows
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
@@ -82,8 +82,8 @@ from memwal.ingest.settings.load import DaemonSettings
 from memwal.ingest.table.embedded import Table
 
 T = TypeVar("T")
-_SHOWN = 60
-"""Characters of a caller's own words in an error."""
+_SENT_AT_ONCE = 1 << 20
+"""Bytes of an answer that is sent as a whole; the call of a larger one goes on until it is sent."""
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
@@ -162,7 +162,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             request, rows = self._request(ticket.ticket)
             told, caller = list[Explanation](), self._caller(context)
             answer = caller.run(partial(self._read, request, rows, told))
-            if not isinstance(answer, RowStream):
+            if not isinstance(answer, RowStream) and answer.nbytes <= _SENT_AT_ONCE:
                 return flight.RecordBatchStream(answer)
             batches = self._batches(answer, self.table, told, caller, call.kept())
             return flight.GeneratorStream(answer.schema, batches)
@@ -206,25 +206,30 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 writer.write_batch(batch)
 
     def _batches(
-        self, rows: RowStream, table: Table, told: Sequence[Explanation], caller: Caller, call: Call
+        self, rows: pa.Table | RowStream, table: Table, told: Sequence[Explanation], caller: Caller, call: Call
     ) -> Iterator[Any]:
         """Yield the rows as gRPC asks for them; it drops this generator, and so the rows, when the client has gone.
         `told`: has the explanation, if one is asked for, when all rows were read. `call` ends with the rows.
         """
         try:
+            if not isinstance(rows, RowStream):
+                yield from rows.to_batches()
+                return
             while (batch := caller.run(partial(next, rows, None))) is not None:
                 yield batch
+                caller.anew()
             for explanation in told:
                 yield pa.RecordBatch.from_pylist([], rows.schema), explanation.to_json().encode()
         except MemWalError as error:
             self._raise(error, table)
         finally:
-            rows.close()
+            if isinstance(rows, RowStream):
+                rows.close()
             call.end()
 
     @_answering
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        with nullcontext() if action.type in AMONG_DAEMONS else self._calls.enter():
+        with nullcontext() if action.type in UNCOUNTED else self._calls.enter():
             request = self._request(action.body, action.type)[0]
             self._permissions.expect(context, role_for(action.type, request), action.type)
             act = partial(self._act, action.type, request)

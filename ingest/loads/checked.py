@@ -60,7 +60,8 @@ def check_files(base: BaseTable, files: Sequence[InputFile], tell: Tell = lambda
     for rows in reader.read():
         numbers.append(rows.num_rows)
         if base.key:
-            keys.append(rows.select(list(base.key)))
+            # Copied: a column of an Arrow file is a slice of the whole batch, which would stay in memory with it.
+            keys.append(rows.select(list(base.key)).take(pa.array(np.arange(rows.num_rows))))
     read = sum(numbers)
     if not base.key:
         return CheckedRows(RowsToLoad(base.schema, read, None, lambda: reader.again(read)), read, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -95,7 +96,8 @@ def find_files(patterns: Sequence[str], form: str | None, storage_options: Mappi
             found += [_file(name, form, storage_options) for name in _names(pattern, storage_options)]
         except Invalid as error:
             problems += error.lines
-    twice = sorted({file.name for file in found if sum(other.path == file.path for other in found) > 1})
+    times = Counter(file.path for file in found)
+    twice = sorted({file.name for file in found if times[file.path] > 1})
     problems += [f"{name}: the file is named twice; a load reads it once" for name in twice]
     if problems:
         raise Invalid.of(problems)

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.ops.answers import PATIENCE, in_a_thread, response
+from memwal.ingest.ops.answers import PATIENCE, in_a_thread, refusal, response
 from memwal.ingest.ops.pages import Act, Page
 from memwal.ingest.rpc.pauses import WHATS
 from memwal.ingest.rpc.roles import Role, permits
@@ -51,11 +51,11 @@ class Actions:
     async def _answered(self, path: str, act: Act, request: web.Request) -> web.StreamResponse:
         refused = self._refusal(path, request)
         if refused is not None:
-            return _error(403, refused)
+            return refusal(403, "INVALID", refused, why="role")
         try:
             asked = await _asked(path, request)
         except Invalid as error:
-            return _error(400, error.message)
+            return refusal(400, "INVALID", error.message)
         running = self._running.get(path)
         joined = running is not None and not running[1].done()
         if running is None or not joined:
@@ -65,7 +65,7 @@ class Actions:
             running = asked, asyncio.wrap_future(in_a_thread(partial(_done, act, asked, peer), STATUSES))
             self._running[path] = running
         elif running[0] != asked:
-            return _error(429, f"another {path} is running; ask again when it is done")
+            return refusal(429, "UNAVAILABLE", f"another {path} is running; ask again when it is done", "1")
         page = await asyncio.shield(running[1])
         return response(_joined(page) if joined else page)
 
@@ -118,8 +118,3 @@ async def _asked(path: str, request: web.Request) -> dict[str, Any]:
     if asked.get("what", WHATS[0]) not in WHATS:
         raise Invalid(f"what = {asked['what']!r:.60}: write one of {', '.join(WHATS)}")
     return asked
-
-
-def _error(status: int, message: str) -> web.StreamResponse:
-    kind = "UNAVAILABLE" if status == 429 else "INVALID"
-    return response(Page.of({"error": {"kind": kind, "message": message}}, status))

@@ -34,6 +34,7 @@ from lance.dataset import ColumnOrdering
 from memwal.flush import BaseTable
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.ordering import Order
+from memwal.ingest.caller import hold
 from memwal.ingest.read.base_match import BaseMatch
 from memwal.ingest.read.gathered import awaited, gathered
 from memwal.ingest.read.request import VectorQuery
@@ -86,7 +87,8 @@ class BaseReads:
         if not keys.num_rows:
             return 0
         if self._many(keys.num_rows):
-            present = gathered(self._dataset.scanner(columns=self._key, filter=self._live(filter)))
+            # Not counted: whether keys are looked for or read whole depends on what is not committed yet.
+            present = gathered(self._dataset.scanner(columns=self._key, filter=self._live(filter)), counted=False)
             return len(match_keys(present, keys)[0])
         total, filter = 0, self._live(filter)
         for at in range(0, keys.num_rows, KEYS_PER_FILTER):
@@ -175,12 +177,15 @@ class BaseReads:
 
     def _get_by_scan(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
         timed = [] if self._expiry is None else [self._expiry.column]
-        present = gathered(self._dataset.scanner(columns=list(dict.fromkeys([*self._key, *timed]))))
+        scanner = self._dataset.scanner(columns=list(dict.fromkeys([*self._key, *timed])))
+        present = gathered(scanner, counted=False)
         rows, positions = match_keys(present.select(self._key), keys)
         if self._expiry is not None:  # not by a filter: rows are taken by their places among all
             live = ~self._expiry.mask(present.column(self._expiry.column).take(pa.array(rows)))
             rows, positions = rows[live], positions[live]
-        return self._dataset.take(rows.tolist(), columns=list(columns)), positions
+        taken = self._dataset.take(rows.tolist(), columns=list(columns))
+        hold(taken.nbytes)
+        return taken, positions
 
     def _nearest(
         self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str], *, use_index: bool

@@ -10,15 +10,19 @@ import pyarrow as pa
 from memwal.ingest.caller import expect_waiting, hold, present
 
 
-def gathered(scanner: Any) -> pa.Table:
-    """Return all rows of a scan. Raises: what `expect_waiting` and `hold` raise, between two batches."""
+def gathered(scanner: Any, *, counted: bool = True) -> pa.Table:
+    """Return all rows of a scan. `counted`: whether they count as held for the caller.
+
+    Raises: what `expect_waiting` and `hold` raise, between two batches.
+    """
     if present() is None:
         rows: pa.Table = scanner.to_table()
         return rows
     reader, batches = scanner.to_reader(), list[pa.RecordBatch]()
     for batch in reader:
         expect_waiting()
-        hold(batch.nbytes)
+        if counted:
+            hold(batch.nbytes)
         batches.append(batch)
     return pa.Table.from_batches(batches, reader.schema)
 

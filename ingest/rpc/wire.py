@@ -33,6 +33,10 @@ from memwal.wal.errors import first_line
 _LENGTH = struct.Struct("<I")
 # Rows begin where the request before them ends, at any byte. Arrow's joins and groupings warn of each such array.
 _ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+_HEAD_MAX = 4 << 20
+"""Bytes of a request without its rows: JSON of this size is parsed in half a second, in which no other thread works."""
+_CLOSING_MAX = 1 << 10
+"""Bytes of a closing message."""
 _EXPLAINED = "explained "
 EXPLANATION = b"memwal:explanation"
 
@@ -64,14 +68,46 @@ def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
     view = memoryview(data)
     try:
         (length,) = _LENGTH.unpack_from(view)
+        if length > _HEAD_MAX:
+            raise Invalid(f"not a request of memwal: {length} bytes before its rows, at most {_HEAD_MAX} are taken")
         body = view[_LENGTH.size + length :]
         request = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
-        rows = pa.ipc.open_stream(pa.py_buffer(body), options=_ALIGNED).read_all() if len(body) else None
+        rows = _rows(pa.py_buffer(body)) if len(body) else None
     except (struct.error, ValueError, RecursionError, pa.ArrowException, OSError, MemoryError) as error:
         raise Invalid(f"not a request of memwal: {first_line(error)}") from error
     if not isinstance(request, dict):
         raise Invalid("not a request of memwal: no JSON object")
     return request, rows
+
+
+def _rows(body: pa.Buffer) -> pa.Table:
+    """Return the rows of an IPC stream. Raises: Invalid for compressed ones, which few bytes may make gigabytes of."""
+    for message in pa.ipc.MessageReader.open_stream(body):
+        if message.type in ("record batch", "dictionary") and is_compressed(message):
+            raise Invalid("not a request of memwal: its rows are compressed; send them as they are")
+    return pa.ipc.open_stream(body, options=_ALIGNED).read_all()
+
+
+def is_compressed(message: pa.ipc.Message) -> bool:
+    """Return whether the buffers of a record batch or dictionary are compressed. Source: Arrow's Message.fbs, where
+    `header` is field 2 of a Message, `data` field 1 of a DictionaryBatch and `compression` field 3 of a RecordBatch.
+    """
+    data = message.metadata.to_pybytes()
+    path = (2, 3) if message.type == "record batch" else (2, 1, 3)
+    table = _offset(data, 0)
+    for field in path:
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        (size,) = struct.unpack_from("<H", data, vtable)
+        place = 4 + 2 * field
+        at = struct.unpack_from("<H", data, vtable + place)[0] if place < size else 0
+        if not at:
+            return False
+        table = _offset(data, table + at)
+    return True
+
+
+def _offset(data: bytes, at: int) -> int:
+    return at + int(struct.unpack_from("<I", data, at)[0])
 
 
 @dataclass
@@ -93,7 +129,7 @@ class StreamSum:
 
 def closed_with(metadata: pa.Buffer | None) -> StreamSum | None:
     """Return the sum in a closing message, None for any other message."""
-    message = {} if metadata is None else json.loads(metadata.to_pybytes())
+    message = {} if metadata is None or metadata.size > _CLOSING_MAX else json.loads(metadata.to_pybytes())
     return StreamSum(message["close"], message["crc"]) if "close" in message else None
 
 

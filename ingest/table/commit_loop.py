@@ -36,6 +36,8 @@ PAUSE_MAX = 5.0
 """Longest pause, in seconds, after a failure; the interval if that is shorter."""
 GIVE_WAY_MAX = 300.0
 """Seconds for which commits by the policy wait for loads (`flush.commits.load_notes`) before one is made anyway."""
+GIVE_WAY_LONGEST = 3600.0
+"""The same for loads that take long: the wait doubles as long as one asks."""
 
 
 class CommitSteps(Protocol):
@@ -95,6 +97,7 @@ class CommitLoop:
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
         self._took = 0.0
         self._waits_since: float | None = None
+        self._gives_way_for = GIVE_WAY_MAX
         self._one_at_a_time = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()
         self._worker: Worker | None = None
@@ -143,12 +146,16 @@ class CommitLoop:
         """Return whether to wait for a load."""
         now = self._clock.monotonic()
         if not self._steps.asked_to_wait():
-            self._waits_since = None
+            self._waits_since, self._gives_way_for = None, GIVE_WAY_MAX
             return False
         if self._waits_since is None:
             self._waits_since = now
-            _LOG.info("a load asks commits to wait, for at most %g s", GIVE_WAY_MAX)
-        return now - self._waits_since < GIVE_WAY_MAX
+            _LOG.info("a load asks commits to wait, for at most %g s", self._gives_way_for)
+        if now - self._waits_since < self._gives_way_for:
+            return True
+        # A load that takes longer would meet a commit at the same place each time.
+        self._gives_way_for = min(2 * self._gives_way_for, GIVE_WAY_LONGEST)
+        return False
 
     def _follow(self, waiting: Sequence[Backlog]) -> Decision:
         """Take the step of a process that does not lead."""

@@ -166,8 +166,9 @@ class LiveOwners:
             raise Unavailable(f"{self.uri}: {each}: {claimant.remedy_for(each.owner)}", details)
 
     def _answer(self, owner: Owner) -> Answer:
+        shown = self.access()  # what is wrong with our own files says nothing of the owner
         try:
-            with closing(Connection(endpoint_to_ask(owner.endpoint), **self.access())) as connection:
+            with closing(Connection(endpoint_to_ask(owner.endpoint), **shown)) as connection:
                 told: Mapping[str, Any] = connection.act("regions", None, ANSWER_WITHIN)
                 return told
         except MemWalError as error:

@@ -111,7 +111,11 @@ class BaseUpkeep:
     def _expire(self, dataset: lance.LanceDataset) -> str:
         base = self._base.latest()  # its ttl counts: another process may have changed it
         expiry = base.expiry(self._clock.now() - GRACE)
-        rows = 0 if expiry is None else self._expired.collect(dataset, expiry, base.storage_options)
+
+        def still() -> bool:
+            return self._base.latest().ttl == base.ttl
+
+        rows = 0 if expiry is None else self._expired.collect(dataset, expiry, base.storage_options, still)
         if rows and self._tell_expired is not None:
             self._tell_expired(rows)
         return f"expired rows deleted: {rows:,}" if rows else ""

@@ -21,6 +21,8 @@ MOST = 400
 """The greatest depth. The planner's time grows with the square of it as well: 1,000 additions take 17 s."""
 SURELY_FLAT = 250
 """Characters of a predicate that cannot be too deep."""
+LONGEST = 1 << 22
+"""Characters of the longest predicate."""
 _CHAINS = frozenset(("and", "or", "+", "-", "*", "/", "%", "|", "&", "^", "~", "#", "@", "!", "xor", "div", "mod"))
 _WORDS = """
     is like ilike between in similar distinct regexp rlike glob match collate at overlaps isnull notnull escape
@@ -43,6 +45,8 @@ def problem(predicate: str, columns: Sequence[str]) -> str:
     """Return why a predicate is refused for its depth, "" if it is not. `columns`: of the table."""
     if len(predicate) <= SURELY_FLAT:
         return ""
+    if len(predicate) > LONGEST:
+        return f"it has {len(predicate)} characters, at most {LONGEST} are allowed: use get for keys, or split it"
     found = depth([token for token in tokenize(predicate, columns) if token.kind != "gap"])
     if found <= MOST:
         return ""

@@ -9,7 +9,10 @@ one multiplies, that of calls beside one another adds up:
   is allowed, so that it is allowed once.
 - `encode`: 2, for hexadecimal.
 
-A text that is written in the predicate may be copied for every row by a function, CASE or `||`, so it is limited there.
+- `concat`, `make_array` and the like: the number of their arguments.
+
+A text that is written in the predicate may be copied for every row by a function, CASE or `||`, so it is limited there,
+and the more so the more the functions grow it.
 """
 
 from __future__ import annotations
@@ -36,9 +39,19 @@ def _numbers(*places: int) -> Callable[[Arguments], float]:
     return lambda given: max((_number(given[at]) for at in places if at < len(given)), default=1)
 
 
-def _text(place: int) -> Callable[[Arguments], float]:
-    """A call puts in its argument at `place`, any number of times."""
-    return lambda given: max(1, _length(given[place])) if place < len(given) else 1
+def _text(*places: int) -> Callable[[Arguments], float]:
+    """A call puts in its arguments at `places`, any number of times."""
+    return lambda given: max((_length(given[at]) for at in places if at < len(given)), default=1) or 1
+
+
+def _resized(given: Arguments) -> float:
+    """A call fills up to as many elements as its second argument says with its third one."""
+    return _numbers(1)(given) * _text(2)(given)
+
+
+def _all(given: Arguments) -> float:
+    """A call puts all its arguments together."""
+    return len(given)
 
 
 def _separated(given: Arguments) -> float:
@@ -51,11 +64,13 @@ def _either(*names: str) -> Sequence[str]:
 
 
 GROWING: Mapping[str, Callable[[Arguments], float]] = {
-    **dict.fromkeys(("repeat", "lpad", "rpad", *_either("repeat", "resize")), _numbers(1)),
+    **dict.fromkeys(("repeat", "lpad", "rpad", *_either("repeat")), _numbers(1)),
+    **dict.fromkeys(_either("resize"), _resized),
+    **dict.fromkeys(("concat", "make_array", "make_list", "struct", "named_struct", *_either("concat", "cat")), _all),
     "space": _numbers(0),
     **dict.fromkeys(("range", "generate_series"), _numbers(0, 1)),
     **dict.fromkeys(("replace", "regexp_replace", *_either("replace", "replace_n", "replace_all")), _text(2)),
-    **dict.fromkeys(_either("to_string", "join"), _text(1)),
+    **dict.fromkeys(_either("to_string", "join"), _text(1, 2)),
     "concat_ws": _separated,
     "encode": lambda _: 2,
 }
@@ -110,16 +125,22 @@ def problem(predicate: str, columns: Sequence[str]) -> str:
     if any(token.kind == "gap" and token.text.count("/*") > 1 for token in tokens):
         return "it has a comment inside a comment; leave it out"
     solid = [token for token in tokens if token.kind != "gap"]
-    if _computes(solid) and any(token.kind in ("text", "double") and len(token.text) > TEXT for token in solid):
-        return f"it computes with a text of more than {TEXT} characters; compare columns with such a text alone"
     found = growth(solid)
-    if found <= MOST:
-        return ""
-    many = "any number of" if math.isinf(found) else f"{found:.0f}"
-    return (
-        f"its functions, such as {named[1] if named else ''}, may make values {many} times as long, at most {MOST} are "
-        "allowed: write their numbers out, and smaller ones"
-    )
+    if found > MOST:
+        many = "any number of" if math.isinf(found) else f"{found:.0f}"
+        return (
+            f"its functions, such as {named[1] if named else ''}, may make values {many} times as long, at most {MOST} "
+            "are allowed: write their numbers out, and smaller ones"
+        )
+    longest = max((len(token.text) for token in solid if token.kind in ("text", "double")), default=0)
+    if _computes(solid) and longest > TEXT:
+        return f"it computes with a text of more than {TEXT} characters; compare columns with such a text alone"
+    if longest * found > TEXT:
+        return (
+            f"its functions may make {longest * found:.0f} characters of a text of {longest}, at most {TEXT} are "
+            "allowed: write a shorter text, or smaller numbers"
+        )
+    return ""
 
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}

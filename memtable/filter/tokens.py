@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _TOKEN = re.compile(
     r"""(?P<text>'(?:[^']|'')*') | (?P<double>"(?:[^"]|"")*") | (?P<backtick>`(?:[^`]|``)*`)
-      | (?P<gap>\s+ | --[^\n]* | /\*.*?\*/) | (?P<number>(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\w*)
+      | (?P<gap>\s+ | --[^\n]* | /\*.*?(?:\*/|\Z)) | (?P<number>(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\w*)
       | (?P<name>[^\W\d][\w$]*) | (?P<compare><= | >= | <> | != | == | [=<>]) | .""",
     re.VERBOSE | re.DOTALL,
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
+from memwal.ingest.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
 from memwal.ingest.ops.storage import BUDGET, REQUESTED
 from memwal.ingest.pipeline.metrics import RAN, RAN_BY_REGION
 from tests.alerts import RULES
@@ -33,7 +33,8 @@ def dashboard() -> Any:
 
 def declared() -> set[str]:
     """The names of all series."""
-    every = (*COUNTED, *HELD, *COMMITTED, *TABLE, *REQUESTED, *BUDGET, *RAN, *RAN_BY_REGION)
+    of_daemons = (*COUNTED, *HELD, *COMMITTED, *TABLE, *REFUSED)
+    every = (*of_daemons, *BUILD, *PAUSED, *REQUESTED, *BUDGET, *RAN, *RAN_BY_REGION)
     return {f"{each.name}{suffix}" for each in every for suffix in SUFFIXES[each.kind]}
 
 
@@ -109,4 +110,4 @@ def test_the_page_explains_every_alert() -> None:
     alerts = re.findall(r"- alert: (\w+)", RULES.read_text(encoding="utf-8"))
     told = re.findall(r"^\| `(\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert told == alerts
-    assert len(alerts) == 12
+    assert len(alerts) == 13

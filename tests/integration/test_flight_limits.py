@@ -130,6 +130,7 @@ def test_a_scan_counts_as_a_call_until_its_end_and_no_longer(
     options = flight.FlightCallOptions(timeout=30)
     with flight.connect(served.endpoint) as raw:
         for _ in range(3):  # streams that are dropped before their first batch
+            wait_until(lambda: under_way() < 2)
             reader = raw.do_get(flight.Ticket(pack({"op": "scan", "level": "latest"})), options)
             del reader
     wait_until(lambda: under_way() == 0)

@@ -97,3 +97,21 @@ def test_rows_of_a_request_are_aligned_wherever_they_begin(padding: int) -> None
     assert rows.equals(sent)
     offsets, numbers = (column.chunk(0).buffers()[1] for column in rows.columns)
     assert (offsets.address % 4, numbers.address % 4) == (0, 0)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_compressed_rows_are_refused_before_they_are_large(codec: str, kind: pa.DataType) -> None:
+    rows = pa.table({"k": pa.array(["x" * 1000] * 1000, kind)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
+        stream.write_table(rows)
+    with pytest.raises(Invalid, match="its rows are compressed"):
+        unpack(pack({}) + sink.getvalue().to_pybytes())
+    assert unpack(pack({}, rows))[1] == rows
+
+
+def test_a_long_head_and_a_long_closing_message_are_not_parsed() -> None:
+    with pytest.raises(Invalid, match="before its rows"):
+        unpack(pack({"filter": "x" * (4 << 20)}))
+    assert closed_with(pa.py_buffer(b'{"close": 1, "crc": 1' + b" " * 2000 + b"}")) is None
