@@ -385,7 +385,11 @@ def test_config_check_reports_every_problem_at_once(cli: Callable[..., Any], sma
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [(["re"], ["resume", "restore", "regions"]), (["query", "orders.toml", "--lev"], ["--level"]), (["config", "s"], ["show"])],
+    [
+        (["re"], ["resume", "restore", "regions"]),
+        (["query", "orders.toml", "--lev"], ["--level"]),
+        (["config", "s"], ["show"]),
+    ],
 )
 def test_the_shell_completes_commands_and_options(words: list[str], found: list[str]) -> None:
     """As the script of `--show-completion bash` asks, for the program by the name that users type."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
 import lance
 import lancedb
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 import memwal
-from memwal import wal
+from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.base.load_id import load_id
 from tests.clean import assert_clean
@@ -104,6 +105,16 @@ def test_a_load_in_the_command_line(
         "give another --token\n"
     )
     assert lance.dataset(uri).version == version
+    finished: list[int] = []
+
+    def watched(*given: Any, **options: Any) -> flush.LoadReport:
+        finished.append(given[3].number)
+        return load(*given, **options)
+
+    load = flush.load
+    with patch.object(flush, "load", watched):
+        cli("load", config, one, "--token", "books 1")
+    assert finished == [0], "what an attempt that was killed left is done"
     told = json.loads(cli("load", config, one, "--token", "books 1", "--json").out)
     assert told == {"token": "books 1", "already": True, "loaded_in": loaded_in}
     log = json.loads(cli("log", config, "--json").out)["versions"]

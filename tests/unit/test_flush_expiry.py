@@ -307,6 +307,21 @@ def test_upkeep_collects_at_its_interval_by_the_tables_present_ttl(
     assert (told, aged.ids()) == ([1, 1, 2], [5])
 
 
+def test_nothing_is_deleted_by_a_ttl_that_changes_while_rows_are_looked_at(aged: Aged) -> None:
+    aged.put({1: 20, 2: 5})
+    base = BaseTable.open(aged.uri)
+    expiry, asked = base.expiry(aged.clock.now() - GRACE), list[bool]()
+    assert expiry is not None
+
+    def still() -> bool:
+        set_ttl(base, None, aged.clock)
+        asked.append(base.latest().ttl == base.ttl)
+        return asked[-1]
+
+    assert aged.expired.collect(lance.dataset(aged.uri), expiry, {}, still) == 0
+    assert (asked, aged.ids()) == ([False], [1, 2])
+
+
 def test_it_waits_while_a_load_asks_for_it_and_asks_only_when_it_is_due(aged: Aged) -> None:
     upkeep, asked = BaseUpkeep(aged.table.base, aged.clock, NO_OTHER_STEPS), list[bool]()
 

@@ -220,6 +220,29 @@ def test_commits_wait_for_a_load_but_not_for_ever() -> None:
     assert region.loop.step() == "flush"
 
 
+def test_the_wait_for_a_load_doubles_while_it_asks() -> None:
+    region = Region(30.0)
+    region.loading = True
+    waits = []
+    for _ in range(3):
+        region.put()
+        began = region.clock.monotonic()
+        while region.loop.step() == "nothing":
+            region.clock.advance(10.0)
+        waits.append(region.clock.monotonic() - began)
+    assert waits == pytest.approx([300.0, 600.0, 1200.0], abs=31.0)
+    region.loading = False
+    region.put()
+    region.clock.advance(30.0)
+    assert region.loop.step() == "flush"
+    region.loading = True
+    region.put()
+    region.clock.advance(30.0)
+    assert region.loop.step() == "nothing"
+    region.clock.advance(301.0)
+    assert region.loop.step() == "flush", "the next load begins with the short wait"
+
+
 def test_while_commits_are_paused_nothing_is_due_and_a_commit_on_demand_commits() -> None:
     region, paused = Region(10.0), True
     region.loop = CommitLoop(region.steps, CommitLimits(10.0, 8, 1 << 30), region.clock, lambda: paused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from memwal.ingest.rpc.owner_notes import Note
 from memwal.ingest.rpc.processes import Process
 from memwal.ingest.table.live_owners import (
     Claimant,
+    LiveOwners,
     Owner,
     as_daemon,
     can_be_asked,
@@ -24,7 +26,8 @@ from memwal.ingest.table.live_owners import (
     judge,
     noted_owners,
 )
-from memwal.wal import bucket_region
+from memwal.wal import bucket_region, open_store
+from memwal.wal.layout import owner_key
 
 HERE = Process.here()
 GONE = replace(HERE, started="1")
@@ -161,3 +164,15 @@ def test_the_remedy_is_one_that_works() -> None:
     assert Claimant().remedy_for(daemon) == "use connect(), or take_over=True"
     assert "read_only=True" in Claimant().remedy_for(program)
     assert "memwal serve --take-over" in as_daemon().remedy_for(daemon)
+
+
+def test_what_is_wrong_with_our_own_certificate_says_nothing_of_the_owner(tmp_path: Path) -> None:
+    store, region = open_store(str(tmp_path)), bucket_region(0)
+    note = {"epoch": 3, "daemon": True, "endpoint": AT, "process": AWAY.noted()}
+    store.put(owner_key(region), json.dumps(note).encode())
+
+    def access() -> dict[str, Any]:
+        raise Invalid("daemon.tls_ca: no such file")
+
+    with pytest.raises(Invalid, match=r"daemon\.tls_ca"):
+        LiveOwners("t", store, [region], ID, access).find()
