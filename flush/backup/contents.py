@@ -8,10 +8,11 @@
         SSTs          above the base's committed generation, whole directories
         plans         of commits that the base has not finished: a half commit is repeated with the same range
         decisions     on the routing of a resize
-        a manifest    the one of the moment, without SSTs that the base has committed; and the hint that names it
+        a manifest    the one of the moment, without SSTs that the base has committed
     of the base       one version: data, deletion, index and transaction files, last its manifest
 
-Left out: pauses, notes of owners, fences and loads, older manifests, staged rows, probes, tags, other versions.
+Left out: pauses, notes of owners, fences and loads, older manifests, staged rows, probes, tags, other versions; and the
+hint that names the newest manifest, the only object of a region that changes: the first claim writes it anew.
 
 What a copy must not find missing is protected while it is copied by the tag of the base version: it keeps the version's
 files, and the SSTs that are not in it (`flush.garbage.ssts`, rule 4). WAL entries are protected by nothing but
@@ -38,17 +39,15 @@ from memwal.wal.layout import (
     region_prefix,
     snapshot_key,
     sst_key,
-    version_hint_key,
     wal_prefix,
 )
-from memwal.wal.manifest import hint_of
 
 _DATA, _DELETIONS, _INDICES = "data/", "_deletions/", "_indices/"
 ROUTING_DIR = "routing/"
 
 
 class Vanished(Exception):
-    """An object of the moment was deleted: capture another moment. Never leaves this package."""
+    """An object of the moment was deleted: capture another moment. The text is its key. Never leaves this package."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,6 @@ def _of_manifest(base: BaseTable, region: RegionMoment, store: ObjectStore) -> I
         raise Vanished(key)
     # The bytes as they are where nothing is left out: they may be Lance's, which has a form of its own.
     yield Piece.of(key, data if manifest == region.manifest else manifest.encode())
-    yield Piece.of(version_hint_key(region.region), hint_of(manifest))
 
 
 def _uncommitted(base: BaseTable, manifest: RegionManifest) -> RegionManifest:
@@ -179,7 +177,7 @@ def _of_base(base: BaseTable, store: ObjectStore) -> list[Piece]:
         state = read_state(store, base.version)
         key, manifest = manifest_file(store, "", base.version)
     except Corrupt as error:
-        raise Vanished(str(error)) from error
+        raise Vanished(f"version {base.version} of the base table ({error})") from error
     if state.is_shallow:
         raise InvalidBackup(
             f"{base.uri}: it is a shallow clone, whose files are in another table; make a table of its own of it "

@@ -65,6 +65,9 @@ class Copier:
     options: WalOptions = field(default_factory=WalOptions)
     at_once: int = AT_ONCE
     on_progress: Progress | None = None
+    before_replacing: Callable[[], None] | None = None
+    """Called before a piece with `data` replaces an object that an earlier attempt made with other bytes; raises where
+    that must stay. None: none is replaced."""
     _lock: Lock = field(default_factory=Lock)
 
     def copy(self, pieces: Sequence[Piece], present: Mapping[str, int], check: Check = accept) -> list[Copied]:
@@ -98,13 +101,14 @@ class Copier:
             raise Vanished(piece.key)
         sha256 = sha256_of(data)
         check(piece, sha256)
-        self._put(piece.key, data, may_differ=piece.data is not None)
+        self._put(piece.key, data, replaces=piece.data is not None)
         return Copied(piece.key, len(data), sha256)
 
-    def _put(self, key: str, data: bytes, *, may_differ: bool) -> None:
-        """Create an object. `may_differ`: whether an earlier attempt may have made it with other bytes."""
+    def _put(self, key: str, data: bytes, *, replaces: bool) -> None:
+        """Create an object. `replaces`: whether an earlier attempt may have made it with other bytes."""
         there = put_until_known(self.dest, key, data, clock=self.clock, options=self.options)
-        if there is not None and may_differ:
+        if there is not None and replaces and self.before_replacing is not None:
+            self.before_replacing()
             self.dest.delete(key)
             there = put_until_known(self.dest, key, data, clock=self.clock, options=self.options)
         if there is not None:

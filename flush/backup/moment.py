@@ -8,7 +8,8 @@
  3. Only now open the newest base version and tag it. Opened first, it would lack rows that were committed and pruned
     before the looks, and so would the manifests.
  4. The base must not have passed a manifest: its committed generation, and the end of a commit plan that is not
-    committed yet, are below the manifest's current generation. Otherwise remove the tag, back to 1.
+    committed yet, are below the manifest's current generation. No region was first claimed since the list of step 1:
+    every one that has a manifest now was looked at. Otherwise remove the tag, back to 1.
 
 *Crash anywhere: nothing was written but a tag, whose name tells when it was made; see `flush.backup.take`.*
 
@@ -24,8 +25,8 @@ Invariants, of the copy of a moment:
      the marker too, and the manifest has published every generation of the plan.
  (4) A writer that sends batch n only when n-1 is durable everywhere, as a query of Spark does, has at most one batch,
      n, in some regions and not in others; n is its number in the frontier. Batch n began before step 2, so n-1 was
-     durable everywhere then, and step 2 found it; nothing above n passes the frontier. The applied maps are in the
-     copy, so the replay of batch n completes it.
+     durable everywhere then, and step 2 found it, or step 4 its region; nothing above n passes the frontier. The
+     applied maps are in the copy, so the replay of batch n completes it.
 
 Regions are captured one after another: of two writes to two regions, without a token, the later one may be in the copy
 and the earlier one not, if both were made while the moment was captured.
@@ -101,7 +102,8 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
             ends = list(each(partial(_end, begun, store, options, frontier), (found for found, _ in looks), at_once))
             base = newest_base(begun)
             found = [_with_plans(base, store, end) for end in ends]
-            if base.routing_version == begun.routing_version and not any(_is_passed(base, end) for end in found):
+            stays = base.routing_version == begun.routing_version
+            if stays and not any(_is_passed(base, end) for end in found) and not _is_new(store, found):
                 _check(base, found)
                 return Moment(base, tuple(found), frontier)
     raise BackupOvertaken(f"{begun.uri}: {CAPTURES} flushes or commits in a row overtook the backup; run it again")
@@ -159,6 +161,13 @@ def _is_passed(base: BaseTable, end: RegionMoment) -> bool:
     """Return whether the base may have rows that the manifest does not list: step 4."""
     highest = max((base.committed.get(end.region, 0), *(plan.last for plan in end.plans)))
     return highest >= end.manifest.current_generation
+
+
+def _is_new(store: ObjectStore, ends: Sequence[RegionMoment]) -> bool:
+    """Return whether some region was first claimed after step 1 listed them: step 4. Every region that has rows in the
+    base opened by now is found, since nobody commits from a region without a manifest."""
+    looked = {end.region for end in ends}
+    return any(ManifestStore(store, id).latest() is not None for id in regions(store) if id not in looked)
 
 
 def _check(base: BaseTable, ends: Sequence[RegionMoment]) -> None:

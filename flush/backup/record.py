@@ -4,7 +4,7 @@
                               "captured", "finished", "regions": {region: {…}}, "queries": {query: batch_id},
                               "objects": [{"key", "size", "sha256"}, …]}
     backup-unfinished.json   {"id", "table", "began", "tag"} while a backup is written
-    restore-unfinished.json  {"id", "began"} while a restore is written: the id of the backup
+    restore-unfinished.json  {"id", "run", "began"} while a restore is written: ids of the backup and of the run
     restored.json            in a restored table: backup.json without the objects
 
 Times are Unix seconds by the clock of the process that made the backup. Every write that was acknowledged before

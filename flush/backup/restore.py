@@ -1,18 +1,21 @@
 """`memwal restore`: copies a backup to where no table is yet, so that it becomes a table of its own.
 
  1. Read `backup.json`, and list the backup: every object is there with its size. *Nothing was written until here.*
- 2. The destination is empty, or, to go on, holds an unfinished restore of this backup. Create
-    `restore-unfinished.json` there. *Crash from here to 5: the destination is no table. Nobody opens it, claims a
-    region in it, or creates a table there; `--resume` goes on.*
+ 2. The destination is empty, or, to go on, holds an unfinished restore of this backup. Create, or replace,
+    `restore-unfinished.json` there, the marker with an id of this run. *Crash from here to 5: the destination is no
+    table. Nobody opens it, claims a region in it, or creates a table there; `--resume` goes on.* Is a table there now,
+    which another program creates at this moment? InvalidBackup; to go on, one that names this backup is that of 5.
  3. Copy all objects but manifests, each compared with its checksum. *One is damaged: Corrupt, naming it.* Then the
     manifests of the regions, without which no region with a log can be claimed.
  4. Create `restored.json`, which says what the table was restored from, and sync a local destination.
- 5. Write the manifest of the base, with a new table id and what the table remembers of its backup (`Restored`). From
-    here on the table exists, whole. *Crash here: the marker stays; `--resume` removes it, and changes nothing else.*
+ 5. Look for a table again. Create the manifest of the base, with a new table id and what the table remembers of its
+    backup (`Restored`). From here on the table exists, whole. *Crash here: the marker stays; `--resume` removes it, and
+    changes nothing else.*
  6. Remove the marker, and verify the table (`flush.verification`).
 
 Invariants. (1) Where a table was, nothing is written. (2) A table that can be opened has every object of the backup,
-each with the checksum that it had.
+each with the checksum that it had. (3) No object is replaced: a restore that was resumed while it still worked stops at
+the other marker, before 3 and before 5, and does not harm the table that the newer one made.
 
 The new id sets it apart from the table that was backed up, which may be running still: clients refuse daemons of the
 other one, and readers of changes positions of the other one, whose log went on. Owner notes are not in a backup. A
@@ -33,8 +36,9 @@ from memwal.flush.backup.contents import Piece, Vanished, turn
 from memwal.flush.backup.copying import AT_ONCE, Copier, Progress, sha256_of
 from memwal.flush.backup.record import RESTORED, RESTORING, Record, read_note, read_record
 from memwal.flush.base.fsync import sync_tree
-from memwal.flush.base.setup import TABLE, Restored
-from memwal.flush.base.state import with_config
+from memwal.flush.base.open import open_dataset
+from memwal.flush.base.setup import TABLE, Restored, metadata_of, restored_from
+from memwal.flush.base.state import versions, with_config
 from memwal.flush.errors import InvalidBackup
 from memwal.flush.verification.runner import Verified, verify_table
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
@@ -43,6 +47,7 @@ from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
 
 _DAMAGED = "the backup is damaged; restore another backup"
+_OTHER = "another program has created a table here meanwhile; stop it, and set table.uri to a new place"
 
 
 @dataclass
@@ -82,10 +87,9 @@ def restore(run: RestoreRun, *, resume: bool = False) -> RestoreReport:
     record = read_record(run.source)
     pieces = [Piece(copied.key, copied.size) for copied in record.objects]
     _expect_whole(run.source, pieces)
-    _begin(run, record, resume=resume)
-    present = {info.key: info.size for info in run.dest.describe("")}
-    if not any(turn(key) == 2 for key in present):
-        _copy(run, record, pieces, present)
+    unique = run.ids.entry_id()
+    if _begin(run, record, unique, resume=resume):
+        _copy(run, record, pieces, unique)
     run.dest.delete(RESTORING)
     return RestoreReport(record, verify_table(run.dest, run.uri))
 
@@ -101,8 +105,8 @@ def _expect_whole(source: ObjectStore, pieces: Sequence[Piece]) -> None:
             raise Corrupt(f"{source.url(piece.key)}: {what}; {_DAMAGED}")
 
 
-def _begin(run: RestoreRun, record: Record, *, resume: bool) -> None:
-    """Step 2."""
+def _begin(run: RestoreRun, record: Record, unique: str, *, resume: bool) -> bool:
+    """Step 2. Return whether there is anything left to copy."""
     unfinished = read_note(run.dest, RESTORING)
     if unfinished is None and run.dest.list_some("", 1):
         raise InvalidBackup(
@@ -117,21 +121,49 @@ def _begin(run: RestoreRun, record: Record, *, resume: bool) -> None:
             f"{run.uri}: an unfinished restore is there; if no process works on it, go on with --resume, else set "
             "table.uri to a new place"
         )
+    if unfinished is not None and _is_restored(run, record):
+        return False  # it lives: its writers may be at work
+    note = json.dumps({"id": record.id, "run": unique, "began": run.clock.now()}).encode()
     if unfinished is None:
-        note = json.dumps({"id": record.id, "began": run.clock.now()}).encode()
-        if put_until_known(run.dest, RESTORING, note, clock=run.clock, options=run.options) is not None:
-            raise InvalidBackup(f"{run.uri}: another restore has begun here just now; set table.uri to a new place")
+        ours = put_until_known(run.dest, RESTORING, note, clock=run.clock, options=run.options) is None
     else:
         run.dest.remove_leftovers("")
+        run.dest.put(RESTORING, note)
+        ours = run.dest.get(RESTORING) == note
+    if not ours:
+        raise InvalidBackup(f"{run.uri}: another restore has begun here just now; set table.uri to a new place")
+    if unfinished is None and versions(run.dest):
+        run.dest.delete(RESTORING)
+        raise InvalidBackup(f"{run.uri}: {_OTHER}")
+    return True
 
 
-def _copy(run: RestoreRun, record: Record, pieces: Sequence[Piece], present: dict[str, int]) -> None:
+def _is_restored(run: RestoreRun, record: Record) -> bool:
+    """Return whether the table of this backup is there. Raises InvalidBackup for another one."""
+    dataset = open_dataset(run.dest, run.uri) if versions(run.dest) else None
+    if dataset is None:
+        return False
+    found = restored_from(metadata_of(dataset))
+    if found is None or found.backup != record.id:
+        raise InvalidBackup(f"{run.uri}: {_OTHER}")
+    return True
+
+
+def _expect_ours(run: RestoreRun, unique: str) -> None:
+    """Raise InvalidBackup where another restore took the destination over."""
+    if (read_note(run.dest, RESTORING) or {}).get("run") != unique:
+        raise InvalidBackup(f"{run.uri}: another restore works here or has ended here; this one stops")
+
+
+def _copy(run: RestoreRun, record: Record, pieces: Sequence[Piece], unique: str) -> None:
     """Steps 3 to 5."""
+    present = {info.key: info.size for info in run.dest.describe("")}
     copier = Copier(run.source, run.dest, run.clock, run.ids, run.options, run.at_once, run.on_progress)
     check = _checked(run.source, record)
     last = next(piece for piece in pieces if turn(piece.key) == 2)
     try:
         for phase in (0, 1):
+            _expect_ours(run, unique)
             copier.copy([piece for piece in pieces if turn(piece.key) == phase], present, check)
             copier.on_progress = None
         data = run.source.get(last.key)
@@ -139,7 +171,11 @@ def _copy(run: RestoreRun, record: Record, pieces: Sequence[Piece], present: dic
         raise Corrupt(f"{run.source.url(str(error))}: it was deleted just now; {_DAMAGED}") from error
     copier.copy([Piece.of(RESTORED, record.without_objects())], present)
     sync_tree(run.dest.url(""))
-    copier.copy([Piece.of(last.key, _renamed(run, record, last, data))], {})
+    manifest = _renamed(run, record, last, data)
+    _expect_ours(run, unique)
+    if versions(run.dest):
+        raise InvalidBackup(f"{run.uri}: {_OTHER}")
+    copier.copy([Piece.of(last.key, manifest)], {})
     sync_tree(run.dest.url("_versions"))
 
 
@@ -159,7 +195,7 @@ def _renamed(run: RestoreRun, record: Record, last: Piece, data: bytes | None) -
     if data is None:
         raise Corrupt(f"{where}: it was deleted just now; {_DAMAGED}")
     _checked(run.source, record)(last, sha256_of(data))
-    remembered = Restored(record.table, record.began)
+    remembered = Restored(record.table, record.began, record.id)
     try:
         return with_config(data, {TABLE.decode(): run.ids.entry_id(), **remembered.metadata()})
     except (ValueError, struct.error, DecodeError) as error:

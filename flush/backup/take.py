@@ -1,27 +1,30 @@
 """`memwal backup`: copies a table at one moment to another place, beside running writers.
 
- 1. The destination is empty, or, to go on, holds an unfinished backup of this table. Create `backup-unfinished.json`
-    there. *Crash from here to 8: the destination is an unfinished backup, which no restore takes. `--resume` goes on.*
- 2. Remove tags of backups that began more than `TAGS_KEPT` ago, and to go on that of the unfinished backup: their
-    processes were killed.
+ 1. The destination is empty. Create `backup-unfinished.json` there, the marker. *Crash from here to 8: the destination
+    is an unfinished backup, which no restore takes.* Or, to go on, it holds an unfinished backup of this table: remove
+    the tag that the marker names, and only then replace the marker. *There is a marker at any time.*
+ 2. Remove tags of backups that began more than `TAGS_KEPT` ago: their processes were killed.
  3. Capture a moment (`flush.backup.moment`), and tag its base version. *Crash from here to 9: the tag stays, and with
-    it one version of the base and the SSTs beside it, until 2 of a later backup. Its name says when the backup began:
-    `memwal-backup-{UTC time}-{8 hex}`.*
+    it one version of the base and the SSTs beside it, until 1 or 2 of a later backup. Its name says when the backup
+    began: `memwal-backup-{UTC time}-{8 hex}`.*
  4. List its objects (`flush.backup.contents`), those that may vanish soonest first, and copy them under the same keys.
     *One is missing: it was collected. Remove the tag, back to 3, at most `MOMENTS` times. Objects that are copied
-    already and belong to the new moment too are not copied again: none of them ever changes.*
+    already and belong to the new moment too are not copied again: none of them ever changes. The same one is missing in
+    two moments in a row: no collection takes what a new moment needs, so the table is damaged, Corrupt.*
  5. Delete objects in the destination that are not of this moment.
  6. The region manifests were copied after the logs and SSTs. Copy the manifest of the base: now the copy is a table.
  7. Sync a local destination.
- 8. Create `backup.json` with the key, size and checksum of every object. *Crash after it: the backup is finished.*
- 9. Remove the marker of 1 and the tag.
+ 8. Create `backup.json` with the key, size and checksum of every object. *Crash after it: the backup is finished, and
+    `--resume` does 9.*
+ 9. Remove the tag, then the marker, which names it.
 
 Invariants. (1) A backup with `backup.json` has every object that it names, whole. (2) Nothing in the table changes but
 tags: no region is claimed, no writer waits. (3) What the destination held that is no object of a table stays.
 
 Two backups into one destination, because one was resumed while it still worked: the marker names the newer one, and
-the older one stops before 5 and before 8, where it looks. At most one `backup.json` is created; should the older one
-pass 8 while the newer one is in 5, a restore finds what is missing and refuses it.
+the older one stops before 3, 5 and 8, and before it replaces a region manifest, where it looks. At most one
+`backup.json` is created; should the older one pass 8 while the newer one is in 5, a restore finds what is missing and
+refuses it.
 """
 
 from __future__ import annotations
@@ -41,11 +44,11 @@ import lance
 from memwal.flush.backup.contents import Piece, Vanished, is_ours, pieces_of, turn
 from memwal.flush.backup.copying import AT_ONCE, Copier, Progress
 from memwal.flush.backup.moment import Moment, RegionMoment, capture
-from memwal.flush.backup.record import BACKING_UP, RECORD, Copied, CopiedRegion, Record, read_note
+from memwal.flush.backup.record import BACKING_UP, RECORD, Copied, CopiedRegion, Record, read_note, read_record
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import BackupOvertaken, InvalidBackup
-from memwal.wal import Clock, Ids, ObjectStore, WalOptions
+from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
 from memwal.wal.panics import panics_as_errors
 from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
@@ -85,49 +88,71 @@ def back_up(run: BackupRun, *, resume: bool = False) -> Record:
     """Copy the table and return the record of the copy; see the module docstring.
 
     `resume`: go on with the unfinished backup in the destination. After any error but InvalidBackup, do that.
-    Raises InvalidBackup, before anything is written; BackupOvertaken; Corrupt; OutcomeUnknown, StoreUnavailable,
-    StoreRefused, OSError of either storage.
+    Raises InvalidBackup, before anything is written; BackupOvertaken; Corrupt where the table is damaged;
+    OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of either storage.
     """
     run.source = with_retried_reads(run.source, run.clock, run.options)
     run.dest = with_retried_reads(run.dest, run.clock, run.options)
     began = run.clock.now()
     unique = run.ids.entry_id()
     tag = f"memwal-backup-{datetime.fromtimestamp(began, UTC):{_TIME}}-{unique[:8]}"
-    _begin(run, {"id": unique, "table": run.base.table_id, "began": began, "tag": tag}, resume=resume)
+    note = {"id": unique, "table": run.base.table_id, "began": began, "tag": tag}
+    if (finished := _begin(run, note, resume=resume)) is not None:
+        return finished
+    missing = ""
     for _ in range(MOMENTS):
+        _expect_ours(run, unique)
         moment = capture(run.base, run.source, run.options)
         captured = run.clock.now()
-        with suppress(Vanished), _tagged(moment.base, tag):
-            objects = _copy(run, moment, unique)
-            record = Record(
-                id=unique,
-                memwal=version("memwal"),
-                uri=run.base.uri,
-                table=run.base.table_id,
-                version=moment.base.version,
-                began=began,
-                captured=captured,
-                finished=run.clock.now(),
-                regions={str(each.region): _described(moment, each) for each in moment.regions},
-                queries={name: number for name, number in moment.frontier.items() if _is_query(name)},
-                objects=tuple(objects),
-            )
-            _expect_ours(run, unique)
-            if put_until_known(run.dest, RECORD, record.encode(), clock=run.clock, options=run.options) is not None:
-                raise InvalidBackup(f"{run.dest.url('')}: another backup was finished here meanwhile; it stays")
+        try:
+            with _tagged(moment.base, tag):
+                record = _finish(run, moment, unique, began, captured)
+        except Vanished as error:
+            if str(error) == missing:
+                raise Corrupt(
+                    f"{run.base.uri}: {missing} is missing, and no collection deleted it: the table is damaged; "
+                    "`memwal verify` says more"
+                ) from error
+            missing = str(error)
+        else:
             run.dest.delete(BACKING_UP)
             return record
     raise BackupOvertaken(
-        f"{run.base.uri}: collections overtook {MOMENTS} attempts; raise gc.wal_age_min, or run it again"
+        f"{run.base.uri}: collections overtook {MOMENTS} attempts, the last one deleted {missing}; raise "
+        "gc.wal_age_min, or run it again"
     )
 
 
-def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> None:
-    """Steps 1 and 2."""
+def _finish(run: BackupRun, moment: Moment, unique: str, began: float, captured: float) -> Record:
+    """Steps 4 to 8."""
+    objects = _copy(run, moment, unique)
+    record = Record(
+        id=unique,
+        memwal=version("memwal"),
+        uri=run.base.uri,
+        table=run.base.table_id,
+        version=moment.base.version,
+        began=began,
+        captured=captured,
+        finished=run.clock.now(),
+        regions={str(each.region): _described(moment, each) for each in moment.regions},
+        queries={name: number for name, number in moment.frontier.items() if _is_query(name)},
+        objects=tuple(objects),
+    )
+    _expect_ours(run, unique)
+    if put_until_known(run.dest, RECORD, record.encode(), clock=run.clock, options=run.options) is not None:
+        raise InvalidBackup(f"{run.dest.url('')}: another backup was finished here meanwhile; it stays")
+    return record
+
+
+def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> Record | None:
+    """Steps 1 and 2. Return the record of a backup that was killed in step 9, after that is done; else None."""
     where, unfinished = run.dest.url(""), read_note(run.dest, BACKING_UP)
     if f"{where}/".startswith(f"{run.source.url('')}/"):
         raise InvalidBackup(f"{where}: it is in the table that is backed up; give a place outside of it")
     if run.dest.exists(RECORD):
+        if resume and unfinished and (record := read_record(run.dest)).id == unfinished.get("id"):
+            return _cleared(run, record, unfinished)
         raise InvalidBackup(f"{where}: a backup is there already; give an empty place")
     if unfinished is None and run.dest.list_some("", 1):
         raise InvalidBackup(f"{where}: it is not empty; give an empty place")
@@ -138,22 +163,47 @@ def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> None:
             f"{where}: an unfinished backup is there; if no process works on it, go on with --resume, else give "
             "another place"
         )
-    if unfinished is not None:
-        run.dest.remove_leftovers("")
-        run.dest.delete(BACKING_UP)
+    _mark(run, note, unfinished)
+    _remove_tags(run.base.dataset, run.clock.now() - TAGS_KEPT)
+    return None
+
+
+def _mark(run: BackupRun, note: Mapping[str, Any], unfinished: Mapping[str, Any] | None) -> None:
+    """Create the marker, or put it in the place of that of an unfinished backup, whose tag goes first."""
     data = json.dumps(note).encode()
-    if put_until_known(run.dest, BACKING_UP, data, clock=run.clock, options=run.options) is not None:
-        raise InvalidBackup(f"{where}: another backup has begun here just now; give another place")
-    _remove_tags(run.base.dataset, run.clock.now() - TAGS_KEPT, str((unfinished or {}).get("tag")))
+    if unfinished is None:
+        ours = put_until_known(run.dest, BACKING_UP, data, clock=run.clock, options=run.options) is None
+    else:
+        _untag_noted(run, unfinished)
+        run.dest.remove_leftovers("")
+        run.dest.put(BACKING_UP, data)
+        ours = run.dest.get(BACKING_UP) == data
+    if not ours:
+        raise InvalidBackup(f"{run.dest.url('')}: another backup has begun here just now; give another place")
 
 
-def _remove_tags(dataset: lance.LanceDataset, before: float, unfinished: str) -> None:
+def _cleared(run: BackupRun, record: Record, note: Mapping[str, Any]) -> Record:
+    """Step 9 of a finished backup whose process was killed before it."""
+    if record.table != run.base.table_id:
+        raise InvalidBackup(f"{run.dest.url('')}: a backup of another table is there; give an empty place")
+    _untag_noted(run, note)
+    run.dest.delete(BACKING_UP)
+    return record
+
+
+def _untag_noted(run: BackupRun, note: Mapping[str, Any]) -> None:
+    """Remove the tag of a backup that was killed, which its marker names."""
+    if _TAG.fullmatch(str(note.get("tag"))):
+        _untag(run.base.dataset, note["tag"])
+
+
+def _remove_tags(dataset: lance.LanceDataset, before: float) -> None:
     for name in _tags(dataset):
         parsed = _TAG.fullmatch(name)
         if parsed is None:
             continue
         made = datetime.strptime(parsed["time"], _TIME).replace(tzinfo=UTC).timestamp()
-        if made < before or name == unfinished:
+        if made < before:
             _untag(dataset, name)
 
 
@@ -202,8 +252,8 @@ def _untag(dataset: lance.LanceDataset, tag: str) -> None:
 
 
 def _expect_ours(run: BackupRun, unique: str) -> None:
-    """Raise InvalidBackup where another backup took the destination over."""
-    if (read_note(run.dest, BACKING_UP) or {}).get("id") != unique:
+    """Raise InvalidBackup where another backup took the destination over, or was finished there."""
+    if (read_note(run.dest, BACKING_UP) or {}).get("id") != unique or run.dest.exists(RECORD):
         raise InvalidBackup(f"{run.dest.url('')}: another backup works here or has ended here; this one stops")
 
 
@@ -211,7 +261,16 @@ def _copy(run: BackupRun, moment: Moment, unique: str) -> list[Copied]:
     """Steps 4 to 7."""
     pieces = pieces_of(moment, run.source)
     present = {info.key: info.size for info in run.dest.describe("")}
-    copier = Copier(run.source, run.dest, run.clock, run.ids, run.options, run.at_once, run.on_progress)
+    copier = Copier(
+        run.source,
+        run.dest,
+        run.clock,
+        run.ids,
+        run.options,
+        run.at_once,
+        run.on_progress,
+        before_replacing=lambda: _expect_ours(run, unique),
+    )
     last = [piece for piece in pieces if turn(piece.key) == 2]
     copied = copier.copy([piece for piece in pieces if turn(piece.key) < 2], present)
     _expect_ours(run, unique)

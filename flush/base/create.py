@@ -50,6 +50,7 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
     if existing(store, uri) is not None:
         raise TableExists(f"{uri}: a Lance table exists here already; open it, or choose another uri")
     _rehearse(uri, keyed, key, setup)
+    _refuse_unfinished_restore(store, uri)  # one that began since the path was found vacant
     try:
         dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
     except OSError as error:

@@ -160,6 +160,8 @@ class Restored(NamedTuple):
     """Id of the table that was backed up."""
     began: float
     """Unix time at which the backup began."""
+    backup: str = ""
+    """Id of the backup."""
 
     def metadata(self) -> dict[str, str]:
         """Return it as an entry of the table's config."""
@@ -171,7 +173,7 @@ def restored_from(metadata: Mapping[bytes, bytes]) -> Restored | None:
     if RESTORED not in metadata:
         return None
     said = json.loads(metadata[RESTORED])
-    return Restored(said["table"], said["began"])
+    return Restored(said["table"], said["began"], said.get("backup", ""))
 
 
 def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:

@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from memwal import wal
+from memwal.flush import BaseTable
 from memwal.flush.backup.copying import Progress as OnProgress
 from memwal.flush.backup.record import Record
 from memwal.flush.backup.restore import RestoreRun
@@ -91,6 +92,12 @@ def restore(
     console.out(f"verified: {verified}; `memwal run` and `memwal serve` go on from here", highlight=False)
     for query, number in [*sorted(record.queries.items())][:_QUERIES_SHOWN]:
         console.out(f"query {query}: micro-batch {number} is the last one in it", highlight=False)
+    if record.queries and not BaseTable.open(uri, settings.storage_options(environ)).key:
+        console.out(
+            "the table has no key: begin with the checkpoint of the original table, since with a new one the rows of "
+            "the source are appended again",
+            highlight=False,
+        )
     return DAMAGED if findings else 0
 
 

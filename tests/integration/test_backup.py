@@ -428,6 +428,20 @@ def test_a_backup_whose_process_is_killed_is_resumed(
     assert rows_of(str(tmp_path / "new.lance")) == rows_of(uri)
 
 
+@pytest.mark.parametrize("key", ["id", ()])
+@pytest.mark.parametrize("token", ["6f1c2f8e-6f0a-4d0e-9c8e-0a3a5d0c7f11:0", "loader:0"])
+def test_a_table_without_a_key_that_a_query_wrote_needs_its_checkpoint(
+    key: str | tuple[()], token: str, uri: str, tmp_path: Path, made: Any, cli: Callable[..., Any]
+) -> None:
+    with memwal.open(uri, schema=made.schema, key=key, settings=BY_HAND) as table:
+        table.put(made.rows(range(20)), token=token)
+    assert cli("backup", configuration(tmp_path / "table.toml", uri), tmp_path / "dest").code == 0
+    ran = cli("restore", configuration(tmp_path / "new.toml", str(tmp_path / "new.lance")), tmp_path / "dest")
+    assert (ran.code, ran.err) == (0, "")
+    told = "the table has no key: begin with the checkpoint of the original table" in ran.out
+    assert told == (key == () and not token.startswith("loader"))
+
+
 # ---- a pipeline ------------------------------------------------------------------------------------------------------
 
 

@@ -9,22 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import pyarrow as pa
 import pytest
 
 import memwal
 from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.backup import copying, moment, take
+from memwal.flush.backup import restore as restoring
 from memwal.flush.backup.moment import Moment, RegionMoment, capture
 from memwal.flush.backup.record import BACKING_UP, RECORD, RESTORED, RESTORING, read_record
+from memwal.flush.base import create
 from memwal.flush.commits import rounds
 from memwal.flush.errors import BackupOvertaken, InvalidBackup, NotALanceTable
 from memwal.wal import Corrupt, ObjectStore, bucket_region, open_store
 from memwal.wal.layout import owner_key, parse_entry_key, parse_manifest_key, parse_sst_dir
+from memwal.wal.store.local import TEMPORARY
 from tests.backups import OPTIONS, applied_of, backed_up, contents, restored, rows_of, tags
 from tests.clean import collect_ssts
 from tests.commit_world import crash
-from tests.damaged_table import SETTINGS, opened, rows
+from tests.damaged_table import SCHEMA, SETTINGS, opened, rows
 from tests.failure_matrix import Call, FaultyStore, Killed, StoreFault
 from tests.support.clock import FakeClock
 
@@ -60,7 +64,7 @@ def test_a_backup_is_a_table_and_a_restore_makes_one_of_its_own(table: str, plac
     assert again.table_id not in (base.table_id, "")
     assert BaseTable.open(backup).table_id == base.table_id == record.table
     assert again.restored is not None
-    assert (again.restored.table, again.restored.began) == (base.table_id, record.began)
+    assert again.restored == (base.table_id, record.began, record.id)
     assert again.version == record.version == base.version
     note = json.loads(Path(new, RESTORED).read_text())
     assert (note["id"], note["uri"], "objects" in note) == (record.id, table, False)
@@ -82,9 +86,9 @@ def test_a_backup_holds_one_version_and_no_notes(table: str, places: tuple[str, 
     assert sum(key.startswith("_versions/") for key in keys) == 1
     manifests = [parsed for key in keys if (parsed := parse_manifest_key(key))]
     assert len(manifests) == len({parsed.region for parsed in manifests}) == 2
-    assert not [key for key in keys if "owner.json" in key or "fences.json" in key or key.startswith("_refs")]
+    assert not [key for key in keys if key.endswith(("owner.json", "fences.json", "/version_hint.json")) or "_refs/" in key]
     for copied in record.objects:
-        if parse_manifest_key(copied.key) is None and not copied.key.endswith("version_hint.json"):
+        if parse_manifest_key(copied.key) is None:
             assert Path(places[0], copied.key).read_bytes() == Path(table, copied.key).read_bytes()
     region = record.regions[str(bucket_region(0))]
     positions = sorted(p.position for key in keys if (p := parse_entry_key(key)) and p.region == bucket_region(0))
@@ -107,8 +111,6 @@ def test_every_stage_of_a_table_can_be_restored(stage: str, tmp_path: Path, plac
 
 
 def test_an_empty_region_and_a_table_that_nobody_claimed(tmp_path: Path, places: tuple[str, str]) -> None:
-    from tests.damaged_table import SCHEMA
-
     BaseTable.create(str(tmp_path / "table"), SCHEMA, ["id"], 2, [])
     assert backed_up(str(tmp_path / "table"), places[0]).regions == {}
     restored(*places)
@@ -120,8 +122,6 @@ def test_an_empty_region_and_a_table_that_nobody_claimed(tmp_path: Path, places:
 @pytest.mark.parametrize("append_only", [False, True])
 def test_tables_of_other_kinds(append_only: bool, tmp_path: Path, places: tuple[str, str]) -> None:
     """A log in arrow format, which Lance's own writer shares; a table without a key."""
-    from tests.damaged_table import SCHEMA
-
     uri, new = str(tmp_path / "table"), rows(range(40), 1)
     key = () if append_only else "id"
     settings = SETTINGS | ({} if append_only else {"wal": {"format": "arrow"}})
@@ -364,10 +364,15 @@ def test_a_backup_killed_at_any_call_of_the_destination_goes_on(
                 if Path(dest, BACKING_UP).exists():
                     with pytest.raises(InvalidBackup, match="an unfinished backup is there"):
                         backed_up(small, dest)
+                else:
+                    backed_up(small, dest)
+            if Path(dest, BACKING_UP).exists():
                 backed_up(small, dest, resume=True)
+                assert tags(small) == []
+                assert not Path(dest, BACKING_UP).exists()
             found = read_record(open_store(dest))
             assert {copied.key: copied.sha256 for copied in found.objects} == wanted, call
-            assert set(contents(dest)) - {BACKING_UP} == {*wanted, RECORD}, call
+            assert set(contents(dest)) == {*wanted, RECORD}, call
             shutil.rmtree(dest)
     restored(whole, str(tmp_path / "restored"))
 
@@ -388,6 +393,45 @@ def test_a_backup_killed_at_any_call_of_the_table_leaves_a_tag_that_goes(
         assert tags(small) == []
         shutil.rmtree(dest)
     assert seen == {0, 1}
+
+
+@pytest.mark.parametrize("lands", [False, True])
+def test_a_resumed_backup_that_is_killed_at_its_marker_can_be_resumed(
+    lands: bool, small: str, tmp_path: Path, dies: Callable[[Callable[[], Any]], None]
+) -> None:
+    """There is a marker at any time, and the tag of the first backup goes before the marker that names it."""
+    killed = str(tmp_path / "killed")
+    store = FaultyStore(open_store(killed), FakeClock())
+    store.arm(BEFORE, Call("put_if_absent", RECORD, 1))
+    dies(lambda: backed_up(small, store))
+    (tag,) = tags(small)
+    shutil.copytree(killed, tmp_path / "whole")
+    calls = calls_of(lambda store: backed_up(small, store, resume=True), open_store(str(tmp_path / "whole")))
+    *marks, last = [
+        call for call in calls if call.key == BACKING_UP and call.method in ("put_if_absent", "put", "delete")
+    ]
+    assert (len(marks), last.method) == (1, "delete")
+    for number, call in enumerate(marks):
+        dest = str(tmp_path / f"dest-{number}")
+        shutil.copytree(killed, dest)
+        lance.dataset(small).tags.create(tag, lance.dataset(small).version)
+        store = FaultyStore(open_store(dest), FakeClock())
+        store.arm(StoreFault(frozenset({call.method}), lands=lands, answer=Killed()), call)
+        with pytest.raises(Killed):
+            backed_up(small, store, resume=True)
+        assert tags(small) == []
+        assert Path(dest, BACKING_UP).exists()
+        backed_up(small, dest, resume=True)
+        restored(dest, str(tmp_path / f"restored-{number}"))
+
+
+def test_the_tag_of_a_finished_backup_goes_before_the_marker_that_names_it(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest, seen = str(tmp_path / "dest"), []
+    once(monkeypatch, take, "_untag", lambda: seen.append({RECORD, BACKING_UP} & contents(dest).keys()))
+    backed_up(small, dest)
+    assert seen == [{RECORD, BACKING_UP}]
 
 
 def test_tags_of_backups_that_were_killed_long_ago_are_removed(small: str, tmp_path: Path) -> None:
@@ -427,6 +471,83 @@ def test_a_restore_killed_at_any_call_is_no_table_and_goes_on(small: str, tmp_pa
             shutil.rmtree(dest)
 
 
+def other_table(uri: str) -> None:
+    """Another program makes a table, which does not look for markers."""
+    lance.write_dataset(pa.table({"other": [1]}), uri)
+
+
+def test_a_table_that_is_created_while_a_restore_begins_stays(
+    small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backed_up(small, places[0])
+    once(monkeypatch, restoring, "put_until_known", lambda: other_table(places[1]))
+    with pytest.raises(InvalidBackup, match="another program has created a table here meanwhile"):
+        restored(*places)
+    assert lance.dataset(places[1]).to_table().to_pylist() == [{"other": 1}]
+    assert not {name for name in contents(places[1]) if name == RESTORING or name.startswith("_mem_wal")}
+
+
+def test_a_table_that_is_created_while_a_restore_copies_stays(
+    small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backed_up(small, places[0])
+    once(monkeypatch, restoring, "sync_tree", lambda: other_table(places[1]))
+    for resume in (False, True):
+        with pytest.raises(InvalidBackup, match="another program has created a table here meanwhile"):
+            restored(*places, resume=resume)
+        assert lance.dataset(places[1]).to_table().to_pylist() == [{"other": 1}]
+
+
+def test_no_table_is_created_where_a_restore_begins_meanwhile(
+    places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = open_store(places[1])
+    once(monkeypatch, create, "_rehearse", lambda: place.put(RESTORING, b"{}"), after=True)
+    with pytest.raises(NotALanceTable, match="a restore is not finished here"):
+        BaseTable.create(places[1], SCHEMA, ["id"], 1, [])
+    assert contents(places[1]) == {RESTORING: b"{}"}
+
+
+@pytest.mark.parametrize("step", ["_checked", "_renamed"])
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_restore_that_is_resumed_while_it_works_stops(
+    step: str, looks: bool, small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer one has made a table, whose manifest must stay; without the looks the put of step 5 is refused."""
+    backed_up(small, places[0])
+    made: list[bytes] = []
+
+    def newer() -> None:
+        restored(*places, resume=True)
+        made.extend(path.read_bytes() for path in Path(places[1], "_versions").glob("*.manifest"))
+        if not looks:
+            monkeypatch.setattr(restoring, "_expect_ours", lambda *_: None)
+            monkeypatch.setattr(restoring, "versions", lambda _: [])
+
+    once(monkeypatch, restoring, step, newer, after=True)
+    says = "another restore works here or has ended here" if looks else "another program wrote to the destination"
+    with pytest.raises(InvalidBackup, match=says):
+        restored(*places)
+    assert [path.read_bytes() for path in Path(places[1], "_versions").glob("*.manifest")] == made
+    assert rows_of(places[1]) == rows_of(small)
+
+
+def test_a_resumed_restore_leaves_a_table_that_lives_alone(small: str, places: tuple[str, str]) -> None:
+    """What looks like a leftover is the put of a writer under way."""
+    record = backed_up(small, places[0])
+    restored(*places)
+    Path(places[1], RESTORING).write_text(json.dumps({"id": record.id}))
+    with opened(places[1]) as table:
+        table.put([{"id": 7000, "n": 9}])
+    under_way = Path(places[1], "_mem_wal", str(bucket_region(0)), "wal", f"{TEMPORARY}1-abc")
+    under_way.touch()
+    before = contents(places[1])
+    restored(*places, resume=True)
+    del before[RESTORING]
+    assert contents(places[1]) == before
+    assert str(under_way.relative_to(places[1])) in before
+
+
 def test_what_an_unfinished_attempt_left_is_checked_before_it_is_kept(small: str, tmp_path: Path) -> None:
     backup, dest = str(tmp_path / "backup"), str(tmp_path / "dest")
     record = backed_up(small, backup)
@@ -455,6 +576,60 @@ def test_a_backup_that_is_resumed_while_it_works_stops(
         backed_up(small, dest)
     restored(dest, str(tmp_path / "restored"))
     assert rows_of(str(tmp_path / "restored")) == rows_of(small)
+    assert tags(small) == []
+
+
+def test_an_older_backup_leaves_a_finished_one_as_it_is(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It captures no other moment, and does not replace a region manifest of the newer one."""
+    for ends in (True, False):
+        dest = str(tmp_path / f"dest-{ends}")
+        finished: dict[str, bytes] = {}
+
+        def newer(dest: str = dest, finished: dict[str, bytes] = finished, ends: bool = ends) -> None:
+            backed_up(small, dest, resume=True)
+            (manifest,) = (Path(dest, key) for key in contents(dest) if parse_manifest_key(key))
+            manifest.write_bytes(b"of a later moment")
+            finished.update(contents(dest))
+            if ends:
+                raise take.Vanished("an entry")
+
+        with monkeypatch.context() as patched:
+            captures = counted(patched)
+            once(patched, take, "pieces_of", newer, after=True)
+            with pytest.raises(InvalidBackup, match="another backup works here or has ended here"):
+                backed_up(small, dest)
+        assert len(captures) == 2
+        assert contents(dest) == finished
+
+
+def test_region_manifests_of_an_earlier_attempt_are_replaced(small: str, places: tuple[str, str]) -> None:
+    record = backed_up(small, places[0])
+    Path(places[0], RECORD).rename(Path(places[0], BACKING_UP))
+    (manifest,) = (Path(places[0], copied.key) for copied in record.objects if parse_manifest_key(copied.key))
+    manifest.write_bytes(b"of an earlier moment")
+    backed_up(small, places[0], resume=True)
+    restored(*places)
+    assert rows_of(places[1]) == rows_of(small)
+
+
+@pytest.mark.parametrize("part", ["data", "sst"])
+def test_what_is_missing_in_the_table_is_named(
+    part: str, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = counted(monkeypatch)
+    if part == "data":
+        victim = next(Path(small, "data").iterdir())
+        victim.unlink()
+    else:
+        manifest = wal.ManifestStore(open_store(small), bucket_region(0)).latest()
+        assert manifest is not None
+        victim = Path(small, "_mem_wal", str(bucket_region(0)), manifest.ssts[-1].path)
+        shutil.rmtree(victim)
+    with pytest.raises(Corrupt, match=f"{victim.relative_to(small)}/? is missing, .*`memwal verify` says more"):
+        backed_up(small, str(tmp_path / "dest"))
+    assert len(captures) == 2
     assert tags(small) == []
 
 
@@ -654,6 +829,40 @@ def test_no_region_is_more_than_one_batch_ahead(
     assert max(numbers) - min(numbers) > 1
 
 
+def test_a_table_that_is_first_claimed_while_a_moment_is_captured(
+    tmp_path: Path, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows in the base without the log of their region: their token would be forgotten."""
+    uri = str(tmp_path / "table")
+    BaseTable.create(uri, SCHEMA, ["id"], 2, [])
+
+    def act() -> None:
+        with opened(uri) as table:
+            table.put(rows(range(20), 1), token="loader:1")
+            commit_all(table)
+
+    once(monkeypatch, moment, "newest_base", act)
+    backed_up(uri, places[0])
+    restored(*places)
+    with opened(places[1]) as again:
+        assert not again.put(rows(range(20), 2), token="loader:1").applied
+
+
+def test_a_region_that_is_first_claimed_while_a_moment_is_captured(
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch 1 is durable in both regions before 2 is sent to them, so a copy with 2 has the whole of 1."""
+    uri, query = beside(places), "6f1c2f8e-6f0a-4d0e-9c8e-0a3a5d0c7f11"
+    for batch in (1, 2):
+        written.put(rows(range(1000 * batch, 1000 * batch + 20), 1), token=f"{query}:{batch}")
+    region = Path(uri, "_mem_wal", str(bucket_region(1)))
+    hidden = region.rename(Path(uri).parent / "hidden")
+    once(monkeypatch, moment, "regions", lambda: hidden.rename(region), after=True)
+    backed_up(uri, places[0])
+    restored(*places)
+    assert {n for n in names(places[1]) if n >= 1000} == {*range(1000, 1020), *range(2000, 2020)}
+
+
 def test_a_half_commit_is_copied_with_its_plan(
     written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -754,11 +963,13 @@ def test_collections_that_overtake_every_copy_are_told(
 ) -> None:
     uri = beside(places)
 
+    numbers = iter(range(take.MOMENTS))
+
     def gone(*_: object) -> None:
-        raise take.Vanished("an entry")
+        raise take.Vanished(f"entry {next(numbers)}")
 
     monkeypatch.setattr(take, "pieces_of", gone)
-    with pytest.raises(BackupOvertaken, match=r"raise gc\.wal_age_min"):
+    with pytest.raises(BackupOvertaken, match=r"the last one deleted entry 9; raise gc\.wal_age_min"):
         backed_up(uri, places[0])
     assert tags(uri) == []
 
