@@ -86,7 +86,9 @@ def test_a_backup_holds_one_version_and_no_notes(table: str, places: tuple[str, 
     assert sum(key.startswith("_versions/") for key in keys) == 1
     manifests = [parsed for key in keys if (parsed := parse_manifest_key(key))]
     assert len(manifests) == len({parsed.region for parsed in manifests}) == 2
-    assert not [key for key in keys if key.endswith(("owner.json", "fences.json", "/version_hint.json")) or "_refs/" in key]
+    assert not [
+        key for key in keys if key.endswith(("owner.json", "fences.json", "/version_hint.json")) or "_refs/" in key
+    ]
     for copied in record.objects:
         if parse_manifest_key(copied.key) is None:
             assert Path(places[0], copied.key).read_bytes() == Path(table, copied.key).read_bytes()
