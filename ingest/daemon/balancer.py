@@ -41,7 +41,7 @@ from memwal import wal
 from memwal.ingest.daemon.peers import LOOK_EVERY, Peer
 from memwal.ingest.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, inherited, target
 from memwal.ingest.daemon.standby import MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING, Standby
-from memwal.ingest.errors import Invalid, MemWalError, classify
+from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.rpc.credentials import Access
@@ -132,9 +132,10 @@ class Balancer:
             ]
 
     @property
-    def refusal(self) -> Invalid | None:
-        """Why we and a peer that answers do not call each other; None if we call all."""
-        found = (peer.refusal for peer in list(self._peers.values()) if self._watch.sees(peer.endpoint))
+    def refusal(self) -> MemWalError | None:
+        """Why we and a peer that lives do not call each other; None if we call all."""
+        lives = self._watch.answers
+        found = (peer.refusal for peer in list(self._peers.values()) if lives(peer.endpoint))
         return next((refusal for refusal in found if refusal is not None), None)
 
     def served_elsewhere(self, region: UUID) -> tuple[str, int] | None:
@@ -385,6 +386,8 @@ class Balancer:
                 changed = self._watch.answered(peer.endpoint, answer)
             elif refused:
                 changed = self._watch.refused(peer.endpoint)
+            elif peer.denies:
+                changed = self._watch.denied(peer.endpoint)
             else:
                 changed = self._watch.silent(peer.endpoint)
         if changed:

@@ -1,7 +1,8 @@
 """Look at the other daemons of a table, with one thread for each, so that a silent one delays no look at another.
 
 A look is the Flight action "regions". It returns the peer's regions, and shows the peer that we are alive. A refused
-connection means that the process has ended. No answer in time means stopped, busy or unreachable.
+connection means that the process has ended. No answer in time means stopped, busy or unreachable. A peer that denies us
+access lives, whatever it has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest.daemon.placement import Answer
-from memwal.ingest.errors import PROTOCOL, Invalid, MemWalError
+from memwal.ingest.errors import PROTOCOL, MemWalError
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc import protocol
 from memwal.ingest.rpc.connection import Connection
@@ -40,6 +41,8 @@ ASK_TIMEOUT = 5.0
 """Seconds that a peer has to release a region; a later release shows at the next look."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
 """Make each client connect anew; otherwise gRPC remembers a refused connection for seconds, for all clients."""
+_ROLE = "role"
+"""Reason of a daemon whose tokens give ours too few rights."""
 _UNANSWERED = (flight.FlightTimedOutError, flight.FlightCancelledError)
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -68,8 +71,10 @@ class Peer:
         shown = access.options()
         self._tls: ClientTls = shown["tls"]
         self._headers = bearer(endpoint, shown["token"])
-        self.refusal: Invalid | None = None
-        """Why we do not call it, None if we do: its version of the protocol."""
+        self.refusal: MemWalError | None = None
+        """Why we do not call it, None if we do: its version of the protocol, or that it denies us access."""
+        self.denies = False
+        """Whether it denied us the last look."""
         self._client: flight.FlightClient | None = None
         self._connecting = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()
@@ -117,38 +122,55 @@ class Peer:
         try:
             told = self._act("regions", LOOK_TIMEOUT)
             answer = self._understood(told)
-        except flight.FlightUnavailableError as error:
-            self._drop()
-            problem = self._tls.translated(error, self.endpoint)
-            has_ended = not denies_access(problem)
-            self._warn("" if has_ended else str(problem))
-            self._seen(self, None, has_ended)
-            return not has_ended
         except Exception as error:  # noqa: BLE001 - an error here would freeze our picture of the peer
             self._drop()
-            self._warn("" if isinstance(error, _UNANSWERED) else str(error).partition("\n")[0])
-            self._seen(self, None, False)
-            return True
+            return self._missed(error)
+        self.denies = False
         self._seen(self, answer, False)
         return True
 
+    def _missed(self, error: Exception) -> bool:
+        """Note a look that failed; return as `_look`."""
+        denial = self._denial(error)
+        self.denies, self.refusal = denial is not None, denial or self.refusal
+        has_ended = isinstance(error, flight.FlightUnavailableError) and denial is None
+        if denial is not None:
+            self._warn(f"{denial}; while it does not let us in it keeps its regions, and gets none of ours")
+        elif not has_ended and not isinstance(error, _UNANSWERED):
+            self._warn(str(error).partition("\n")[0])
+        self._seen(self, None, has_ended)
+        return not has_ended
+
+    def _denial(self, error: Exception) -> MemWalError | None:
+        """Return why the peer, which lives, does not let us in; None if `error` does not say so."""
+        with suppress(Exception):  # an error that cannot be read
+            problem = self._tls.translated(error, self.endpoint)
+            return problem if denies_access(problem) or problem.details.get("reason") == _ROLE else None
+        return None
+
     def _understood(self, told: Mapping[str, Any]) -> Answer:
+        """Return what an answer to a look says. Of a peer of another protocol only those fields are read that never
+        change their meaning.
+        """
         if told["table"] != self._table:
             raise ValueError(f"it serves {told['table']}, not this table; correct daemon.endpoints")
         self.refusal = refusal_of_daemon(told, self.endpoint)
         if self.refusal is not None and not self._warned:
             self._warned = True
             _LOG.warning("%s; until then it keeps its regions, and gets none of ours", self.refusal)
-        self.waiting, self.version = known(Backlog, told["waiting"]), int(told["base_version"])
+        if self.refusal is None:
+            self.waiting, self.version = known(Backlog, told["waiting"]), int(told["base_version"])
+        else:
+            self.waiting, self.version = Backlog(0, 0, None), 0
         # A region that it is claiming counts as its own; a request to release it waits for the claim.
         claiming = dict.fromkeys(map(UUID, told["claiming"]), 0)
         having = {UUID(region): epoch for region, epoch in told["regions"].items()}
         return Answer(claiming | having, told["draining"])
 
     def _warn(self, reason: str) -> None:
-        if reason and not self._warned:
+        if not self._warned:
             _LOG.warning("cannot look at the daemon at %s: %s", self.endpoint, reason)
-        self._warned = self._warned or bool(reason)
+        self._warned = True
 
     def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:
         with self._connecting:
@@ -169,17 +191,23 @@ class Peer:
                 client.close()
 
 
-def refuse_other_protocols(endpoints: Iterable[str], access: Access) -> None:
-    """Raise Invalid if one of the daemons at `endpoints` answers and speaks a protocol that we do not talk to."""
+def refuse_other_protocols(endpoints: Iterable[str], access: Access, table: str) -> None:
+    """Raise if one of the daemons at `endpoints` answers and speaks a protocol that we do not talk to, or denies us
+    access. `table`: the address of ours; a daemon that says that it serves another one counts for nothing, as ports are
+    reused. Raises: Invalid, also for files of `access`; Unavailable.
+    """
+    shown = access.options()
 
     def ask(endpoint: str) -> None:
-        with closing(Connection(endpoint, **access.options())) as connection:
+        with closing(Connection(endpoint, **shown)) as connection:
             connection.act("regions", None, LOOK_TIMEOUT)
 
     with ThreadPoolExecutor(AT_ONCE, "protocol") as asking:
         for asked in [asking.submit(ask, endpoint) for endpoint in endpoints]:
             error = asked.exception()
-            if isinstance(error, MemWalError) and error.details.get("reason") == PROTOCOL:
+            if not isinstance(error, MemWalError) or error.details.get("table", table) != table:
+                continue
+            if error.details.get("reason") == PROTOCOL or denies_access(error):
                 raise error
 
 

@@ -14,6 +14,7 @@ daemons elect no leader and need not see the same peers: the writer epoch decide
 Two daemons with different views do not take a region from each other for ever, because:
 
 - A peer that contacts us counts as alive, even if we cannot reach it (`Watch.heard`).
+- A peer that denies us access lives. What it had stays its own (`Watch.denied`).
 - A region that a daemon which we do not see took from us, or got from us, is left alone for a while, twice as long each
   time (`Patience`), unless we see all daemons.
 
@@ -58,8 +59,9 @@ class Answer:
     draining: bool = False
 
 
-PeerState = Literal["unknown", "serving", "draining", "silent", "ended"]
-"""Not looked at yet; it answers; it answers and is about to end; it gives no answer; it refuses connections."""
+PeerState = Literal["unknown", "serving", "draining", "denied", "silent", "ended"]
+"""Not looked at yet; it answers; it answers and is about to end; it denies us access; it gives no answer; it refuses
+connections."""
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class _Peer:
     refused: int = 0
     silent: int = 0
     heard: float | None = None
+    denied: bool = False
 
     @property
     def down(self) -> bool:
@@ -76,6 +79,10 @@ class _Peer:
     @property
     def known(self) -> bool:
         return self.answer is not None or self.down
+
+    @property
+    def seen(self) -> bool:
+        return self.answer is not None and not self.denied
 
 
 class Watch:
@@ -92,7 +99,19 @@ class Watch:
         """Note the answer to a look; return True if it differs from the one before."""
         peer = self._peers[endpoint]
         changed = peer.down or peer.answer != answer
-        peer.answer, peer.refused, peer.silent = answer, 0, 0
+        peer.answer, peer.refused, peer.silent, peer.denied = answer, 0, 0, False
+        return changed
+
+    def denied(self, endpoint: str) -> bool:
+        """Note that the peer answered a look by denying us access, so that it lives; return True if it was down before.
+
+        It counts as having what it had. Of one that was down, whose regions others have taken, nothing is known.
+        """
+        peer = self._peers[endpoint]
+        changed = peer.down
+        if changed:
+            peer.answer = Answer()
+        peer.refused, peer.silent, peer.denied = 0, 0, True
         return changed
 
     def refused(self, endpoint: str) -> bool:
@@ -115,24 +134,31 @@ class Watch:
     def sees(self, endpoint: str) -> bool:
         """Return whether `endpoint` answers us."""
         peer = self._peers.get(endpoint)
-        return peer is not None and peer.answer is not None
+        return peer is not None and peer.seen
+
+    def answers(self, endpoint: str) -> bool:
+        """Return whether `endpoint` answers us, or denies us access."""
+        return self.sees(endpoint) or self._peers[endpoint].denied
 
     def state(self, endpoint: str) -> PeerState:
         """Return what the looks at a peer have shown."""
         peer = self._peers[endpoint]
         if peer.down:
             return "ended" if peer.refused >= REFUSALS else "silent"
+        if peer.denied:
+            return "denied"
         if peer.answer is None:
             return "unknown"
         return "draining" if peer.answer.draining else "serving"
 
     def misses_any(self) -> bool:
-        """Return whether a peer is down that may be alive: it does not answer, but does not refuse either."""
-        return any(peer.silent >= SILENCES and peer.refused < REFUSALS for peer in self._peers.values())
+        """Return whether a peer may be alive that we do not see: it does not answer, but does not refuse either."""
+        silent = (peer.silent >= SILENCES and peer.refused < REFUSALS for peer in self._peers.values())
+        return any(silent) or any(peer.denied for peer in self._peers.values())
 
     def sees_all(self) -> bool:
         """Return whether every peer answers us."""
-        return all(peer.answer is not None for peer in self._peers.values())
+        return all(peer.seen for peer in self._peers.values())
 
     def known(self) -> bool:
         """Return whether every peer has answered once or is down."""
@@ -154,7 +180,7 @@ class Watch:
         peer.refused += refused
         peer.silent += silent
         if peer.down:
-            peer.answer = None
+            peer.answer, peer.denied = None, False
         return peer.down and not before
 
     @staticmethod

@@ -65,17 +65,21 @@ def serve(
     Ends on SIGTERM, SIGINT or the end of `lifeline`; a single daemon also ends when a region stopped itself after a
     storage failure, which only a new claim repairs. After a resize it goes on with its share of the new regions.
     Raises: Invalid for an address that is taken, that others reach without token and TLS, or that is not one of the
-    endpoints, and if another daemon of the table speaks a protocol that this one does not talk to; Unavailable for a
-    region that stopped itself, and for a served table; errors of `open_table`.
+    endpoints, for credentials that cannot be used, and if another daemon of the table speaks a protocol that this one
+    does not talk to, or denies access; Unavailable for a region that stopped itself, and for a served table; errors of
+    `open_table`.
     """
     configure_logs(settings.log.level, settings.log.format)
     tracing.begin("memwal-daemon", settings.tracing, environ)
-    guard = check_addresses(settings, environ)
+    guard, access = check_addresses(settings, environ), Access.of(settings)
+    access.options(environ)  # what is wrong with its files must not show later, as a peer that denies access
     if settings.daemon.workers > 1:
         return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
     stop, pages = stop_event(lifeline), DaemonPages(Scrape())
     place = _place(settings, stop)
-    refuse_other_protocols(set(place.endpoints) - {place.endpoint}, Access.of(settings))
+    if others := set(place.endpoints) - {place.endpoint}:
+        store = wal.open_store(settings.table.uri, settings.storage_options(environ))
+        refuse_other_protocols(others, access, store.url(""))
     with ExitStack() as stack:
         if settings.daemon.http_port >= 0:
             url = _listening_http(settings, pages, place, guard, stack)

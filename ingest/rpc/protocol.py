@@ -74,9 +74,13 @@ def build() -> Mapping[str, str]:
 
 def refusal_of_daemon(answer: Mapping[str, Any], endpoint: str) -> Invalid | None:
     """Return why this process does not call the daemon that gave `answer`; None if it does. The details have the table
-    that it serves, since ports are reused.
+    that it serves, since ports are reused. A version that cannot be read is one that we do not talk to.
     """
-    refusal = _refusal(stated(answer.get("protocol")), f"the daemon at {endpoint}", "this process")
+    refusal: Invalid | None
+    try:
+        refusal = _refusal(stated(answer.get("protocol")), f"the daemon at {endpoint}", "this process")
+    except Invalid as error:
+        refusal = Invalid(f"the daemon at {endpoint} answers {error.message}", error.details)
     if refusal is not None:
         refusal.details.update(table=answer.get("table"), id=answer.get("id"))
     return refusal

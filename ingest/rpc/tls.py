@@ -10,10 +10,11 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memwal.ingest.errors import UNAUTHENTICATED, Invalid, MemWalError
+from memwal.ingest.errors import LOST, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
 from memwal.ingest.rpc.wire import from_flight
 
 _PROBE_TIMEOUT = 2.0
@@ -41,12 +42,19 @@ class ClientTls:
         return {"tls_root_certs": self.ca, "cert_chain": self.certificate, "private_key": self.key}
 
     def translated(self, error: Exception, endpoint: str) -> MemWalError:
-        """Return the error for the user, as `from_flight`; Invalid if the daemon does not accept our certificate.
+        """Return the error for the user, as `from_flight`; Invalid if the daemon does not accept our certificate, and
+        Unavailable ("untrusted") if it lives and does not say whether it does.
 
         May ask the daemon, which takes a few milliseconds, or `_PROBE_TIMEOUT` if it does not answer.
         """
         text = str(error)
-        if _NOT_CONNECTED not in text or not any(closed in text for closed in _CLOSED) or not _demands(endpoint):
+        if _NOT_CONNECTED not in text or not any(closed in text for closed in _CLOSED):
+            return from_flight(error, endpoint)
+        demands = _demands(endpoint)
+        if demands is None:
+            asked = f"closed a connection during its handshake, and does not say why within {_PROBE_TIMEOUT:g} s; retry"
+            return Unavailable(f"the daemon at {endpoint} {asked}", {"reason": LOST, "untrusted": True})
+        if not demands:
             return from_flight(error, endpoint)
         if self.certificate is None:
             what = "requires a client certificate; set daemon.tls_client_cert and daemon.tls_client_key"
@@ -139,8 +147,9 @@ def _problem(client: ssl.SSLContext, certificate: bytes, certificate_file: str, 
     return None
 
 
-def _demands(endpoint: str) -> bool:
-    """Return whether the daemon at `endpoint` requires client certificates.
+def _demands(endpoint: str) -> bool | None:
+    """Return whether the daemon at `endpoint` requires client certificates; None if it takes a connection, so that it
+    lives, and then does not answer.
 
     It then completes the handshake of a client without one, which in TLS 1.3 ends before it has seen the certificate,
     and closes the connection. A daemon that ends closes it too, but no second one.
@@ -150,15 +159,19 @@ def _demands(endpoint: str) -> bool:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent, and the answer not believed
     context.set_alpn_protocols(["h2"])
     with suppress(OSError, ValueError):
-        return all(_is_closed_at_once(context, host.strip("[]"), int(port)) for _ in range(2))
+        is_closed = partial(_is_closed_at_once, context, host.strip("[]"), int(port))
+        return is_closed() and is_closed()
     return False
 
 
-def _is_closed_at_once(context: ssl.SSLContext, host: str, port: int) -> bool:
-    with socket.create_connection((host, port), _PROBE_TIMEOUT) as raw, context.wrap_socket(raw) as secured:
-        try:
-            return not secured.recv(1)  # a server of HTTP/2 speaks first
-        except ConnectionResetError:
-            return True
-        except ssl.SSLError as error:  # an alert
-            return "CERTIFICATE" in str(error.reason)
+def _is_closed_at_once(context: ssl.SSLContext, host: str, port: int) -> bool | None:
+    """Return whether a connection is closed after its handshake; None if it is made and not answered in time."""
+    with socket.create_connection((host, port), _PROBE_TIMEOUT) as raw:
+        with suppress(TimeoutError), context.wrap_socket(raw) as secured:
+            try:
+                return not secured.recv(1)  # a server of HTTP/2 speaks first
+            except ConnectionResetError:
+                return True
+            except ssl.SSLError as error:  # an alert
+                return "CERTIFICATE" in str(error.reason)
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import ssl
 import sys
 import urllib.error
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.flight as flight
 import pyarrow.parquet as pq
 import pytest
 import trustme
@@ -21,8 +23,10 @@ import trustme
 import memwal
 from memwal import wal
 from memwal.ingest.daemon.placement import target
+from memwal.ingest.rpc import tls
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.rpc.wire import denies_access
 from memwal.ingest.settings.load import load
 from tests.cluster import start_daemon
 from tests.conftest import PATIENCE
@@ -191,6 +195,7 @@ def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions
     peer = Peer(endpoints[0], endpoints[1], "t", lambda *told: seen.append(told[1:]), access)
     try:
         assert peer._look()
+        assert peer.denies
     finally:
         peer.stop()
     assert (None, False) in seen
@@ -212,6 +217,20 @@ def test_daemons_on_spark_and_the_sink_on_its_executors_present_theirs(
     assert "cannot look at the daemon" not in ran.err
     found = cli("query", config, "--limit", "100", "--columns", "id", "--format", "json")
     assert sorted(row["id"] for row in json.loads(found.out)) == list(range(40))
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_who_takes_a_connection_and_does_not_answer_lives(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is stopped or overloaded has not ended: its regions are not taken at once."""
+    monkeypatch.setattr(tls, "_PROBE_TIMEOUT", 0.2)
+    closed = flight.FlightUnavailableError("failed to connect to all addresses; last error: Socket closed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not listens:
+            server.close()
+        error = tls.NO_TLS.translated(closed, f"grpc+tls://127.0.0.1:{port}")
+    assert isinstance(error, memwal.Unavailable)
+    assert denies_access(error) == listens
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
@@ -254,10 +273,9 @@ def test_files_are_checked_before_anything_is_claimed(
         ran = cli("doctor", config)
         assert ran.code != 0
         assert re.search(said, " ".join((ran.out + ran.err).split())), ran
-        if "tls_client_ca" in changes:
-            ran = cli("serve", config)
-            assert (ran.code, len(ran.error_lines)) == (2, 1), ran
-            assert re.search(said, ran.err), ran
+        ran = cli("serve", config)
+        assert (ran.code, len(ran.error_lines)) == (2, 1), ran
+        assert re.search(said, ran.err), ran
         assert not Path(uri).exists()
 
 

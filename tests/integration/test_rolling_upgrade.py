@@ -38,8 +38,8 @@ def fleet(tmp_path: Path, start: Callable[..., Running]) -> tuple[list[str], Pat
         commit={"interval": "500ms"},
     )
 
-    def begin(endpoint: str, version: str = str(OURS)) -> Running:
-        env = {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2]}
+    def begin(endpoint: str, version: str = str(OURS), **more: str) -> Running:
+        env = {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], **more}
         return start([sys.executable, str(SCRIPTS / "other_protocol.py"), version, "serve", str(config)], env=env)
 
     return endpoints, config, begin
@@ -119,6 +119,21 @@ def test_a_daemon_that_is_two_versions_ahead_is_refused_in_one_line(
     assert f'protocol="{OURS}",storage="1",version="' in metrics
     with urllib.request.urlopen(f"{url}/health/readyz", timeout=60) as answer:
         assert json.load(answer)["ready"]
+
+
+def test_a_daemon_with_another_token_ends_before_it_takes_anything(fleet: tuple[list[str], Path, Begin]) -> None:
+    """Each would take the other for silent, and its regions."""
+    (first, second), _, begin = fleet
+    reference = {"MEMWAL__DAEMON__TOKEN": "env:OUR_TOKEN"}
+    serving = begin(first, OUR_TOKEN="one of the two tokens", **reference)
+    serving.line_with("serving")
+    refused = begin(second, OUR_TOKEN="the other of the two tokens", **reference)
+    assert refused.wait() == 2
+    (line,) = refused.errors
+    assert f"the daemon at {first} refuses the call: missing or wrong token" in line
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.wait() == 0
+    assert not any("fence" in line for line in serving.errors), "it took nothing"
 
 
 def protocol_range(version: str) -> str:

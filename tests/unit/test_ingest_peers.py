@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pyarrow.flight as flight
 import pytest
 
-from memwal.ingest.daemon.peers import Peer
-from memwal.ingest.daemon.placement import Answer
+from memwal.ingest.daemon.balancer import Balancer
+from memwal.ingest.daemon.peers import Peer, refuse_other_protocols
+from memwal.ingest.daemon.placement import REFUSALS, SILENCES, Answer
+from memwal.ingest.errors import Invalid
+from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc import protocol
 from memwal.ingest.rpc.credentials import Access
 from memwal.wal import RegionManifest, Released, bucket_region
+from tests.support.clock import FakeClock
 
 REGION, OTHER = bucket_region(0), bucket_region(1)
 RELEASED = Released(RegionManifest(version=3, writer_epoch=2, region_id=REGION, edit_id="a" * 32), position=17)
 
 
 class Answering(Peer):
-    """Gives one answer, over no network."""
+    """Gives one answer, or fails, over no network."""
 
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self.answer, self.asked = answer, list[dict[str, Any]]()
-        super().__init__("grpc://127.0.0.1:1", "grpc://127.0.0.1:2", "t", lambda *_: None, Access())
+    def __init__(self, answer: dict[str, Any] | Exception) -> None:
+        self.answer, self.asked, self.told = answer, list[dict[str, Any]](), list[tuple[Answer | None, bool]]()
+        seen = lambda _, answer, refused: self.told.append((answer, refused))  # noqa: E731
+        super().__init__("grpc://127.0.0.1:1", "grpc://127.0.0.1:2", "t", seen, Access())
         self.stop()
+        self.told.clear()
 
     def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:
         self.asked.append({"act": name, **request})
+        if isinstance(self.answer, Exception):
+            raise self.answer
         return self.answer
 
 
@@ -76,3 +87,104 @@ def test_a_peer_of_another_protocol_lives_and_keeps_its_regions(
         assert peer._understood(answer) == Answer({REGION: 4})
     assert (peer.refusal is not None, len(caplog.records)) == (refused, refused)
     assert ("until then it keeps its regions" in caplog.text) == refused
+
+
+GUARANTEED = {name: REGIONS[name] for name in ("table", "regions", "claiming", "draining")}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        GUARANTEED | {"protocol": "2.0"},
+        GUARANTEED | {"protocol": "2.0", "waiting": {"ssts": 1}, "base_version": "seven"},
+        GUARANTEED | {"protocol": "two"},
+        GUARANTEED | {"protocol": [2, 0]},
+    ],
+)
+def test_of_a_peer_of_another_protocol_only_that_is_read_which_never_changes(answer: dict[str, Any]) -> None:
+    """Else it would count as silent, and its regions would be taken while it lives."""
+    peer = Answering(REGIONS)
+    assert peer._look()
+    assert (peer.waiting, peer.version) == (Backlog(1, 2, None), 7)
+    peer.answer = answer
+    assert peer._look()
+    assert peer.told == [(Answer({REGION: 4}), False)] * 2
+    assert peer.refusal is not None
+    assert (peer.waiting, peer.version) == (Backlog(0, 0, None), 0)
+
+
+def error_of_daemon(reason: str) -> Exception:
+    return flight.FlightServerError(
+        "no", json.dumps({"kind": "invalid", "message": "no", "details": {"reason": reason}})
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "denies", "ended"),
+    [
+        (flight.FlightUnauthenticatedError("no"), True, False),
+        (flight.FlightUnavailableError("SSL: certificate verify failed"), True, False),
+        (error_of_daemon("unauthenticated"), True, False),
+        (error_of_daemon("role"), True, False),
+        (error_of_daemon("disagree"), False, False),
+        (flight.FlightServerError("no", b"not JSON"), False, False),
+        (flight.FlightUnavailableError("failed to connect to all addresses; Connection refused"), False, True),
+        (flight.FlightTimedOutError("deadline"), False, False),
+        (ValueError("not this table"), False, False),
+    ],
+)
+def test_a_peer_that_denies_us_lives_and_says_so_once(
+    error: Exception, denies: bool, ended: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = Answering(error)
+    for _ in range(3):
+        assert peer._look() is not ended
+    assert peer.told == [(None, ended)] * 3
+    assert (peer.denies, peer.refusal is not None) == (denies, denies)
+    assert len(caplog.records) == (not isinstance(error, flight.FlightTimedOutError) and not ended)
+    assert ("while it does not let us in it keeps its regions" in caplog.text) == denies
+    if denies:
+        peer.answer = REGIONS
+        assert peer._look()
+        assert (peer.denies, peer.refusal) == (False, None)
+
+
+def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
+    peer = Answering(flight.FlightUnauthenticatedError("no"))
+    nothing: Any = None  # it asks the table for nothing before it is started
+    balancer = Balancer(nothing, "grpc://127.0.0.1:2", [peer.endpoint], FakeClock())
+    peer._seen = balancer._seen
+    balancer._watch.answered(peer.endpoint, Answer({REGION: 4}))
+    for _ in range(2 * SILENCES):
+        assert peer._look()
+    assert balancer.served_elsewhere(REGION) == (peer.endpoint, 4)
+    peer.answer = flight.FlightUnavailableError("failed to connect to all addresses; Connection refused")
+    for _ in range(REFUSALS):
+        assert not peer._look()
+    assert balancer.served_elsewhere(REGION) is None
+
+
+class Stating(flight.FlightServerBase):
+    """Answers each action with what it was given, as a daemon would."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.answer = answer
+
+    def do_action(self, _context: Any, _action: Any) -> Iterator[bytes]:
+        yield json.dumps(self.answer).encode()
+
+
+@contextmanager
+def stating(**answer: Any) -> Iterator[str]:
+    """The endpoint of a daemon that answers so."""
+    with Stating(REGIONS | answer) as server:
+        yield f"grpc://127.0.0.1:{server.port}"
+
+
+@pytest.mark.parametrize("stated", ["9.0", "nine"])
+def test_a_daemon_of_another_table_at_a_port_that_is_used_again_ends_nobody(stated: str) -> None:
+    with stating(protocol=stated) as ours, stating(protocol=stated, table="other") as others, stating() as known:
+        refuse_other_protocols([others, known], Access(), "t")
+        with pytest.raises(Invalid, match=f"the daemon at {ours} "):
+            refuse_other_protocols([others, ours], Access(), "t")

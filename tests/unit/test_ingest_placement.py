@@ -113,6 +113,34 @@ def test_a_peer_that_looks_at_us_is_alive_unless_nobody_listens_there() -> None:
     assert list(decide(ME, [of(PEER)], {}, watch, (), 60.0).claim) == [of(PEER)]
 
 
+def test_a_peer_that_denies_us_keeps_what_it_had_until_it_refuses_or_is_silent() -> None:
+    watch = Watch([PEER])
+    assert not watch.denied(PEER)
+    assert not watch.known(), "it may have any region"
+    watch.answered(PEER, Answer({of(ME): 3, of(PEER): 1}))
+    for _ in range(10):
+        assert not watch.denied(PEER)
+        watch.silent(PEER)
+    assert watch.state(PEER) == "denied"
+    assert (watch.answers(PEER), watch.sees(PEER), watch.sees_all()) == (True, False, False)
+    assert watch.misses_any(), "it may have taken ours"
+    assert watch.owner(of(PEER)) == (PEER, 1, False)
+    assert of(ME) not in decide(ME, REGIONS, {}, watch, (), 0.0).claim
+    for _ in range(2):
+        watch.refused(PEER)
+    assert watch.state(PEER) == "ended"
+    assert list(decide(ME, REGIONS, {}, watch, (), 0.0).claim) == REGIONS
+    assert watch.denied(PEER), "it was started again"
+    assert (watch.state(PEER), watch.known(), watch.owner(of(PEER))) == ("denied", True, None)
+    assert of(PEER) not in decide(ME, REGIONS, {}, watch, (), 0.0).claim
+    for _ in range(3):
+        watch.silent(PEER)
+    assert watch.state(PEER) == "silent"
+    assert list(decide(ME, REGIONS, {}, watch, (), 0.0).claim) == REGIONS
+    watch.answered(PEER, Answer())
+    assert (watch.state(PEER), watch.sees_all(), watch.misses_any()) == ("serving", True, False)
+
+
 def test_a_region_that_is_lost_again_and_again_is_left_alone_for_longer() -> None:
     patience, now, pauses = Patience(), 0.0, []
     for _ in range(12):
@@ -152,6 +180,7 @@ class World:
         self.epochs = dict.fromkeys(self.regions, 0)
         self.daemons: dict[str, Daemon] = {}
         self.broken: set[tuple[str, str]] = set()
+        self.denied: set[tuple[str, str]] = set()
         self.claims = 0
         for endpoint in ENDPOINTS[:daemons]:
             self.start(endpoint)
@@ -202,13 +231,15 @@ class World:
             daemon.watch.refused(peer)
         elif other.frozen or (daemon.endpoint, peer) in self.broken:
             daemon.watch.silent(peer)
+        elif (daemon.endpoint, peer) in self.denied:
+            daemon.watch.denied(peer)
         else:
             other.watch.heard(daemon.endpoint, self.now)
             daemon.watch.answered(peer, Answer(dict(other.ours)))
 
     def ask(self, daemon: Daemon, region: UUID, owner: str) -> bool:
         other = self.daemons.get(owner)
-        if other is None or not other.running or other.frozen or (daemon.endpoint, owner) in self.broken:
+        if other is None or not other.running or other.frozen or (daemon.endpoint, owner) in self.broken | self.denied:
             return False
         other.watch.heard(daemon.endpoint, self.now)
         if not agrees(region, daemon.endpoint, owner, other.watch, self.now):
@@ -282,3 +313,27 @@ def test_two_that_do_not_see_each_other_do_not_fight_for_ever(one_way: bool) -> 
     claims = world.claims
     world.run(100)
     assert world.claims - claims <= 8 * (100 / AWAY_MOST + 2) * 2
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+def test_two_that_deny_each_other_access_take_nothing_from_each_other(one_way: bool) -> None:
+    """As while a token is replaced at one of them and not yet at the other."""
+    world = World(1, daemons=2, regions=8)
+    world.run(10)
+    world.denied = {(ME, PEER)} if one_way else {(ME, PEER), (PEER, ME)}
+    claims, having = world.claims, {each.endpoint: dict(each.ours) for each in world.daemons.values()}
+    world.run(100)
+    assert world.claims == claims
+    assert {each.endpoint: each.ours for each in world.daemons.values()} == having
+    world.daemons[PEER].running, world.daemons[PEER].ours = False, {}
+    world.run(5)
+    assert set(world.daemons[ME].ours) == set(world.regions), "it has ended, which a refused connection says"
+    world.start(PEER)
+    world.run(100)
+    world.denied.clear()
+    world.run(2 * AWAY_MOST)
+    claims = world.claims
+    world.run(20)
+    assert world.claims == claims
+    for region in world.regions:
+        assert [each.endpoint for each in world.daemons.values() if region in each.ours] == [target(region, (ME, PEER))]

@@ -51,6 +51,10 @@ def test_who_states_no_version_is_the_oldest(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_version_that_is_none_is_refused(told: Any) -> None:
     with pytest.raises(Invalid, match="not a version of memwal's protocol"):
         expect_caller(told)
+    refusal = refusal_of_daemon({"protocol": told, "table": "t", "id": "i"}, "grpc://a:1")
+    assert refusal is not None
+    assert refusal.details == {"reason": "protocol", "table": "t", "id": "i"}
+    assert str(refusal).startswith("the daemon at grpc://a:1 answers protocol = ")
 
 
 def test_a_call_that_a_daemon_does_not_know_says_what_to_upgrade() -> None:
