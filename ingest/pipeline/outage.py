@@ -72,6 +72,10 @@ class Outage:
         """Note that the source answers."""
         if self._since is not None:
             _LOG.warning("%s: the source answers again", self._table)
-        self._since = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the outage: a pause ends the wait for the source, which is not asked while it lasts."""
+        self._since = self._next = None
         self._backoff.reset()
         self._health.release(_HELD)

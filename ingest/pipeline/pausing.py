@@ -12,13 +12,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memwal import wal
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.rpc.pauses import PauseWatch, text_of
+from memwal.ingest.rpc.pauses import PauseWatch, What, text_of
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.threads import Periodic
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+_LOG = logging.getLogger("memwal.pauses")
 Write = Callable[["DataFrame", int], None]
 _LOOK_EVERY = 0.5
 """Seconds between two looks whether the last look at storage is still recent."""
@@ -108,6 +110,16 @@ class Pausing:
     def stop(self) -> None:
         """End the thread."""
         self._looks.stop()
+
+    def held(self, what: What) -> Mapping[str, Any] | None:
+        """Return the pause of `what`, None if there is none; that of the last look if storage does not answer now: what
+        a run does only once must not be left out for that.
+        """
+        try:
+            return self.watch.look().get(what)
+        except wal.WalError as error:
+            _LOG.warning("cannot look whether %s are paused, going by the last look: %s", what, error)
+            return self.watch.last.get(what)
 
     @property
     def told(self) -> str | None:

@@ -128,7 +128,7 @@ class PipelineStream:
         self._show()
         self._progress.phase("flushing")
         self._services.owner.table.flush()
-        held = self._pausing.watch.look().get("commits")
+        held = self._pausing.held("commits")
         if held is not None:
             self._progress.phase(f"{text_of('commits', held)}; the rows stay in SSTs, where reads find them")
             return
@@ -162,6 +162,7 @@ class PipelineStream:
 
     def _stand_still(self, told: str) -> None:
         self._pausing.stands = True
+        self._outage.forget()
         self._pages.health.release("starting")
         self._progress.phase(told)
 

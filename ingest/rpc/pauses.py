@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 from memwal.wal import Clock, Ids, ObjectStore, SystemIds, WalOptions
 from memwal.wal.layout import paused_key
+from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
 
 _LOG = logging.getLogger("memwal.pauses")
@@ -63,10 +64,13 @@ class Pauses:
         """`options`: how long storage is tried."""
         self._store, self._clock, self._ids = store, clock, ids or SystemIds()
         self._options = options or WalOptions()
+        self._reads = with_retried_reads(store, clock, self._options)
 
-    def now(self) -> dict[str, Any]:
-        """Return what is paused, as `Paused`. Asks storage, for one small object each."""
-        found = {what: self._read(what) for what in WHATS}
+    def now(self, *, patient: bool = True) -> dict[str, Any]:
+        """Return what is paused, as `Paused`. Asks storage, for one small object each. `patient`: try again while it
+        does not answer.
+        """
+        found = {what: self._read(what, patient=patient) for what in WHATS}
         return {what: pause.told() for what, pause in found.items() if pause is not None}
 
     def pause(self, what: What, by: str, reason: str = "") -> tuple[Pause, bool]:
@@ -83,8 +87,8 @@ class Pauses:
             self._store.delete(paused_key(what))
         return found
 
-    def _read(self, what: What) -> Pause | None:
-        data = self._store.get(paused_key(what))
+    def _read(self, what: What, *, patient: bool = True) -> Pause | None:
+        data = (self._reads if patient else self._store).get(paused_key(what))
         return None if data is None else _parsed(data)
 
 
@@ -99,8 +103,7 @@ class PauseWatch:
         self.pauses, self._clock, self._every = pauses, clock, every
         self._looking = threading.Lock()
         self._looked = float("-inf")
-        self.last: Paused = {}
-        """What was paused at the last look; nothing before the first."""
+        self._last: Paused | None = None
 
     @classmethod
     def of(cls, store: ObjectStore, clock: Clock, ids: Ids, options: WalOptions) -> PauseWatch:
@@ -108,17 +111,31 @@ class PauseWatch:
         every = LOOK_EVERY_REMOTE if store.remote else LOOK_EVERY
         return cls(Pauses(store, clock, ids, options), clock, every)
 
+    @property
+    def last(self) -> Paused:
+        """What was paused at the last look that succeeded; nothing before the first."""
+        return self._last or {}
+
     def recent(self) -> Paused:
-        """Return what is paused; look at storage unless the last look is recent. Raises: wal errors."""
+        """Return what is paused; look at storage unless the last look is recent. Raises: wal errors.
+
+        Nothing counts as not paused before a look has succeeded. After it, a look that fails is repeated as late as one
+        that succeeds, and what was paused counts on.
+        """
+        if self._last is None:
+            return self.look()
         if self._clock.monotonic() - self._looked >= self._every:
-            self.look()
-        return self.last
+            return self._look(patient=False)
+        return self._last
 
     def look(self) -> Paused:
         """Look at storage now, and return what is paused. Raises: wal errors."""
+        return self._look(patient=True)
+
+    def _look(self, *, patient: bool) -> Paused:
         with self._looking:
-            self._looked, before = self._clock.monotonic(), self.last  # looked at again later also after an error
-            self.last = now = self.pauses.now()
+            self._looked, before = self._clock.monotonic(), self.last
+            self._last = now = self.pauses.now(patient=patient)
         for what in now.keys() - before.keys():
             _LOG.info("%s", text_of(what, now[what]), extra={"event": "paused"})
         for what in before.keys() - now.keys():
@@ -128,7 +145,8 @@ class PauseWatch:
 
 def text_of(what: str, told: Mapping[str, Any]) -> str:
     """Return one line: what is paused, since when, by whom and why."""
-    at = f" since {datetime.fromtimestamp(told['since'], UTC):%Y-%m-%d %H:%M:%S} UTC" if told["since"] else ""
+    since = _date(told["since"])
+    at = f" since {since:%Y-%m-%d %H:%M:%S} UTC" if since is not None else ""
     by = f" by {told['by']}" if told["by"] else ""
     reason = f": {told['reason']}" if told["reason"] else ""
     return f"{what} {'are' if what == 'commits' else 'is'} paused{at}{by}{reason}"
@@ -142,6 +160,15 @@ def merged(found: list[Paused]) -> dict[str, Any]:
 def _parsed(data: bytes) -> Pause:
     try:
         found = json.loads(data)
-        return Pause(float(found["since"]), str(found["by"]), str(found["reason"]), str(found["id"]))
-    except (ValueError, KeyError, TypeError):
+        since = 0.0 if _date(found["since"]) is None else float(found["since"])
+        return Pause(since, str(found["by"]), str(found["reason"]), str(found["id"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Pause(0.0, "", "its note beside the table cannot be read", "")
+
+
+def _date(since: Any) -> datetime | None:
+    """Return the date of a unix time in seconds; None for 0, and for what is no date, as others write notes too."""
+    try:
+        return datetime.fromtimestamp(float(since), UTC) if since else None
+    except (ValueError, TypeError, OverflowError, OSError):
+        return None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from memwal.ingest.errors import SILENT, Invalid, Unavailable
 from memwal.ingest.ops.health import Health
 from memwal.ingest.pipeline.outage import PAUSE_MOST, Outage
+from memwal.ingest.pipeline.stream import PipelineStream
 from tests.support.clock import FakeClock
 
 SILENCE = Unavailable("source: Kafka does not answer: no; run it again", {"reason": SILENT})
@@ -50,6 +54,26 @@ def test_a_source_that_answers_again_has_all_the_time_again() -> None:
         assert health.reasons() != []
         found.look(status)
         assert health.reasons() == []
+
+
+def test_the_time_of_a_pause_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    found, health, clock = outage(100.0)
+    found.failed(SILENCE)
+    found.forget()
+    assert (found.waits, found.due, health.reasons()) == (False, False, [])
+    clock.advance(1000.0)
+    found.failed(SILENCE)
+    assert "answers again" not in caplog.text
+
+
+def test_a_pipeline_that_is_paused_forgets_its_outage() -> None:
+    found, health, _ = outage(100.0)
+    found.failed(SILENCE)
+    stream: Any = PipelineStream.__new__(PipelineStream)  # without Spark
+    stream._outage, stream._pausing, said = found, SimpleNamespace(stands=False), list[str]()
+    stream._pages, stream._progress = SimpleNamespace(health=health), SimpleNamespace(phase=said.append)
+    stream._stand_still("ingestion is paused")
+    assert (stream._pausing.stands, said, health.reasons(), found.due) == (True, ["ingestion is paused"], [], False)
 
 
 @pytest.mark.parametrize("error", [Invalid("wrong"), Unavailable("a daemon", {"reason": "lost"})])

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.pipeline.pausing import Gate
-from memwal.ingest.rpc.pauses import LOOK_EVERY, Pauses, PauseWatch, merged, text_of
+from memwal.ingest.pipeline.pausing import Gate, Pausing
+from memwal.ingest.rpc.pauses import LOOK_EVERY, Paused, Pauses, PauseWatch, merged, text_of
+from memwal.ingest.settings.load import Settings
 from memwal.wal import PutOutcome, StoreUnavailable, WalOptions
 from memwal.wal.layout import paused_key
-from tests.conftest import wait_until
+from tests.conftest import PATIENCE, wait_until
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
 
@@ -52,7 +54,7 @@ def test_storage_that_does_not_answer_pauses_nothing(store: MemoryStore, monkeyp
     assert Pauses(store, FakeClock()).now() == {}
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"since": "noon"}'])
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"since": "noon"}', b"[" * 100_000])
 def test_a_note_that_cannot_be_read_pauses_and_can_be_removed(store: MemoryStore, data: bytes) -> None:
     store.put(paused_key("ingestion"), data)
     pauses = Pauses(store, FakeClock())
@@ -60,6 +62,17 @@ def test_a_note_that_cannot_be_read_pauses_and_can_be_removed(store: MemoryStore
     assert text_of("ingestion", told) == "ingestion is paused: its note beside the table cannot be read"
     assert pauses.resume("ingestion") is not None
     assert pauses.now() == {}
+
+
+@pytest.mark.parametrize("since", ["NaN", "Infinity", "-Infinity", "1e300", "1e17", "1" + "0" * 400, '"noon"', "null"])
+def test_a_time_that_is_none_is_left_out(store: MemoryStore, since: str) -> None:
+    """Everybody may write a note; who tells of it is the main thread of a run."""
+    note = f'{{"since": {since}, "by": "one@here", "reason": "moved", "id": "a"}}'
+    store.put(paused_key("ingestion"), note.encode())
+    told = Pauses(store, FakeClock()).now()["ingestion"]
+    assert told == {"since": 0.0, "by": "one@here", "reason": "moved"}
+    said = "ingestion is paused by one@here: moved"
+    assert text_of("ingestion", told) == text_of("ingestion", told | {"since": float("inf")}) == said
 
 
 def test_a_pause_is_told_in_one_line() -> None:
@@ -84,19 +97,100 @@ def test_storage_is_looked_at_only_so_often(store: MemoryStore, caplog: pytest.L
     assert [record.event for record in caplog.records] == ["paused", "resumed"]  # type: ignore[attr-defined]
 
 
-def test_storage_that_fails_is_asked_no_more_often(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = FakeClock(), list[str]()
+class Failing:
+    """Storage whose next `reads` fail; any number once it is `away`."""
 
-    def away(key: str) -> bytes:
-        asked.append(key)
-        raise StoreUnavailable("away")
+    def __init__(self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads, self.away, self.asked, self._get = 0, False, 0, store.get
+        monkeypatch.setattr(store, "get", self._read)
 
-    monkeypatch.setattr(store, "get", away)
+    def _read(self, key: str) -> bytes | None:
+        self.asked += 1
+        if self.away or self.reads:
+            self.reads -= not self.away
+            raise StoreUnavailable("away")
+        return self._get(key)
+
+
+@pytest.fixture
+def failing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Failing:
+    return Failing(store, monkeypatch)
+
+
+def test_storage_that_fails_is_asked_no_more_often(store: MemoryStore, failing: Failing) -> None:
+    clock = FakeClock()
+    Pauses(store, clock).pause("commits", "one@here")
     watch = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    assert list(watch.recent()) == ["commits"]
+    clock.advance(LOOK_EVERY)
+    failing.away, failing.asked = True, 0
     with pytest.raises(StoreUnavailable):
         watch.recent()
-    assert watch.recent() == {}
-    assert len(asked) == 1
+    assert list(watch.recent()) == ["commits"], "what was paused counts on"
+    assert failing.asked == 1
+
+
+def test_nothing_counts_as_not_paused_before_storage_has_said_so(store: MemoryStore, failing: Failing) -> None:
+    """A daemon that starts while storage hiccups does not commit a table whose commits are paused."""
+    clock = FakeClock()
+    Pauses(store, clock).pause("commits", "one@here")
+    watch = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    failing.away = True
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            watch.recent()
+        assert watch.last == {}
+    failing.away = False
+    assert list(watch.recent()) == ["commits"]
+    failing.reads = 2
+    other = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    assert list(other.recent()) == ["commits"], "it is asked again at once"
+    assert failing.reads == 0
+
+
+def test_who_asks_during_the_first_look_waits_for_it(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, began, go_on = FakeClock(), threading.Event(), threading.Event()
+    Pauses(store, clock).pause("commits", "one@here")
+    get = store.get
+
+    def slow(key: str) -> bytes | None:
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return get(key)
+
+    monkeypatch.setattr(store, "get", slow)
+    watch, told = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY), list[Paused]()
+    asking = [threading.Thread(target=lambda: told.append(watch.recent())) for _ in range(2)]
+    asking[0].start()
+    assert began.wait(PATIENCE)
+    asking[1].start()
+    asking[1].join(0.05)
+    go_on.set()
+    for each in asking:
+        each.join()
+    assert [list(each) for each in told] == [["commits"], ["commits"]]
+
+
+def test_a_run_that_ends_commits_by_its_last_look_if_storage_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings.model_validate({"table": {"uri": str(tmp_path / "rows.lance")}})
+    pausing = Pausing(settings, {}, FakeClock())
+    pauses = pausing.watch.pauses
+    assert pausing.held("commits") is None
+    real = pauses.now
+
+    def away(**_: Any) -> dict[str, Any]:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(pauses, "now", away)
+    assert pausing.held("commits") is None, "it commits"
+    assert "cannot look whether commits are paused, going by the last look: away" in caplog.text
+    monkeypatch.setattr(pauses, "now", real)
+    pauses.pause("commits", "one@here")
+    assert pausing.held("commits") == pausing.watch.last["commits"]
+    monkeypatch.setattr(pauses, "now", away)
+    assert pausing.held("commits") == pausing.watch.last["commits"]
 
 
 def test_what_one_daemon_has_seen_counts() -> None:
