@@ -138,20 +138,23 @@ class Router:
             return connection
 
     def describe(self, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
-        """Return the table's description by the first daemon that answers. Raises: the last error if none does."""
+        """Return the table's description by the first daemon that answers. Raises: if none does, the error of one that
+        refuses us, else the last one.
+        """
         connections = list(self._connections.values())
         if len(connections) == 1:
             return self._described(connections[0], request, patience)
         within = DESCRIBE_TIMEOUT if patience is None else patience
         asked = [self._pool.submit(self._described, each, request, within) for each in connections]
-        error: BaseException | None = None
+        errors = list[BaseException]()
         for answered in as_completed(asked):
-            error = answered.exception()
-            if error is None:
+            if (error := answered.exception()) is None:
                 return answered.result()
-        assert error is not None
-        if isinstance(error, MemWalError) and error.details.get("reason") in (UNAUTHENTICATED, PROTOCOL):
-            raise error
+            errors.append(error)
+        for error in errors:  # what those say that have ended tells nothing
+            if self._speaks_otherwise(error) or getattr(error, "details", {}).get("reason") == UNAUTHENTICATED:
+                raise error
+        error = errors[-1]
         raise Unavailable(f"no daemon answers at {', '.join(self.endpoints)}: {error}", getattr(error, "details", {}))
 
     def owners(self, regions: Iterable[str]) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -224,6 +224,13 @@ def test_the_first_that_answers_describes_the_table() -> None:
     assert (router.table, router.regions) == ("t", ("r0", "r1"))
     with pytest.raises(Unavailable, match=f"no daemon answers at {A}, {C}"):
         Daemons().router(A, C)
+
+
+@pytest.mark.parametrize("reason", ["unauthenticated", "protocol"])
+@pytest.mark.parametrize("order", [(A, B, C), (B, A, C), (B, C, A)])
+def test_that_a_daemon_refuses_us_is_told_before_that_others_are_not_there(reason: str, order: Sequence[str]) -> None:
+    with pytest.raises(Invalid, match="refused"):
+        Daemons(a=Invalid("refused", {"reason": reason})).router(*order)
 
 
 def test_a_daemon_of_another_table_is_refused() -> None:
