@@ -45,7 +45,7 @@ def backup(
     """Copy the table to `dest`, beside running writers, and print what the copy holds.
 
     `options`: storage options of `dest`, NAME=VALUE. Raises: Invalid if the table does not exist or `dest` is not
-    empty; Unavailable; wal and flush errors.
+    empty; Corrupted if the table is damaged; Unavailable; wal and flush errors.
     """
     (base, store), limits = open_base(settings, environ), _limits(settings)
     place = wal.open_store(dest, _options(settings, environ, dest, options), put_timeout=limits.put_timeout)
