@@ -273,7 +273,7 @@ def test_files_are_checked_before_anything_is_claimed(
         ran = cli("doctor", config)
         assert ran.code != 0
         assert re.search(said, " ".join((ran.out + ran.err).split())), ran
-        ran = cli("serve", config)
+        ran = cli("serve", config, process=True, timeout=PATIENCE)  # which would serve for ever
         assert (ran.code, len(ran.error_lines)) == (2, 1), ran
         assert re.search(said, ran.err), ran
         assert not Path(uri).exists()
