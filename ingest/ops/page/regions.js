@@ -11,6 +11,7 @@ const STATES = {
   "no owner": "no owner",
   draining: "ending",
   silent: "does not answer",
+  denied: "refuses our token or certificate",
   ended: "dead",
   unknown: "not seen yet",
 };
@@ -24,6 +25,7 @@ const SEVERITY = {
   poisoned: "bad",
   "no owner": "bad",
   silent: "bad",
+  denied: "bad",
   ended: "bad",
 };
 
