@@ -13,15 +13,16 @@ and treats workers on the same host like any peer. The supervisor serves nothing
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import suppress
 
 from memwal.ingest.daemon.child import ChildDaemon, how_it_ended, start_child
 from memwal.ingest.daemon.restarts import Restarts
-from memwal.ingest.errors import Invalid, MemWalError
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.settings import endpoints as addresses
 from memwal.ingest.settings.load import Settings
 from memwal.wal import Clock
@@ -54,15 +55,26 @@ def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
     return configured
 
 
+_LOWEST_PORT, _PORTS = 20_000, 12_000
+
+
 def ports_of(host: str, first: int, workers: int) -> list[int]:
-    """Return the workers' ports: from `first` on, or any free ones if it is 0."""
+    """Return the workers' ports: from `first` on, or free ones if it is 0, below those that connections get:
+    a worker listens some seconds later.
+    """
     if first:
         return [first + number for number in range(workers)]
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(workers)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    found: list[int] = []
+    with socket.socket() as probe:
+        probe.bind((host, 0))  # raises for a wrong host
+    for number in range(_PORTS):
+        port = _LOWEST_PORT + (os.getpid() * workers + number) % _PORTS
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            found.append(port)
+        if len(found) == workers:
+            return found
+    raise Unavailable(f"{host}: no {workers} ports from {_LOWEST_PORT} on are free; set daemon.port")
 
 
 class Supervisor:
