@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
@@ -14,6 +15,7 @@ import lance
 import lancedb
 import pyarrow as pa
 import pyarrow.parquet
+import pytest
 
 import memwal
 from memwal import flush, wal
@@ -43,15 +45,34 @@ def clean(uri: str) -> None:
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_a_load_in_the_command_line(
+@dataclass(frozen=True)
+class Loaded:
+    """A table whose rows were in the log, in an SST and in the base, with two files loaded over them."""
+
+    config: Path
+    uri: str
+    one: Path
+    """The first of the files."""
+    dry: Any
+    """The dry run before the load."""
+    done: Any
+
+    @property
+    def version(self) -> int:
+        """The version that the load says it made."""
+        return int(self.done.out.partition("as version ")[2].partition(" ")[0])
+
+
+@pytest.fixture
+def loaded(
     cli: Callable[..., Any],
     small_config: Callable[..., Path],
     open_small: Callable[..., Any],
     uri: str,
     made: Made,
     tmp_path: Path,
-) -> None:
-    """Rows in the log, in an SST and in the base are all older than the load, and replaced."""
+) -> Loaded:
+    """Rows of every level, and the load, whose token is "books 1"."""
     config = small_config()
     with open_small() as table:
         table.put(made.rows(range(20)))
@@ -64,76 +85,70 @@ def test_a_load_in_the_command_line(
     one = written(tmp_path / "1.parquet", made.table(range(35, 400), 3))
     two = written(tmp_path / "2.parquet", made.table([0, 1, 399], 4))
     dry = cli("load", config, one, two, "--dry-run")
-    assert (dry.code, dry.out) == (
-        0,
-        (
-            f"would load 367 rows into {uri}, 1 row left out, whose keys other rows of the files have "
-            f"(token {dry.out.rpartition('token ')[2]}"
-        ),
-    )
     assert lance.dataset(uri).count_rows() == 20
-    done = cli("load", config, tmp_path / "[12].parquet", "--token", "books 1")
-    assert done.code == 0
+    return Loaded(config, uri, one, dry, cli("load", config, tmp_path / "[12].parquet", "--token", "books 1"))
+
+
+def test_a_load_tells_what_it_does_and_replaces_rows_of_every_level(loaded: Loaded, made: Made) -> None:
+    dry, done = loaded.dry, loaded.done
+    assert (dry.code, done.code) == (0, 0)
+    assert dry.out.startswith(
+        f"would load 367 rows into {loaded.uri}, 1 row left out, whose keys other rows of the files have (token sha256:"
+    )
     assert done.out.startswith(
         "loaded 361 rows inserted, 6 rows replaced, 1 row left out, whose keys other rows of the files have as version "
     )
     assert done.out.endswith(" s (token books 1)\n")
-    assert done.err.splitlines() == [
-        "checked 368 rows of 2 files",
-        "committing what was put before",
-        "merging",
-        "indexes",
-    ]
+    steps = ["checked 368 rows of 2 files", "committing what was put before", "merging", "indexes"]
+    assert done.err.splitlines() == steps
     wanted = {
         id: f"row {id} v{version}"
         for first, last, version in ((2, 10, 0), (10, 20, 1), (20, 35, 2), (35, 399, 3))
         for id in range(first, last)
     } | {id: f"row {id} v4" for id in (0, 1, 399)}
-    with memwal.open(uri, read_only=True) as table:
+    with memwal.open(loaded.uri, read_only=True) as table:
         assert names(table) == names(table, "committed") == wanted
         assert table.get([0]).to_pylist()[0]["name"] == "row 0 v4"
         row = made.row(200, 3)
         assert table.search("vector", row["vector"], k=1, columns=["id"])["id"].to_pylist() == [200]
         assert 200 in table.match("body", row["body"], k=400, columns=["id"])["id"].to_pylist()
         assert table.count(f"price = {row['price']}") >= 1
-    version = lance.dataset(uri).version
-    again = cli("load", config, one, "--token", "books 1")
-    loaded_in = int(done.out.partition("as version ")[2].partition(" ")[0])
+
+
+def test_a_load_is_done_once_per_token_and_what_a_killed_one_left_is_done(
+    loaded: Loaded, cli: Callable[..., Any]
+) -> None:
+    version, arguments = lance.dataset(loaded.uri).version, ("load", loaded.config, loaded.one, "--token", "books 1")
+    again = cli(*arguments)
     assert (again.code, again.err) == (0, "")
     assert again.out == (
-        f"already loaded in version {loaded_in} of {uri} (token books 1); nothing was done. To load the files again, "
-        "give another --token\n"
+        f"already loaded in version {loaded.version} of {loaded.uri} (token books 1); nothing was done. To load the "
+        "files again, give another --token\n"
     )
-    assert lance.dataset(uri).version == version
-    finished: list[int] = []
+    assert lance.dataset(loaded.uri).version == version
+    told = json.loads(cli(*arguments, "--json").out)
+    assert told == {"token": "books 1", "already": True, "loaded_in": loaded.version}
+    finished, load = list[int](), flush.load
 
     def watched(*given: Any, **options: Any) -> flush.LoadReport:
         finished.append(given[3].number)
         return load(*given, **options)
 
-    load = flush.load
     with patch.object(flush, "load", watched):
-        cli("load", config, one, "--token", "books 1")
-    assert finished == [0], "what an attempt that was killed left is done"
-    told = json.loads(cli("load", config, one, "--token", "books 1", "--json").out)
-    assert told == {"token": "books 1", "already": True, "loaded_in": loaded_in}
-    log = json.loads(cli("log", config, "--json").out)["versions"]
-    (actions,) = [each["actions"] for each in log if each["version"] == loaded_in]
+        cli(*arguments)
+    assert finished == [0], "without reading the files"
+    report = json.loads(cli(*arguments[:3], "--json").out)
+    counts = {"rows_inserted": 0, "rows_replaced": 365, "rows_read": 365, "rows_duplicate": 0, "already": False}
+    assert {name: report[name] for name in counts} == counts
+
+
+def test_the_log_names_a_load_and_verify_is_clean(loaded: Loaded, cli: Callable[..., Any]) -> None:
+    log = json.loads(cli("log", loaded.config, "--json").out)["versions"]
+    (actions,) = [each["actions"] for each in log if each["version"] == loaded.version]
     assert [action["action"] for action in actions] == ["insert", "update", "load"]
     assert (actions[-1]["token"], actions[-1]["load"]) == ("books 1", str(load_id("books 1")))
-    assert "load 'books 1'" in cli("log", config, env={"COLUMNS": "200"}).out
-    assert cli("verify", config, "--deep").code == 0
-    report = json.loads(cli("load", config, one, "--json").out)
-    counts = {
-        name: report[name] for name in ("rows_inserted", "rows_replaced", "rows_read", "rows_duplicate", "already")
-    }
-    assert counts == {
-        "rows_inserted": 0,
-        "rows_replaced": 365,
-        "rows_read": 365,
-        "rows_duplicate": 0,
-        "already": False,
-    }
+    assert "load 'books 1'" in cli("log", loaded.config, env={"COLUMNS": "200"}).out
+    assert cli("verify", loaded.config, "--deep").code == 0
 
 
 def test_wrong_input_is_one_line_and_exit_code_2(
