@@ -83,12 +83,12 @@ def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
 def _rows(body: pa.Buffer) -> pa.Table:
     """Return the rows of an IPC stream. Raises: Invalid for compressed ones, which few bytes may make gigabytes of."""
     for message in pa.ipc.MessageReader.open_stream(body):
-        if message.type in ("record batch", "dictionary") and is_compressed(message):
+        if message.type in ("record batch", "dictionary") and _is_compressed(message):
             raise Invalid("not a request of memwal: its rows are compressed; send them as they are")
     return pa.ipc.open_stream(body, options=_ALIGNED).read_all()
 
 
-def is_compressed(message: pa.ipc.Message) -> bool:
+def _is_compressed(message: pa.ipc.Message) -> bool:
     """Return whether the buffers of a record batch or dictionary are compressed. Source: Arrow's Message.fbs, where
     `header` is field 2 of a Message, `data` field 1 of a DictionaryBatch and `compression` field 3 of a RecordBatch.
     """
