@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,12 @@ import pyarrow.flight as flight
 
 from memwal.ingest.api.reads import READS
 from memwal.ingest.errors import Invalid
+from memwal.ingest.rpc.access_log import AccessLog
 from memwal.ingest.rpc.guard import Guard, role_of
-from memwal.ingest.rpc.roles import Role, permits
+from memwal.ingest.rpc.roles import Role
 from memwal.ingest.rpc.wire import explained
 from memwal.wal import Clock
 
-_LOG = logging.getLogger("memwal.access")
 _CALL_SHOWN = 60
 AUDITED = frozenset({"flush", "commit", "create_index", "drop_index", "release"})
 """Actions of admins that are logged; the others are looks of peers, several a second."""
@@ -34,30 +33,15 @@ class Permissions:
     """
 
     def __init__(self, guard: Guard, clock: Clock) -> None:
-        self._guard, self._clock = guard, clock
-        self._refused = float("-inf")
+        self._guard, self._log = guard, AccessLog(clock)
 
     def expect(self, context: flight.ServerCallContext, wanted: Role, call: str) -> None:
         """Raises: Invalid if the caller's token does not allow `call`. What admins do is logged."""
-        role = role_of(context, self._guard)
-        if not permits(role, wanted):
-            named = repr(call)[:_CALL_SHOWN]  # the caller's own words
-            self._tell_refused(named, role, context.peer())
-            raise Invalid(
-                f"the token has the role {role!r}, and {named} needs {wanted!r}; use a token with that role",
-                {"reason": "role", "role": role, "needs": wanted},
-            )
+        role, named = role_of(context, self._guard), repr(call)[:_CALL_SHOWN]  # the caller's own words
+        if (refused := self._log.refusal(role, wanted, named, context.peer())) is not None:
+            raise Invalid(refused, {"reason": "role", "role": role, "needs": wanted})
         if wanted == "admin" and call in AUDITED:
-            fields = {"event": "admin", "call": call, "peer": context.peer()}
-            _LOG.info("admin: %s by %s", call, context.peer(), extra=fields)
-
-    def _tell_refused(self, call: str, role: Role, peer: str) -> None:
-        """Log a refusal, one a second at most: callers must not fill the log."""
-        now = self._clock.monotonic()
-        if now - self._refused >= 1.0:
-            self._refused = now
-            fields = {"event": "refused", "call": call, "role": role, "peer": peer}
-            _LOG.warning("refused: %s by %s, whose token has the role %s", call, peer, role, extra=fields)
+            self._log.admin(call, context.peer())
 
 
 def role_for(action: str, request: Mapping[str, Any]) -> Role:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,15 +22,16 @@ from aiohttp import web
 from memwal.ingest.errors import Invalid
 from memwal.ingest.ops.answers import PATIENCE, in_a_thread, refusal, response
 from memwal.ingest.ops.pages import Act, Page
+from memwal.ingest.rpc.access_log import AccessLog
 from memwal.ingest.rpc.pauses import WHATS
-from memwal.ingest.rpc.roles import Role, permits
+from memwal.ingest.rpc.roles import Role
+from memwal.wal import SystemClock
 
 ROLE: web.RequestKey[Role | None] = web.RequestKey("role", object)  # type: ignore[arg-type]
 """The role of a request's caller, None for a wrong token, which only few paths take."""
 STATUSES = {"INVALID": 400, "UNAVAILABLE": 503, "UNKNOWN_OUTCOME": 503, "FENCED": 409}
 _FIELDS: Mapping[str, tuple[str, ...]] = {"/pause": ("what", "reason"), "/resume": ("what",)}
 """What the body may have, by path."""
-_LOG = logging.getLogger("memwal.access")
 
 
 class Actions:
@@ -41,7 +41,7 @@ class Actions:
         """`acts`: by path; called with the body and the caller's address, returns what was done."""
         self._acts = acts
         self._running: dict[str, tuple[Any, asyncio.Future[Page]]] = {}
-        self._refused = float("-inf")
+        self._log = AccessLog(SystemClock())
 
     def add_to(self, application: web.Application) -> None:
         """Add the paths."""
@@ -49,8 +49,8 @@ class Actions:
             application.router.add_post(path, partial(self._answered, path, act))
 
     async def _answered(self, path: str, act: Act, request: web.Request) -> web.StreamResponse:
-        refused = self._refusal(path, request)
-        if refused is not None:
+        call, peer = f"POST {path}", str(request.remote)
+        if (refused := self._log.refusal(request[ROLE], "admin", call, peer)) is not None:
             return refusal(403, "INVALID", refused, why="role")
         try:
             asked = await _asked(path, request)
@@ -59,29 +59,13 @@ class Actions:
         running = self._running.get(path)
         joined = running is not None and not running[1].done()
         if running is None or not joined:
-            peer = str(request.remote)
-            call = f"POST {path}"
-            _LOG.info("admin: %s by %s", call, peer, extra={"event": "admin", "call": call, "peer": peer})
+            self._log.admin(call, peer)
             running = asked, asyncio.wrap_future(in_a_thread(partial(_done, act, asked, peer), STATUSES))
             self._running[path] = running
         elif running[0] != asked:
             return refusal(429, "UNAVAILABLE", f"another {path} is running; ask again when it is done", "1")
         page = await asyncio.shield(running[1])
         return response(_joined(page) if joined else page)
-
-    def _refusal(self, path: str, request: web.Request) -> str | None:
-        """Return why the caller's token does not allow the action; log it, once a second at most."""
-        role = request[ROLE]
-        if role is not None and permits(role, "admin"):
-            return None
-        now = asyncio.get_running_loop().time()
-        if now - self._refused >= 1.0:
-            self._refused = now
-            fields = {"event": "refused", "call": f"POST {path}", "role": role, "peer": str(request.remote)}
-            _LOG.warning(
-                "refused: POST %s by %s, whose token has the role %s", path, request.remote, role, extra=fields
-            )
-        return f"the token has the role {role!r}, and POST {path} needs 'admin'; use a token with that role"
 
 
 def _done(act: Callable[..., Mapping[str, Any]], asked: Mapping[str, Any], peer: str) -> Page:
