@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from bisect import bisect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,7 @@ def test_a_filter_that_makes_values_of_any_size_is_refused_by_every_read(table: 
 
 def longest(chain: Callable[[int], str]) -> str:
     """The longest chain that is allowed."""
-    most = max(n for n in range(1, 500) if not depth.problem(chain(n), SCHEMA.names))
-    return chain(most)
+    return chain(bisect(range(1, 500), False, key=lambda n: bool(depth.problem(chain(n), SCHEMA.names))))
 
 
 def test_the_longest_chains_that_are_allowed_end_no_process(table: Any) -> None:
