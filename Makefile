@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run live broker check test simulate s3-server promtool kafka peers lint bench lock docs java browser clean
+.PHONY: help install run live broker check test test-all soak simulate s3-server promtool kafka peers lint bench lock docs java browser clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,6 +56,13 @@ broker: kafka ## a Kafka broker for the tutorial (configs/tutorial) at PORT=9092
 test: java browser $(STAMP) $(CLASSES) s3-server promtool kafka peers ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-all: test ## every test, then ten minutes of the soak
+	@$(MAKE) --no-print-directory soak MINUTES=10 ARGS=
+
+MINUTES ?= 60
+soak: java $(STAMP) $(CLASSES) s3-server kafka ## everything for MINUTES=60 with tiny limits, kills and faults of S3: nothing may grow or be lost; ARGS='--seed 2'
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 # What needs a server, Spark, or a process to kill is in the other folders; the S3 adapter's own tests need MinIO.
 check: $(STAMP) lint ## lint, types, and every test without a server, Spark or a kill: minutes

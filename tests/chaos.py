@@ -36,13 +36,16 @@ from tests.kafka_server import KafkaServer, Record, jars
 from tests.s3_place import Place, on_s3
 from tests.spark_cluster import quick
 
-TOPIC, PARTITIONS, REGIONS = "flights", 4, 4
+Sections = dict[str, dict[str, Any]]
+TOPIC, PARTITIONS, REGIONS = "topic", 4, 4
 CLUSTER = "local-cluster[2,1,1024]"
 """Spark's master: two executors, each a process of its own with one core."""
 PART = 2000
 """Records that are produced at once, and read by one micro-batch."""
 LONGEST = 1800.0
 """Seconds in which everything must be over."""
+_SHORTLY = 10.0
+"""Seconds in which what a process has started must have ended after it."""
 
 
 @dataclass
@@ -53,13 +56,20 @@ class Kept:
     env: dict[str, str]
     log: Path
     starts: int = 0
+    left: list[str] = field(default_factory=list)
+    """Names of processes below it that outlived it by `_SHORTLY` when it was closed."""
+    ends: list[int] = field(default_factory=list)
+    """Exit codes of those that ended otherwise than by `kill` and `close`."""
     process: subprocess.Popen[bytes] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> None:
         """Start it where it does not run."""
         with self.lock:
-            if self.process is None or self.process.poll() is not None:
+            if self.process is not None and self.process.poll() is not None:
+                self.ends.append(self.process.returncode)
+                self.process = None
+            if self.process is None:
                 with self.log.open("ab") as out:
                     self.process = subprocess.Popen(
                         self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -72,38 +82,126 @@ class Kept:
             if self.process is not None:
                 self.process.kill()
                 self.process.wait()
+                self.process = None
+
+    def signal(self, number: int) -> None:
+        """Send it a signal where it runs."""
+        with self.lock:
+            if self.process is not None:
+                self.process.send_signal(number)
 
     def executors(self) -> list[psutil.Process]:
         """Spark's executors below it."""
         found = []
-        with suppress(psutil.NoSuchProcess):
-            for each in psutil.Process(self.process.pid if self.process else -1).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    if any("CoarseGrainedExecutorBackend" in word for word in each.cmdline()):
-                        found.append(each)
+        for each in self.below():
+            with suppress(psutil.NoSuchProcess):
+                if any("CoarseGrainedExecutorBackend" in word for word in each.cmdline()):
+                    found.append(each)
         return found
 
-    def close(self, patience: float = 60.0) -> None:
-        """End it in order, and whatever is left of it."""
+    def below(self) -> list[psutil.Process]:
+        """What it has started, and what that has."""
+        process = self.process
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(process.pid).children(recursive=True) if process is not None else []
+        return []
+
+    def close(self, patience: float = 60.0) -> int:
+        """End it in order, and whatever is left of it; returns its exit code, which is negative where it was killed
+        after `patience` seconds.
+        """
         with self.lock:
             if self.process is None:
-                return
-            below = []
-            with suppress(psutil.NoSuchProcess):
-                below = psutil.Process(self.process.pid).children(recursive=True)
+                return 0
+            below = self.below()
             self.process.send_signal(signal.SIGTERM)
             try:
                 self.process.wait(patience)
+                self.left += _ended(below, _SHORTLY)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-            for each in below:
-                with suppress(psutil.NoSuchProcess):
+                _ended(below, 0.0)
+            code, self.process = self.process.returncode, None
+            return code
+
+
+def _ended(processes: Sequence[psutil.Process], within: float) -> list[str]:
+    """Kill those that do not end by themselves within so many seconds; returns their names."""
+    ends, left = time.monotonic() + within, list[str]()
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            while each.status() != psutil.STATUS_ZOMBIE:  # which nobody may reap where its parent has ended
+                if time.monotonic() > ends:
+                    left.append(each.name())
                     each.kill()
+                    break
+                time.sleep(0.05)
+    return left
 
 
-class Scene:
-    """Broker, topic, daemons and pipeline of one run below `directory`."""
+class Pipeline:
+    """Two daemons and a `memwal run` from a topic into one table, below `directory`; `look` starts what has ended."""
+
+    def __init__(
+        self, directory: Path, kafka: KafkaServer, place: Place, sections: Sections, *, master: str, part: int = PART
+    ) -> None:
+        """`sections`: of the configuration, beside those of the place, the source and the daemons. `part`: records of
+        a micro-batch at most.
+        """
+        self.directory, self.kafka, self.place, self.part = directory, kafka, place, part
+        self.config, self.checkpoint = directory / "memwal.toml", directory / "checkpoint"
+        self.topic, self.clustered = f"{TOPIC}-{directory.name}", not master.startswith("local[")
+        self.endpoints = spread(2, REGIONS)
+        self.config.write_text(toml(self._sections(sections, master)))
+        kafka.create_topic(self.topic, partitions=PARTITIONS)
+        self.daemons = [self._kept("serve", str(number), port=each) for number, each in enumerate(self.endpoints)]
+        self.run = self._kept("run", "run")
+
+    def _sections(self, sections: Sections, master: str) -> Sections:
+        source = {
+            "format": "kafka",
+            "brokers": self.kafka.brokers,
+            "topics": [self.topic],
+            "max_offsets_per_trigger": self.part,
+            "spark": {**quick(master), "spark.jars": ",".join(map(str, jars("connector")))},
+        }
+        ours: Sections = {
+            "table": self.place.section,
+            "regions": {"count": REGIONS},
+            "daemon": {"endpoints": self.endpoints},
+            "sink": {"checkpoint": str(self.checkpoint)},
+            "source": source,
+        }
+        return {name: {**ours.get(name, {}), **sections.get(name, {})} for name in {**ours, **sections}}
+
+    def _kept(self, command: str, name: str, port: str = "") -> Kept:
+        ports = {"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {}
+        env = environment({**self.place.environ, **ports})
+        words = [sys.executable, "-m", "memwal.ingest.cli.app", command, str(self.config)]
+        return Kept(words, env, self.directory / f"{command}-{name}.log")
+
+    def look(self) -> None:
+        """Start what does not run."""
+        for each in (*self.daemons, self.run):
+            each.look()
+
+    def finish(self) -> None:
+        """End the run, and let a last `memwal run --once` take what is left and commit it."""
+        self.run.close()
+        words = [*self.run.command, "--once"]
+        ended = subprocess.run(words, env=self.run.env, capture_output=True, text=True, timeout=LONGEST)
+        if ended.returncode:
+            raise AssertionError(f"the last run: exit code {ended.returncode}: {ended.stderr.strip()}")
+
+    def close(self) -> None:
+        """End every process."""
+        for each in (self.run, *self.daemons):
+            each.close(5.0)
+
+
+class Scene(Pipeline):
+    """Flights through such a pipeline."""
 
     def __init__(
         self,
@@ -116,38 +214,12 @@ class Scene:
         part: int = PART,
         place: Place | None = None,
     ) -> None:
-        self.directory, self.kafka, self.flights, self.append, self.part = directory, kafka, flights, append, part
-        self.place, self.config = place or Place(str(directory / "flights.lance")), directory / "flights.toml"
-        self.topic, self.clustered = f"{TOPIC}-{directory.name}", not master.startswith("local[")
-        self.endpoints = spread(2, REGIONS)
-        self.config.write_text(toml(self._sections(master)))
-        kafka.create_topic(self.topic, partitions=PARTITIONS)
-        self.daemons = [self._kept("serve", str(number), port=each) for number, each in enumerate(self.endpoints)]
-        self.run = self._kept("run", "run")
-
-    def _sections(self, master: str) -> dict[str, dict[str, Any]]:
-        columns = {each.name: str(each.type) for each in self.flights.schema}
-        key = {"append_only": True} if self.append else {"key": KEY}
-        return {
-            "table": {**key, **self.place.section, "columns": columns},
-            "regions": {"count": REGIONS},
-            "commit": {"interval": "2s"},
-            "daemon": {"endpoints": self.endpoints},
-            "sink": {"checkpoint": str(self.directory / "checkpoint")},
-            "source": {
-                "format": "kafka",
-                "brokers": self.kafka.brokers,
-                "topics": [self.topic],
-                "max_offsets_per_trigger": self.part,
-                "spark": {**quick(master), "spark.jars": ",".join(map(str, jars("connector")))},
-            },
-        }
-
-    def _kept(self, command: str, name: str, port: str = "") -> Kept:
-        ports = {"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {}
-        env = environment({**self.place.environ, **ports})
-        words = [sys.executable, "-m", "memwal.ingest.cli.app", command, str(self.config)]
-        return Kept(words, env, self.directory / f"{command}-{name}.log")
+        self.flights, self.append = flights, append
+        columns = {each.name: str(each.type) for each in flights.schema}
+        key = {"append_only": True} if append else {"key": KEY}
+        sections: Sections = {"table": {**key, "columns": columns}, "commit": {"interval": "2s"}}
+        place = place or Place(str(directory / "flights.lance"))
+        super().__init__(directory, kafka, place, sections, master=master, part=part)
 
     def produce(self) -> None:
         """Produce every event, a part at a time."""
@@ -156,18 +228,9 @@ class Scene:
             part = [Record(event.value, event.key) for event in events[at : at + self.part]]
             self.kafka.produce(self.topic, part)
 
-    def look(self) -> None:
-        """Start what does not run."""
-        for each in (*self.daemons, self.run):
-            each.look()
-
     def drain(self) -> None:
-        """Let a last `memwal run --once` take what is left, and end the daemons."""
-        self.run.close()
-        words = [*self.run.command, "--once"]
-        ended = subprocess.run(words, env=self.run.env, capture_output=True, text=True, timeout=LONGEST)
-        if ended.returncode:
-            raise AssertionError(f"the last run: exit code {ended.returncode}: {ended.stderr.strip()}")
+        """Let a last run take what is left, and end the daemons."""
+        self.finish()
         for each in self.daemons:
             each.close()
 
@@ -180,11 +243,6 @@ class Scene:
             raise AssertionError(difference(found, expected))
         return len(found)
 
-    def close(self) -> None:
-        """End every process."""
-        for each in (self.run, *self.daemons):
-            each.close(5.0)
-
 
 def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> str:
     """What is wrong with a table, in a line."""
@@ -196,7 +254,7 @@ def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> s
     return "; ".join([*lines, *list(missing)[:2], *list(more)[:2]])
 
 
-def victims(scene: Scene) -> dict[str, Callable[[], None]]:
+def victims(scene: Pipeline) -> dict[str, Callable[[], None]]:
     """Whom one can kill now, by name. A driver is let get as far as its executors: killed at every start, it would read
     nothing, and no executor be there to be killed.
     """

@@ -203,7 +203,8 @@ class FaultProxy:
         assert url.port
         self._server = (url.hostname, url.port)
         self._rules: list[_Rule] = []
-        self._log: list[Request] = []
+        self._log: dict[int, Request] = {}
+        self._entered = 0
         self._held: list[_Message] = []
         self._written: list[str] = []
         self._lock = threading.Lock()
@@ -267,7 +268,13 @@ class FaultProxy:
     def requests(self) -> list[Request]:
         """What came since the start or the last `forget`."""
         with self._lock:
-            return list(self._log)
+            return list(self._log.values())
+
+    def take(self) -> list[Request]:
+        """What came since the start or the last `take` or `forget`; empties the log, which else grows for ever."""
+        with self._lock:
+            taken, self._log = list(self._log.values()), {}
+        return taken
 
     def count(self, method: str = "", key: str = "") -> int:
         """Requests of `method` ("" for any) whose key has a match of the pattern `key`."""
@@ -350,13 +357,15 @@ class FaultProxy:
             return next((rule.fault for rule in self._rules if rule.takes(method, key)), Fault(""))
 
     def _enter(self, request: Request, number: int | None = None) -> int:
-        """Into the log: a new line, or line `number` again now that its end is known."""
+        """Into the log: a new line, or line `number` again now that its end is known, unless it was taken out."""
         with self._lock:
             if number is None:
-                self._log.append(request)
-            elif number < len(self._log):
+                self._entered += 1
+                number = self._entered
                 self._log[number] = request
-            return len(self._log) - 1
+            elif number in self._log:
+                self._log[number] = request
+            return number
 
     async def _ask(self, request: _Message) -> _Message:
         async with _connected(self._server) as (reader, writer):

@@ -1,11 +1,24 @@
-"""A process that puts, commits, collects and reads for long keeps no more files and threads than it began with."""
+"""A process that puts, commits, collects and reads for long keeps no more files and threads than it began with; where
+it does, the judge of `tests.soak` says so.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memwal
+from memwal import flush
+from tests.conftest import Made
+from tests.soak.bars import PROCESSES, value
+from tests.soak.samples import of_process
+from tests.soak.trends import Verdict, judge
 
 BATCHES, SAMPLES = 1800, 8
 DESCRIPTORS, THREADS, FILES = 40, 40, 400
@@ -22,3 +35,40 @@ def test_descriptors_threads_and_files_stay_where_they_were(tmp_path: Path) -> N
     for name, most in (("descriptors", DESCRIPTORS), ("threads", THREADS), ("files", FILES)):
         before, after = ([each[name] for each in some] for some in (samples[2:4], samples[-2:]))
         assert min(after) <= max(before) + most, samples  # files come and go in waves, with each collection
+
+
+FLUSHES = 80
+"""More than directories of SSTs whose descriptors a local store keeps."""
+
+
+def flushes(table: Any, made: Made, first: int) -> Verdict:
+    """The descriptors of this process over so many flushes, held against the soak's bar for daemons. A flush stands for
+    10 s.
+    """
+    samples = []
+    for number in range(first, first + FLUSHES):
+        table.put(made.table([number % 10], number))
+        table.flush()
+        samples += of_process(10.0 * number, "daemon", 1, os.getpid())
+    table.commit()
+    points = [(sample.at, value(sample, "descriptors")) for sample in samples]
+    return judge("descriptors", points, PROCESSES["daemon"]["descriptors"])
+
+
+def test_a_descriptor_that_each_flush_keeps_is_found(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, right = list[int](), flush.flush
+
+    def flush_and_keep(*given: Any, **named: Any) -> Any:
+        kept.append(os.open(os.devnull, os.O_RDONLY))
+        return right(*given, **named)
+
+    by_hand = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
+    with memwal.open(tmp_path / "table", schema=made.schema, key="id", regions=1, settings=by_hand) as table:
+        flushes(table, made, 0)
+        assert not flushes(table, made, FLUSHES).broken
+        monkeypatch.setattr(flush, "flush", flush_and_keep)
+        assert flushes(table, made, 2 * FLUSHES).broken.startswith("descriptors: grew by ")
+    for each in kept:
+        os.close(each)

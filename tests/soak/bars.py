@@ -1,0 +1,111 @@
+"""What must be flat, and how flat; the formulas of what grows legitimately."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.soak.samples import Sample
+from tests.soak.trends import Bar, Verdict, judge
+
+MIB = 1 << 20
+SETTLED = 150.0
+"""Seconds after which a run keeps as many files as it ever will: what is superseded is kept for KEPT, and collected."""
+_AGE = (60.0, 90.0)
+"""Age of processes that are compared over their lives, in seconds."""
+
+PROCESSES = {
+    "daemon": {"memory": Bar(32, 24, 0.10, 90), "threads": Bar(16, 4), "descriptors": Bar(24, 4)},
+    "run": {"memory": Bar(24, 16, 0.10, 60), "threads": Bar(8, 4), "descriptors": Bar(12, 4)},
+    "driver's JVM": {"memory": Bar(400, 0, 0.5, most=2000), "threads": Bar(40, 8), "descriptors": Bar(60, 8)},
+    "executor": {"memory": Bar(300, 0, 0.5, most=1200), "threads": Bar(30, 8), "descriptors": Bar(40, 8)},
+    "writer": {"memory": Bar(16, 8, 0.10), "threads": Bar(8, 4), "descriptors": Bar(12, 4)},
+    "reader": {"memory": Bar(32, 24, 0.10, 90), "threads": Bar(16, 4), "descriptors": Bar(24, 4)},
+    "feed": {"memory": Bar(24, 16, 0.10, 90), "threads": Bar(12, 4), "descriptors": Bar(16, 4)},
+}
+"""By sort of process; memory in MiB. The heap of a JVM grows up to its limit before it is collected, so its bar is one
+for what it may reach."""
+FILES = {
+    "entries beyond fences": Bar(150, 0, 0.5, SETTLED),
+    "manifests": Bar(150, 0, 0.5, SETTLED),
+    "SSTs": Bar(40, 0, 0.5, SETTLED),
+    "commit plans": Bar(80, 0, 0.5, SETTLED),
+    "applied snapshots": Bar(10, 0, 0.5, SETTLED),
+    "staged rows": Bar(10, 0, 0.0, SETTLED),
+    "probes": Bar(4, 0, 0.0, SETTLED),
+    "notes": Bar(12, 0, 0.0, SETTLED),
+    "base versions": Bar(20, 0, 0.5, SETTLED),
+    "transactions": Bar(20, 0, 0.5, SETTLED),
+    "deletion files": Bar(30, 0, 0.5, SETTLED),
+    "index segments": Bar(30, 0, 0.5, SETTLED),
+    "data files": Bar(30, 0, 0.5, SETTLED),
+    "unfinished uploads": Bar(0),
+    "checkpoint files": Bar(12, 0, 0.0, 240.0),
+    "temporary files": Bar(12, 0, 0.0, SETTLED),
+}
+ORPHANS = {"transactions": 2, "deletion files": 6, "index segments": 6, "data files": 8}
+"""Files that a commit leaves if it is cut off: they are kept for a day at least (`gc.orphan_age_min`)."""
+REQUESTS = Bar(60, 0, 0.5, 90)
+"""Of one kind, per minute."""
+
+
+@dataclass
+class Series:
+    """What was sampled in a run, in seconds since its start. `files`, `requests`: by kind; requests per minute."""
+
+    samples: list[Sample] = field(default_factory=list)
+    files: list[tuple[float, Counter[str]]] = field(default_factory=list)
+    requests: list[tuple[float, Counter[str]]] = field(default_factory=list)
+
+
+def verdicts(series: Series, cut_off: int) -> Iterator[Verdict]:
+    """Every series held against its bar. `cut_off`: how many commits may have been cut off, by kills and by faults."""
+    yield from _of_processes(series.samples)
+    yield from _of_lives(series.samples)
+    for kind, bar in FILES.items():
+        points = [(at, float(counts[kind])) for at, counts in series.files]
+        yield judge(f"files: {kind}", points, bar.plus(ORPHANS.get(kind, 0) * cut_off))
+    for kind in sorted({kind for _, counts in series.requests for kind in counts}):
+        points = [(at, float(counts[kind])) for at, counts in series.requests]
+        yield judge(f"requests a minute: {kind}", points, REQUESTS)
+
+
+def _of_processes(samples: Sequence[Sample]) -> Iterator[Verdict]:
+    """Each life of each process."""
+    lives: defaultdict[tuple[str, int], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        lives[sample.name, sample.life].append(sample)
+    numbers: Counter[str] = Counter()
+    for (name, _), life in sorted(lives.items(), key=lambda each: (each[0][0], each[1][0].at)):
+        numbers[name] += 1
+        for what, bar in _bars(name).items():
+            points = [(sample.at, value(sample, what)) for sample in life]
+            verdict = judge(f"{name}, life {numbers[name]}: {what}", points, bar)
+            if verdict.judged or verdict.broken:
+                yield verdict
+
+
+def _of_lives(samples: Sequence[Sample]) -> Iterator[Verdict]:
+    """The lives of each process beside each other: what they hold a minute after their start."""
+    starts: dict[tuple[str, int], float] = {}
+    young: defaultdict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        age = sample.at - starts.setdefault((sample.name, sample.life), sample.at)
+        if _AGE[0] <= age <= _AGE[1]:
+            young[sample.name].append(sample)
+    for name, some in sorted(young.items()):
+        for what, bar in _bars(name).items():
+            points = [(sample.at, value(sample, what)) for sample in some]
+            verdict = judge(f"{name}, a minute after each start: {what}", points, Bar(bar.slack, 0, bar.share, 0))
+            if verdict.judged and len({sample.life for sample in some}) > 2:
+                yield verdict
+
+
+def _bars(name: str) -> dict[str, Bar]:
+    return PROCESSES.get(name, {}) or PROCESSES[name.replace("-", " ").split()[0]]
+
+
+def value(sample: Sample, what: str) -> float:
+    """What is judged of a sample; memory in MiB."""
+    return sample.memory / MIB if what == "memory" else float(getattr(sample, what))
