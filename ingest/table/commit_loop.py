@@ -99,6 +99,8 @@ class CommitLoop:
         self._waits_since: float | None = None
         self._gives_way_for = GIVE_WAY_MAX
         self._one_at_a_time = threading.Lock()
+        self._newest: tuple[float, CommitReport] | None = None
+        """When the newest commit that succeeded began, and its report."""
         self._stopped, self._wake = threading.Event(), threading.Event()
         self._worker: Worker | None = None
 
@@ -124,12 +126,21 @@ class CommitLoop:
             if decision == "flush":
                 self._steps.flush()
         finally:
-            self._commit(began)
+            with self._one_at_a_time:
+                self._commit(began)
         return decision
 
     def commit(self) -> CommitReport:
-        """Commit all SSTs published by now. Raises: flush and wal errors."""
-        return self._commit(self._clock.monotonic())
+        """Commit all SSTs published by now. Raises: flush and wal errors.
+
+        Callers who wait for a commit under way share the next one: a client abandons an attempt that takes long and
+        asks again, and would else wait behind each of its own attempts.
+        """
+        asked = self._clock.monotonic()
+        with self._one_at_a_time:
+            if self._newest is not None and self._newest[0] > asked:
+                return self._newest[1]
+            return self._commit(asked)
 
     def look(self) -> None:
         """Make the loop look now."""
@@ -165,13 +176,15 @@ class CommitLoop:
         self._steps.catch_up()
         return "flush" if due else "nothing"
 
-    def _commit(self, began: float) -> CommitReport:
-        with self._one_at_a_time:
-            report = self._steps.commit()
-            self._waits_since = None
-            self._took = self._clock.monotonic() - began
-            self._steps.maintain()
-            return report
+    def _commit(self, due: float) -> CommitReport:
+        """Commit and maintain. `due`: when it was asked for. Requires: the lock."""
+        began = self._clock.monotonic()
+        report = self._steps.commit()
+        self._newest = began, report
+        self._waits_since = None
+        self._took = self._clock.monotonic() - due
+        self._steps.maintain()
+        return report
 
     def _run(self) -> None:
         pause = self._look_every

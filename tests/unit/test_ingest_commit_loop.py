@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.table.commit_loop import CommitLoop
 from memwal.ingest.table.commit_policy import CommitLimits
 from memwal.ingest.threads import Periodic
+from tests.conftest import PATIENCE, wait_until
 from tests.support.clock import FakeClock
 
 
@@ -258,3 +261,31 @@ def test_while_commits_are_paused_nothing_is_due_and_a_commit_on_demand_commits(
     region.latest = 0.0
     region.live(30, every=0, then=region.put)
     assert 0 < region.latest <= 10.0
+
+
+def test_callers_who_wait_for_a_commit_share_the_next_one() -> None:
+    """Else a client whose attempts are abandoned, because commits take long, waits behind each of its own attempts."""
+    region, entered, go_on, asked = Region(60, commit_takes=1.0), threading.Event(), threading.Event(), set[int]()
+    commit, monotonic = region.steps.commit, region.clock.monotonic
+
+    def slow_commit() -> CommitReport:
+        entered.set()
+        assert go_on.wait(PATIENCE)
+        report: CommitReport = commit()
+        return report
+
+    def noted_monotonic() -> float:
+        asked.add(threading.get_ident())
+        return monotonic()
+
+    region.steps.commit, region.clock.monotonic = slow_commit, noted_monotonic  # type: ignore[method-assign]
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(region.loop.commit)
+        assert entered.wait(PATIENCE)
+        others = [pool.submit(region.loop.commit) for _ in range(3)]  # the first may have missed what they ask for
+        wait_until(lambda: len(asked) == 4)
+        go_on.set()
+        reports = [other.result(PATIENCE) for other in others]
+    assert region.done.count("commit") == 2
+    assert len({id(report) for report in reports}) == 1
+    assert first.result() is not reports[0]
