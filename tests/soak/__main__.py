@@ -176,21 +176,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memwal-soak-")))
         directory.mkdir(parents=True, exist_ok=True)
         kafka = stack.enter_context(KafkaServer.started(directory / "kafka"))
-        place = stack.enter_context(on_s3(directory))
-        share = options.s3_faults / 100
+        soak, wrong = soaked(directory, kafka, options)
+    show(soak.verdicts(), soak.hand.done, soak.failed)
+    for line in wrong:
+        print(f"WRONG: {line}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(soak.as_json(wrong)))
+    return 1 if wrong else 0
+
+
+def soaked(directory: Path, kafka: KafkaServer, options: argparse.Namespace) -> tuple[Soak, list[str]]:
+    """A whole run below `directory`, and what is wrong."""
+    with on_s3(directory) as place, ExitStack() as stack:
+        share, seconds = options.s3_faults / 100, 60 * options.minutes
         if share:
             place.hurt(share)
         scene = Scene(directory, kafka, place, options.rate, options.seed)
         stack.callback(scene.close)
-        hand = Hand(scene, 60 * options.minutes, options.kills_every, share, options.seed)
+        hand = Hand(scene, seconds, options.kills_every, share, options.seed)
         soak = Soak(scene, hand, lambda line: print(line, flush=True))
-        wrong = soak.run(60 * options.minutes)
-        show(soak.verdicts(), hand.done, soak.failed)
-        for line in wrong:
-            print(f"WRONG: {line}", flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(soak.as_json(wrong)))
-    return 1 if wrong else 0
+        return soak, soak.run(seconds)
 
 
 def show(found: Sequence[Verdict], done: Counter[str], failed: Counter[str]) -> None:

@@ -44,8 +44,9 @@ FILES = {
     "checkpoint files": Bar(12, 0, 0.0, 240.0),
     "temporary files": Bar(12, 0, 0.0, SETTLED),
 }
-ORPHANS = {"transactions": 2, "deletion files": 6, "index segments": 6, "data files": 8}
-"""Files that a commit leaves if it is cut off: they are kept for a day at least (`gc.orphan_age_min`)."""
+ORPHANS = {"transactions": 2, "deletion files": 6, "index segments": 6, "data files": 8, "staged rows": 2, "probes": 1}
+"""Files that a commit, a micro-batch or a start leaves if it is cut off: they are kept for a day at least
+(`gc.orphan_age_min`)."""
 REQUESTS = Bar(60, 0, 0.5, 90)
 """Of one kind, per minute."""
 

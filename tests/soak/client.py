@@ -30,7 +30,8 @@ from tests.soak.stream import KEYS, Plan, State, mismatch, version_of
 
 AGAIN = (memwal.Unavailable, memwal.UnknownOutcome, memwal.FencedError)
 """What a client answers by doing the same again."""
-_PAUSE = 0.25
+_PAUSE = 0.5
+"""Seconds between two steps of a client."""
 
 
 class Client:

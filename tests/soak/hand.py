@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -85,8 +86,8 @@ class Hand:
             self.log.append((round(time.monotonic() - self._began, 1), deed))
             try:
                 act()
-            except (AssertionError, psutil.NoSuchProcess, OSError) as error:
-                self.wrong.append(f"{deed}: {error}")
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on, and tells it at its end
+                self.wrong.append(f"{deed}: {type(error).__name__}: {error}")
             self.done[deed] += 1
 
     def _draw(self) -> str:
@@ -170,12 +171,18 @@ class Hand:
 
     def _command(self, *words: str) -> None:
         """A command that is given again where storage did not answer it, as an operator does."""
+        said = ""
         for _ in range(5):
-            ran = self.scene.command(*words)
+            try:
+                ran = self.scene.command(*words)
+            except subprocess.TimeoutExpired as error:
+                said = str(error)
+                continue
             if ran.returncode == 0:
                 return
+            said = f"exit code {ran.returncode}: {ran.stderr.strip()[-300:]}"
             time.sleep(1.0)
-        raise AssertionError(f"memwal {words[0]}: exit code {ran.returncode}: {ran.stderr.strip()[-300:]}")
+        raise AssertionError(f"memwal {words[0]}: {said}")
 
     def _wait(self) -> None:
         time.sleep(self._chance.uniform(*_WHILE))

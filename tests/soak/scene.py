@@ -20,16 +20,16 @@ from tests.soak.samples import Sample, java_below, of_process
 from tests.soak.stream import Stream
 
 MASTER, PART, WRITERS = "local-cluster[1,1,1024]", 1000, 2
-PATIENCE = 180.0
+PATIENCE = 300.0
 """Seconds in which a command ends."""
 KEPT = 90
 """Seconds for which changes can be read again. Whatever is kept for readers is kept about as long."""
 TINY: Sections = {
     "table": {"cache_max": "64MiB"},
-    "memtable": {"rows_max": 400, "entries_max": 40, "age_max": "10s", "vector_train_rows": 256},
+    "memtable": {"rows_max": 400, "entries_max": 40, "age_max": "20s", "vector_train_rows": 256},
     "flush": {"cache_max": "32MiB"},
     "commit": {
-        "interval": "5s",
+        "interval": "10s",
         "ssts_max": 4,
         "optimize_interval": "5s",
         "optimize_segments": 4,
