@@ -15,7 +15,8 @@
     because the SSTs still shadow the base. The next commit takes the same range and gives the same table.*
  6. Upserts pass: one version with the progress marker of every region. Without upserts the deletes pass carries the
     marker.
- 7. Back to 1 until nothing is left. Where Lance put 6 on top of versions that 4 had not seen, 4 once more.
+ 7. Back to 1 until everything is committed that the first 1 found published; what was published since rides along, or
+    waits for the next commit. Where Lance put 6 on top of versions that 4 had not seen, 4 once more.
  8. Index catch-up, where an index lags (flush.commits.index_catchup).
  9. Prune: sync the base to the disk, then remove the committed SSTs from each manifest. *Crash here: the next commit
     does it. Readers skip generations at or below the committed one anyway.*

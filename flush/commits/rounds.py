@@ -1,4 +1,4 @@
-"""Steps 1 to 7 of a commit (flush.commits.committer), one round after another until nothing is left to commit."""
+"""Steps 1 to 7 of a commit (flush.commits.committer), one round after another until what it found is committed."""
 
 from __future__ import annotations
 
@@ -82,6 +82,9 @@ class Rounds:
     """Regions that are held back in this commit, and why."""
     doubled: dict[UUID, BaseException] = field(default_factory=dict)
     """Regions with a key that stands twice in the base and that no SST writes."""
+    published: dict[UUID, int] = field(default_factory=dict)
+    """The newest generation of each region that the first round found published: the commit ends with these. Regions
+    may publish faster than rounds are made, and steps 8 and 9 would never come."""
     one_by_one: bool = False
     """Whether each region is committed by itself, since Lance refused them together."""
 
@@ -159,6 +162,7 @@ class Rounds:
                 continue
             if manifest is not None:
                 manifests.append(manifest)
+        self.published = self.published or {each.region_id: _newest(each) for each in manifests}
         return manifests
 
     def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
@@ -166,6 +170,8 @@ class Rounds:
         restored = partial(restored_generations, self.store, base.version)
         everything: list[RegionPlan] = []
         for manifest in manifests:
+            if base.committed.get(manifest.region_id, 0) >= self.published.get(manifest.region_id, 0):
+                continue
             with self._failing_alone(manifest.region_id, base):
                 everything += uncommitted([manifest], base.committed, restored)
         whole = {plan.region: plan for plan in everything}
@@ -283,6 +289,10 @@ class Rounds:
                 f"{base.uri}: version {base.dataset.version} replaced or deleted {written.updated + written.deleted} "
                 f"rows, version {base.version} held {expected} with these keys; compare the two, and stop other writers"
             )
+
+
+def _newest(manifest: RegionManifest) -> int:
+    return max((sst.generation for sst in manifest.ssts), default=0)
 
 
 def _expect_unmoved(newest: BaseTable, read: BaseTable, plans: Sequence[RegionPlan]) -> None:

@@ -75,6 +75,27 @@ def test_memory_bounds_what_one_round_takes(world: World, monkeypatch: pytest.Mo
     assert world.committed() == dict(enumerate(world.generations()))
 
 
+def test_a_commit_ends_while_others_go_on_to_publish(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many regions one of them publishes an SST in each round; indexes and manifests wait for the commit's end."""
+    read, published = rounds.read_changes, list[int]()
+
+    def published_meanwhile(*args: Any) -> Any:
+        taken = read(*args)
+        assert len(published) < 10, "the commit goes on and on"
+        published.append(len(published))
+        world.put(range(10), 100 + len(published))
+        return taken
+
+    monkeypatch.setattr(rounds, "read_changes", published_meanwhile)
+    world.put(range(20), 1)
+    first = world.commit()
+    assert (len(published), first.ssts) == (1, 2)
+    assert all(len(manifest.ssts) == 1 for manifest in world.latest())  # those of the commit were pruned
+    monkeypatch.undo()
+    assert world.commit().ssts == 2
+    assert world.found() == world.oracle
+
+
 def test_one_sst_is_taken_however_large(world: World) -> None:
     world.put(range(30), 1)
     world.put(range(10, 40), 2)
