@@ -67,6 +67,11 @@ class Scene(Pipeline):
         self.stream, self.seed = Stream(kafka, self.topic, rate, seed), seed
         self.clients = {name: self._client(name) for name in (*self.writers, "reader", "feed")}
 
+    def _sections(self, sections: Sections, master: str) -> Sections:
+        whole = super()._sections(sections, master)
+        whole["source"]["spark"]["spark.sql.streaming.minBatchesToRetain"] = "10"  # of 100: the checkpoint fills soon
+        return whole
+
     @property
     def writers(self) -> list[str]:
         """Names of the clients that write."""

@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 Points = Sequence[tuple[float, float]]
 """(seconds, value), by rising seconds."""
 FEWEST = 8
-"""Samples, below which nothing is said about a series."""
+"""Samples, below which nothing is said about the growth of a series."""
 _PAIRED = 240
 """Samples that are paired with each other at most; a longer series is thinned out."""
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -24,7 +24,8 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 @dataclass(frozen=True)
 class Bar:
     """How much a series may grow after `warm_up` seconds: the larger of `slack` and `share` of its level, and
-    `per_hour` in addition for each hour of its length; and what it may never exceed.
+    `per_hour` in addition for each hour of its length, which must be `shortest` seconds at least; and what it may never
+    exceed.
     """
 
     slack: float
@@ -32,14 +33,11 @@ class Bar:
     share: float = 0.0
     warm_up: float = 60.0
     most: float = float("inf")
+    shortest: float = 240.0
 
     def allows(self, level: float, seconds: float) -> float:
         """The growth that is allowed to a series of this level and length."""
         return max(self.slack, self.share * level) + self.per_hour * seconds / 3600
-
-    def plus(self, more: float) -> Bar:
-        """The same bar, with more slack."""
-        return Bar(self.slack + more, self.per_hour, self.share, self.warm_up, self.most)
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,9 @@ class Verdict:
     highest: float
     most: float
     seconds: float
-    samples: int
     picture: str
-
-    @property
-    def judged(self) -> bool:
-        """Whether the series was long enough to say anything."""
-        return self.samples >= FEWEST
+    judged: bool
+    """Whether the series was long enough to say anything about its growth."""
 
     @property
     def broken(self) -> str:
@@ -87,8 +81,8 @@ def judge(name: str, points: Points, bar: Bar) -> Verdict:
         highest=max((value for _, value in points), default=0.0),
         most=bar.most,
         seconds=seconds,
-        samples=len(settled),
         picture=sparkline(value for _, value in points),
+        judged=len(settled) >= FEWEST and seconds >= bar.shortest,
     )
 
 

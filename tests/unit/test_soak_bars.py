@@ -53,7 +53,7 @@ def test_a_leaked_descriptor_for_each_flush_is_found(minutes: int) -> None:
 
 def test_a_leak_below_waves_is_found_in_an_hour() -> None:
     chance = random.Random(2)
-    (line,) = broken(daemon(60, lambda at: 250 + 80 * at / 3600 + 40 * chance.random(), lambda _: 60))
+    (line,) = broken(daemon(60, lambda at: 250 + 130 * at / 3600 + 40 * chance.random(), lambda _: 60))
     assert line.startswith("daemon 0, life 1: memory: grew by ")
 
 
