@@ -1,6 +1,4 @@
-"""Flights from Kafka through two daemons while processes are killed, and everything at once on S3, a minute each;
-`python -m tests.chaos` and `python -m tests.soak` do so at length.
-"""
+"""Flights from Kafka through two daemons while processes are killed; `python -m tests.chaos` does so at length."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import pytest
 from tests.chaos import Scene, wreck
 from tests.flights import Flights
 from tests.kafka_server import KafkaServer
-from tests.soak.__main__ import options_of, soaked
+from tests.s3_place import on_s3
 
 
 @pytest.fixture
@@ -47,8 +45,14 @@ def test_every_event_is_there_once_in_a_table_without_a_key(scene: Callable[...,
     assert events.check() == 3000
 
 
-def test_a_soak_on_s3_of_a_minute_loses_nothing_and_leaves_nothing(kafka: KafkaServer, tmp_path: Path) -> None:
-    soak, wrong = soaked(tmp_path, kafka, options_of(["--minutes", "0.7", "--kills-every", "10", "--seed", "3"]))
-    assert wrong == []
-    assert soak.hand.log
-    assert soak.failed.total() > 0
+def test_the_same_with_the_table_on_s3_while_one_request_in_thirty_fails(
+    scene: Callable[..., Scene], tmp_path: Path
+) -> None:
+    with on_s3(tmp_path) as place:
+        flights = scene(append=False, master="local[2]", place=place)
+        place.hurt(1 / 30)
+        flights.produce()
+        wreck(flights, 2, 4.0, random.Random(3), print)
+        flights.drain()
+        assert flights.check() == 990
+        assert place.failed().total() > 0
