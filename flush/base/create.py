@@ -7,6 +7,9 @@ In steps, each safe to repeat after a crash:
     An existing table gets key and set-up by metadata edits.
  2. The scalar and full-text indexes that are missing. A vector index needs rows; see flush.commits.index_catchup.
  3. Lance's MemWAL index, last: where it exists the set-up is complete.
+ 4. Fsync of all that, on a local disk. *Crash or power cut before: no region was claimed.* Another process may find the
+    table complete before it is synced; so whoever finds a table without a claimed region does this step itself
+    (`sync_unclaimed`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from memwal.flush.base.adoptable import expect_fit, expect_key
 from memwal.flush.base.definition import check_definition
 from memwal.flush.base.existing_indexes import all_existing_indexes
 from memwal.flush.base.field_ids import column_ids, field_id, first_ids
+from memwal.flush.base.fsync import sync_new_table
+from memwal.flush.base.lost_setup import has_claims
 from memwal.flush.base.manifest import COMMITTED
 from memwal.flush.base.open import open_dataset
 from memwal.flush.base.setup import Setup, setup_metadata
@@ -132,19 +137,29 @@ def is_vacant(store: ObjectStore) -> bool:
 
 
 def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
-    """Do steps 2 and 3, as far as they are not done.
+    """Do steps 2 to 4, as far as they are not done.
 
     Other processes may do the same at this moment, as daemons that start together do. A conflict is recognised by a
     newer version: the steps are repeated on it, as far as they are not done there.
     """
     while True:
         try:
-            return _complete(dataset, setup)
+            _complete(dataset, setup)
+            return sync_new_table(dataset)
         except (OSError, RuntimeError):
             newest = dataset.latest_version
             if newest <= dataset.version:
                 raise
             dataset = dataset.checkout_version(newest)
+
+
+def sync_unclaimed(store: ObjectStore, dataset: lance.LanceDataset) -> None:
+    """Do step 4 for a table that is complete, unless a region of it was claimed: then it was done before.
+
+    Raises OSError, StoreUnavailable, StoreRefused.
+    """
+    if not store.remote and not has_claims(store):
+        sync_new_table(dataset)
 
 
 @panics_as_errors

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import lance
 
 from memwal.flush.base.manifest import manifest_names
+from memwal.wal.store.local import sync_names
 
 RECENT = 32
 """Versions. A commit and the maintenance after it make fewer."""
@@ -45,6 +46,17 @@ def sync_files(path: str) -> None:
             _sync(file)
 
 
+def sync_new_table(dataset: lance.LanceDataset) -> None:
+    """Fsync a table that was just created or set up, and the names of the directories that it is in.
+
+    Call it before any region of the table is claimed: what is put into the log can be found only with the base table.
+    Raises OSError.
+    """
+    sync_table(dataset)
+    if (root := _local_root(dataset)) is not None:
+        sync_names(root.absolute())
+
+
 def sync_table(dataset: lance.LanceDataset) -> None:
     """Fsync the files of the open version of a Lance table, and the manifests of the RECENT versions up to it.
 
@@ -52,9 +64,7 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     directories that list them. A table on an object store is left alone, and so is a file that is removed meanwhile.
     Raises OSError.
     """
-    uri = dataset.uri
-    root = Path(unquote(urlsplit(uri).path) if uri.startswith("file://") else uri)
-    if not root.is_dir():
+    if (root := _local_root(dataset)) is None:
         return
     files, directories = [], [root / name for name in (_DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS, "")]
     for fragment in dataset.get_fragments():
@@ -72,6 +82,13 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     files += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
     _sync_all(files)
     _sync_each(directories)
+
+
+def _local_root(dataset: lance.LanceDataset) -> Path | None:
+    """Return the directory of a table; None where it is on an object store."""
+    uri = dataset.uri
+    root = Path(unquote(urlsplit(uri).path) if uri.startswith("file://") else uri)
+    return root if root.is_dir() else None
 
 
 def _sync_all(paths: Sequence[Path]) -> None:

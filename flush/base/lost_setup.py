@@ -19,7 +19,7 @@ def refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStor
     The committed generations were dropped with the index, so the rows of the SSTs that the table holds are unknown.
     Where the index was made and a region claimed after `dataset` was opened, `dataset` moves to the newest version.
     """
-    if not _has_claims(store):
+    if not has_claims(store):
         return
     dataset.checkout_latest()  # type: ignore[no-untyped-call]
     if dataset.mem_wal_index_details() is not None:
@@ -31,7 +31,7 @@ def refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStor
     )
 
 
-def _has_claims(store: ObjectStore) -> bool:
+def has_claims(store: ObjectStore) -> bool:
     """Return whether any region on storage was ever claimed."""
     return any(list(store.list(manifest_prefix(region))) for region in regions(store))
 
@@ -42,7 +42,7 @@ def refuse_wiped(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> N
     Its regions may hold acknowledged rows that are not committed; only the table with its set-up finds them. A table
     without regions was left on purpose (`flush/beside_lancedb.md`).
     """
-    if not _has_claims(store):
+    if not has_claims(store):
         return
     older = sorted((ref["version"] for ref in dataset.version_refs()), reverse=True)
     for version in older[:_LOOK_BACK]:

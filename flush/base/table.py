@@ -11,7 +11,7 @@ import lance
 import pyarrow as pa
 
 from memwal.flush.base.caches import LanceCaches, Session
-from memwal.flush.base.create import adopt, complete, create, existing
+from memwal.flush.base.create import adopt, complete, create, existing, sync_unclaimed
 from memwal.flush.base.field_ids import column_ids, field_id, row_field_ids
 from memwal.flush.base.lost_setup import refuse_wiped, refuse_written_over
 from memwal.flush.base.manifest import read_progress
@@ -150,6 +150,7 @@ class BaseTable:
             refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
             return BaseTable.open(uri, storage_options)
+        sync_unclaimed(store, dataset)
         opened = [dataset]  # on S3 opening it again takes as long as claiming a region
         return _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
 

@@ -13,8 +13,13 @@ import lance
 import pyarrow as pa
 import pytest
 
+import memwal
+import memwal.flush.base.create
 from memwal.flush.base.fsync import sync_table
-from tests.conftest import Made
+from memwal.flush.base.table import BaseTable
+from memwal.ingest.region import core
+from memwal.wal import LocalStore
+from tests.conftest import SCHEMA, Made
 
 
 @pytest.fixture
@@ -93,3 +98,41 @@ def test_a_file_that_cannot_be_synced_is_an_error(uri: str, monkeypatch: pytest.
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(OSError, match="the disk is broken"):
         sync_table(dataset)
+
+
+def _paths_below(root: Path, parts: tuple[str, ...]) -> set[Path]:
+    return {path for part in parts for path in [root / part, *(root / part).glob("*")]}
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_a_new_table_is_on_the_disk_with_its_name_before_a_region_is_claimed(
+    tmp_path: Path, synced: set[Path], monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    root = tmp_path.resolve() / "new" / "deep" / "table"
+    if found:  # Another process has created it, and has not synced it yet.
+        with monkeypatch.context() as unsynced:
+            unsynced.setattr(memwal.flush.base.create, "sync_new_table", lambda dataset: None)
+            BaseTable.create(str(root), SCHEMA, ["id"], 2, [])
+        synced.clear()
+    before: list[set[Path]] = []
+    claim = core.wal.claim
+
+    def claiming(*arguments: Any, **more: Any) -> Any:
+        before.append(set(synced))
+        return claim(*arguments, **more)
+
+    monkeypatch.setattr(core.wal, "claim", claiming)
+    memwal.open(str(root), schema=SCHEMA, key="id").close()
+    assert (
+        _paths_below(root, ("_versions", "_transactions")) - {root / "_versions/latest_version_hint.json"} <= before[0]
+    )
+    assert {root, root.parent, root.parent.parent, tmp_path.resolve()} <= before[0]
+
+
+def test_the_first_object_makes_the_names_of_directories_durable_that_another_program_made(
+    tmp_path: Path, synced: set[Path]
+) -> None:
+    root = tmp_path.resolve() / "new" / "table"
+    root.mkdir(parents=True)
+    LocalStore(root).put_if_absent("log/1", b"entry")
+    assert {root / "log", root, root.parent, tmp_path.resolve()} <= synced

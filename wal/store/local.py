@@ -16,8 +16,8 @@ EACCES, ETIMEDOUT, …) leaves the outcome unknown, because the object may exist
 refused, and that left the file with one name, is a refusal. Source of the rule that a failed fsync must not be retried:
 "Can Applications Recover from fsync Failures?", Rebello et al., USENIX ATC 2020.
 
-Speed: an append costs two fsyncs and seven other system calls. Directories are created, synced up to the root and
-opened once, and used by descriptor from then on.
+Speed: an append costs two fsyncs and seven other system calls. Directories are created, their names synced up to the
+mount point, and opened once; from then on they are used by descriptor.
 """
 
 from __future__ import annotations
@@ -47,11 +47,29 @@ _MOST_DIRECTORIES = 64
 def _make_directory(path: Path) -> None:
     """Create `path` unless it exists, and make its name durable either way."""
     path.mkdir(exist_ok=True)
-    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(parent)
+        os.fsync(descriptor)
     finally:
-        os.close(parent)
+        os.close(descriptor)
+
+
+def sync_names(path: Path) -> None:
+    """Make the name of the directory `path` durable, and those of the directories above it in the same file system.
+
+    Any of them may be new: Lance creates the directories of a table that it writes, and does not sync them. One that
+    this process must not read was there before, and is passed over. Raises OSError.
+    """
+    device = path.stat().st_dev
+    for above in path.parents:
+        if above.stat().st_dev != device:
+            return
+        with suppress(PermissionError):
+            _sync_directory(above)
 
 
 def _identity(path: str) -> tuple[int, int]:
@@ -342,7 +360,9 @@ class LocalStore:
         crashed."""
         path = Path(self.root)
         for missing in reversed([each for each in (path, *path.parents) if not each.is_dir()]):
-            _make_directory(missing)
+            missing.mkdir(exist_ok=True)
+        if self._root_identity is None:
+            sync_names(path)
         for name in filter(None, folder.split("/")):
             path = path / name
             _make_directory(path)
