@@ -30,6 +30,7 @@ from memwal.flush.base.manifest import COMMITTED
 from memwal.flush.base.open import open_dataset
 from memwal.flush.base.setup import Setup, setup_metadata
 from memwal.flush.base.sharding import published_regions
+from memwal.flush.base.torn import TORN
 from memwal.flush.errors import NotALanceTable, TableExists, UnsupportedTable
 from memwal.memtable import IndexSpec, InvalidRows
 from memwal.memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
@@ -132,7 +133,7 @@ def is_vacant(store: ObjectStore) -> bool:
     """Return whether the table's path holds no version, region or foreign file, so that a table may be created."""
     if set(store.children("")) - _LEFTOVERS:
         return False
-    top = {key.partition("/")[0] for key in store.list("")}
+    top = {key.partition("/")[0] for key in store.list("") if not key.endswith(f".manifest{TORN}")}
     return not top - _LEFTOVERS and "_versions" not in top and not regions(store)
 
 

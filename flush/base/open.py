@@ -49,7 +49,11 @@ def open_dataset(
             return opened
         store.get(keys[0])  # raises where reading is not allowed
         SystemClock().sleep(pause)
-    raise Corrupt(f"{uri}: Lance cannot read the newest of {len(keys)} versions ({opened}); restore it from a backup")
+    raise Corrupt(
+        f"{uri}: Lance cannot read the newest of {len(keys)} versions ({opened}); after a power cut open it with "
+        "`memwal serve`, `memwal run` or memwal.open, which goes back to the version before; else restore it from a "
+        "backup"
+    )
 
 
 def _try(store: ObjectStore, uri: str, version: int | None, session: Session | None) -> lance.LanceDataset | str:

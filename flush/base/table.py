@@ -19,6 +19,7 @@ from memwal.flush.base.open import open_dataset
 from memwal.flush.base.setup import REGIONS, TABLE, Restored, Setup, WriteRules, metadata_of, read_setup, restored_from
 from memwal.flush.base.shape import Shape, present_indexes, shape_of
 from memwal.flush.base.sharding import BucketHash, Buckets, Regions, Routing, RowHash, bucket_regions, published_regions
+from memwal.flush.base.torn import set_torn_versions_aside
 from memwal.flush.base.ttl import Expiry, Ttl, is_time
 from memwal.flush.base.vector_models import vector_models
 from memwal.flush.errors import NotALanceTable, NotInitialised, UnsupportedTable
@@ -136,12 +137,14 @@ class BaseTable:
     @staticmethod
     @panics_as_errors
     def find(uri: str, storage_options: Mapping[str, str] | None = None) -> BaseTable | None:
-        """Return the table at `uri`, or None where the path is empty. Completes a creation that crashed half way.
+        """Return the table at `uri`, or None where the path is empty. Completes a creation that crashed half way, and
+        goes back from versions that a power cut left torn (`flush.base.torn`).
 
         Raises NotALanceTable where the path holds something else; NotInitialised; UnsupportedTable.
         """
         store = open_store(uri, storage_options)
         store.children("")  # Our client first: it fails at once, with one line; Lance retries for seconds.
+        set_torn_versions_aside(store, uri)
         dataset = existing(store, uri)
         if dataset is None:
             return None

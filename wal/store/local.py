@@ -47,10 +47,11 @@ _MOST_DIRECTORIES = 64
 def _make_directory(path: Path) -> None:
     """Create `path` unless it exists, and make its name durable either way."""
     path.mkdir(exist_ok=True)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in the directory `path` durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -69,7 +70,7 @@ def sync_names(path: Path) -> None:
         if above.stat().st_dev != device:
             return
         with suppress(PermissionError):
-            _sync_directory(above)
+            sync_directory(above)
 
 
 def _identity(path: str) -> tuple[int, int]:

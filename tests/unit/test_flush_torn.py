@@ -1,0 +1,126 @@
+"""Versions of the base table that a power cut left torn, between Lance's commit and our sync."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+import memwal
+from memwal.flush.base.manifest import manifest_version
+from memwal.flush.base.state import read_state, versions
+from memwal.flush.commits import committer
+from memwal.wal import open_store
+from tests.clean import assert_clean
+from tests.conftest import SCHEMA, Made
+
+Open = Callable[..., Any]
+
+
+def manifest(root: Path) -> Path:
+    return next((root / "_versions").glob(f"*{2**64 - 1 - lance.dataset(str(root)).version}.manifest"))
+
+
+def new_file(root: Path, folder: str) -> Path:
+    """The file in a folder that was written last."""
+    return max((root / folder).rglob("*.*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def shortened(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def zeroed_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+
+
+@pytest.fixture
+def unsynced(open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table whose newest version updates, deletes and adds rows; the power failed before it was synced."""
+    with open_small(regions=1) as table:
+        table.put(made.rows(range(40)))
+        table.flush()
+        table.commit()
+        table.put(made.rows(range(30, 60), 1))
+        table.delete([1, 2])
+        table.flush()
+        monkeypatch.setattr(committer, "_prune_all", lambda *arguments: None)
+        table.commit()
+        monkeypatch.undo()
+    return Path(uri)
+
+
+def expect_all_rows(table: Any, level: str) -> None:
+    names = {row["id"]: row["name"] for row in table.scan(level=level).read_all().to_pylist()}
+    assert names == {id: f"row {id} v{int(id >= 30)}" for id in range(60) if id not in (1, 2)}
+
+
+@pytest.mark.parametrize("damage", [emptied, shortened, zeroed_end, Path.unlink])
+@pytest.mark.parametrize("what", ["manifest", "data"])
+def test_opening_goes_back_to_the_last_whole_version_and_no_row_is_lost(
+    unsynced: Path, open_small: Open, what: str, damage: Callable[[Path], None], uri: str
+) -> None:
+    state = read_state(open_store(uri), lance.dataset(uri).version)
+    newest_data = unsynced / next(iter(state.fragments[max(state.fragments)].files))
+    damage(manifest(unsynced) if what == "manifest" else newest_data)
+    with open_small() as table:
+        expect_all_rows(table, "latest")
+        expect_all_rows(table, "flushed")
+        table.commit()
+        expect_all_rows(table, "committed")
+    assert_clean(open_store(uri), uri)
+
+
+@pytest.mark.parametrize("folder", ["_transactions", "_deletions", "_indices"])
+def test_every_kind_of_file_of_a_version_is_looked_at(unsynced: Path, open_small: Open, uri: str, folder: str) -> None:
+    before = versions(open_store(uri))
+    emptied(new_file(unsynced, folder))
+    with open_small() as table:
+        assert versions(open_store(uri))[-1] < before[-1]
+        expect_all_rows(table, "latest")
+        table.commit()
+        expect_all_rows(table, "committed")
+    assert_clean(open_store(uri), uri)
+
+
+def test_a_version_whose_ssts_were_pruned_is_damaged_and_stays(open_small: Open, uri: str, made: Made) -> None:
+    with open_small(regions=1) as table:
+        table.put(made.rows(range(10)))
+        table.flush()
+        table.commit()
+    for path in Path(uri, "_versions").glob("*.manifest"):
+        if read_state(open_store(uri), manifest_version(f"_versions/{path.name}") or 0).committed:
+            emptied(path)
+    before = sorted(Path(uri, "_versions").iterdir())
+    with pytest.raises(memwal.MemWalError, match="cannot read the newest"):
+        open_small()
+    assert sorted(Path(uri, "_versions").iterdir()) == before
+
+
+@pytest.mark.parametrize("cut", ["all", "the end"])
+def test_a_creation_that_was_cut_off_begins_again(tmp_path: Path, cut: str) -> None:
+    root = tmp_path / "table"
+    lance.write_dataset(SCHEMA.empty_table(), str(root))
+    (emptied if cut == "all" else shortened)(manifest(root))
+    with memwal.open(str(root), schema=SCHEMA, key="id") as table:
+        assert len(table) == 0
+
+
+def test_a_reader_is_told_who_goes_back(unsynced: Path, uri: str) -> None:
+    emptied(manifest(unsynced))
+    with pytest.raises(memwal.MemWalError, match="after a power cut open it with `memwal serve`"):
+        memwal.open(uri, read_only=True)
+
+
+def test_a_whole_table_stays_as_it_is(unsynced: Path, open_small: Open, uri: str) -> None:
+    before = versions(open_store(uri))
+    open_small().close()
+    assert versions(open_store(uri)) == before
+    assert not list(unsynced.rglob("*.torn"))
