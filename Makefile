@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run live broker check test test-all soak simulate s3-server promtool kafka peers lint bench lock docs java browser clean
+.PHONY: help install run live broker check test test-all soak simulate power-cuts s3-server promtool kafka peers lint bench lock docs java browser strace clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,7 +53,7 @@ broker: kafka ## a Kafka broker for the tutorial (configs/tutorial) at PORT=9092
 # A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
 # won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java browser $(STAMP) $(CLASSES) s3-server promtool kafka peers ## every test, in JOBS processes: one for each core, four at most
+test: java browser strace $(STAMP) $(CLASSES) s3-server promtool kafka peers ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -87,6 +87,11 @@ $(CLASSES): $(STAMP)
 
 simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; ARGS=--table: of flush, commit and collection; --daemons: of tokens over daemons and resizes
 	@$(BIN)/python -m tests.simulation --start $(START) --seeds $(SEEDS) $(if $(JOBS),--workers $(JOBS)) $(ARGS)
+
+CUTS ?= 10000
+SEED ?= 1
+power-cuts: strace $(STAMP) ## CUTS=10000 power cuts of recorded runs, chosen by SEED=1, in JOBS processes
+	@$(BIN)/python -m tests.power_cuts --cuts $(CUTS) --seed $(SEED) $(if $(JOBS),--workers $(JOBS)) $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
@@ -127,3 +132,6 @@ java:
 
 browser:
 	@$(if $(BROWSER_FOUND),,$(error $(BROWSER_NEEDED))):
+
+strace:
+	@strace -V >/dev/null 2>&1 || { echo 'memwal: strace is needed for the tests of power cuts; install it: apt-get install strace' >&2; exit 1; }

@@ -1,0 +1,95 @@
+"""`python -m tests.power_cuts`: records the workloads, cuts the power many times, and checks what is left.
+
+A failed cut is printed with the command that repeats it: it needs the recording, which is kept for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.power_cuts.cuts import Cut, state_of, volatile_for_ever
+from tests.power_cuts.many import Outcome, checked, cut_many, keep, load, recorded
+from tests.power_cuts.planted import PLANTED
+from tests.power_cuts.workloads import WORKLOADS
+
+os.environ["LANCE_LOG"] = "critical"
+_SHOWN = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code: 1 where a table broke a promise."""
+    parser = argparse.ArgumentParser(prog="python -m tests.power_cuts", description=__doc__)
+    parser.add_argument("--cuts", type=int, default=1000, help="how many, over all workloads")
+    parser.add_argument("--seed", type=int, default=1, help="decides which cuts of the recordings are made")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS), help="which to record")
+    parser.add_argument("--fault", choices=PLANTED, default="", help="plant a fault in the code that is recorded")
+    parser.add_argument("--recordings", type=Path, help="directory of kept recordings, to cut those again")
+    parser.add_argument("--cut", help="check this one cut of --recordings: WORKLOAD:LINE:PROFILE:LOSS:SEED")
+    asked = parser.parse_args(arguments)
+    if asked.cut is not None:
+        return _one(asked.recordings, asked.cut)
+    began = time.monotonic()
+    place = asked.recordings or _record(asked.workload, asked.fault)
+    files = {name: place / f"{name}.recording" for name in asked.workload}
+    outcomes: dict[str, Outcome] = {}
+    for name, outcome in cut_many(files, asked.seed, asked.cuts, asked.workers):
+        outcomes[name] = outcome
+        done, failed = (sum(counts) for counts in zip(*map(_counts, outcomes.values()), strict=True))
+        print(f"\r{done} of {asked.cuts} cuts, {failed} failed, {done / (time.monotonic() - began):.1f}/s ", end="")
+    print()
+    _report(outcomes, place, time.monotonic() - began)
+    return 1 if any(outcome.failures for outcome in outcomes.values()) else 0
+
+
+def _record(workloads: Sequence[str], fault: str) -> Path:
+    place = Path(tempfile.mkdtemp(prefix="memwal-recordings-"))
+    for name in workloads:
+        recording = recorded(name, fault)
+        keep(recording, place / f"{name}.recording")
+        print(f"recorded {name}: {len(recording.operations)} operations, {len(recording.cuts)} prefixes", flush=True)
+    return place
+
+
+def _counts(outcome: Outcome) -> tuple[int, int]:
+    return outcome.cuts, len(outcome.failures)
+
+
+def _report(outcomes: Mapping[str, Outcome], place: Path, seconds: float) -> None:
+    print(f"{'workload':10} {'operations':>10} {'prefixes':>8} {'cut':>6} {'states':>6} {'failed':>6}")
+    for name, outcome in outcomes.items():
+        numbers = outcome.operations, outcome.prefixes, len(outcome.lines), outcome.cuts, len(outcome.failures)
+        print(f"{name:10} {numbers[0]:10} {numbers[1]:8} {numbers[2]:6} {numbers[3]:6} {numbers[4]:6}")
+    losses = sum((outcome.losses for outcome in outcomes.values()), Counter[str]())
+    print("states by profile and loss:", ", ".join(f"{what}: {count}" for what, count in sorted(losses.items())))
+    for remark, count in sum((outcome.remarks for outcome in outcomes.values()), Counter[str]()).most_common():
+        print(f"{count} times: {remark}")
+    for name, outcome in outcomes.items():
+        for cut, (failure, lost) in list(outcome.failures.items())[:_SHOWN]:
+            print(f"\nfailed: {name}, {failure}")
+            print("".join(f"    {each}\n" for each in lost[-_SHOWN:]), end="")
+            print(f"    again: python -m tests.power_cuts --recordings {place} --cut {name}:{cut}")
+    print(f"{sum(outcome.cuts for outcome in outcomes.values())} cuts in {seconds:.0f} s")
+
+
+def _one(recordings: Path, asked: str) -> int:
+    name, _, rest = asked.partition(":")
+    recording, cut = load(recordings / f"{name}.recording"), Cut.parse(rest)
+    state = state_of(recording, cut)
+    print(*state.lost, sep="\n")
+    print(*state.marks[-_SHOWN:], sep="\n")
+    print("never synced:", *volatile_for_ever(recording, cut.profile), sep="\n  ")
+    ((_, remarks, failure, _),) = checked(recording, [cut])
+    print(failure or "holds", *remarks, sep="\n")
+    return 1 if failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
