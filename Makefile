@@ -35,7 +35,7 @@ BROWSER_NEEDED = memwal: Chromium is needed for the tests of the page at /; inst
 	brew install --cask chromium (macOS); CHROMIUM may point to another one, or to Chrome
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## the environment, in .venv
 
