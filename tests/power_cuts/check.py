@@ -259,7 +259,7 @@ class _Table:
         if not begun:
             return
         try:
-            self._open(wal={**SETTINGS["wal"], "retry_budget": "1ms"}).close()
+            self._open(wal={**SETTINGS["wal"], "retry_budget": "500ms", "put_timeout": "500ms"}).close()
         except memwal.Unavailable as error:
             if "run `memwal regions resize`" not in str(error):
                 raise

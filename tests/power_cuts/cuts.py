@@ -107,9 +107,10 @@ def _zeroed(
     found = set()
     for place in volatile:
         operation, tear = recording.operations[place], tears.get(place)
-        lost = place not in kept if tear is None else not tear.cuts_size
+        landed = len(operation.data) - 1 if tear is not None and tear.cuts_size else 0
+        lost = place not in kept or tear is not None
         path = recording.name_of(operation.inode)
-        goes_on = len(crash.tree.get(path) or b"") > operation.offset
+        goes_on = len(crash.tree.get(path) or b"") > operation.offset + landed
         if lost and goes_on and operation.kind == "data" and _OF_BASE.search(path):
             found.add(path)
     return tuple(sorted(found))
