@@ -43,6 +43,9 @@ def test_make_targets_of_the_documents_exist(texts: Mapping[str, str]) -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):.*## ", texts["Makefile"], re.MULTILINE))
     assert {"run", "test", "install", "lint", "bench", "help"} <= targets
     named = {
-        target for name, text in texts.items() if name.endswith(".md") for target in re.findall(r"`make ([a-z0-9-]+)", text)
+        target
+        for name, text in texts.items()
+        if name.endswith(".md")
+        for target in re.findall(r"`make ([a-z0-9-]+)", text)
     }
     assert named <= targets
