@@ -100,8 +100,8 @@ def commit(
     could not be committed, and why; None: the first of these errors is raised once the others are committed.
     `options`: how long storage calls for manifests and plans are retried.
     Thread safety. Any number of threads and processes; nothing is committed twice.
-    Durability. Lance's commits do not fsync on a local disk; the SSTs stay listed until the base is synced, and a version
-    that a power cut leaves torn before that is set aside when the table is opened (`flush.base.torn`).
+    Durability. Lance's commits do not fsync on a local disk; the SSTs stay listed until the base is synced, and a
+    version that a power cut leaves torn before that is set aside when the table is opened (`flush.base.torn`).
     Raises CommitConflict; CountMismatch; Corrupt (gap, missing or broken SST); errors of BaseTable.open;
     OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of them commit again.
     """
