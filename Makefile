@@ -85,7 +85,7 @@ peers: $(STAMP) ## the packages of what benchmarks put memwal beside, fetched on
 $(CLASSES): $(STAMP)
 	@$(BIN)/python -m tests.spark_classes
 
-simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; ARGS=--table: of flush, commit and collection; --daemons: of tokens over daemons and resizes
+simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation of everything from START=1, in JOBS processes; see tests/simulation/README.md
 	@$(BIN)/python -m tests.simulation --start $(START) --seeds $(SEEDS) $(if $(JOBS),--workers $(JOBS)) $(ARGS)
 
 CUTS ?= 10000

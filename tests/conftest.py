@@ -60,6 +60,7 @@ INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
 
 LONGEST_FIRST = (
     "integration/test_failure_matrix.py",
+    "integration/test_cluster_simulation.py",
     "integration/test_simulation.py",
     "integration/test_on_spark_standalone.py",
     "e2e/test_kill.py",

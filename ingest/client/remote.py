@@ -186,7 +186,7 @@ class RemoteTable(Reads):
 
     @translate_errors
     def flush(self) -> None:
-        """As `Table.flush`, at every owner."""
+        """As `Table.flush`, at every owner; again where a region has changed its owner meanwhile."""
         self._patiently(lambda within: self._of_owners("flush", {}, within), STEP_TIMEOUT)
 
     @translate_errors
@@ -362,7 +362,7 @@ class RemoteTable(Reads):
         for endpoint, regions in router.owners(router.regions).items():
             to, asking = router.connection(endpoint), {**request, "regions": regions, "routing": routing}
             reading = partial(to.read, name, asking, rows, told=heard(explain, endpoint))
-            make = partial(to.act, name, request) if name == "flush" else reading
+            make = partial(to.act, name, asking) if name == "flush" else reading
             calls.append(Call(to, regions, partial(make, timeout=within)))
         return self._all_of(calls)
 

@@ -9,11 +9,10 @@ DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the rea
            {"op": "explained get" | …}    the same with its explanation (`rpc.wire`)
            {"op": "changes", "since", "until", "images", "columns"}    the next changes, of all regions, whoever owns
            them; the stream's schema metadata `memwal:changes` has {"position", "more"}
-DoAction   "changes_position" {"at"} |
-           "count" | "explained count" {"regions", …} | "status" | "flush" | "commit" | "schema" | "regions" |
-           "release"   JSON in, JSON out
+DoAction   "changes_position" {"at"} | "base_version" |
+           "count" | "explained count" {"regions", …} | "status" | "commit" | "schema" | "regions" |
+           "release" | "flush" {"regions", "routing"}, without them of all here   JSON in, JSON out
            "indexes" | "create_index" {"column", "kind", "parameters"} | "drop_index" {"name"}   for all regions
-           "base_version"              the newest version of the base table
            "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
            "record" {"token", "durable", "regions", "routing"}  records the token as applied in each of them
            "schema" {"look": true}     looks first whether somebody changed the table's columns
@@ -324,7 +323,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "record": self._record,
             "base_version": lambda _: self.table.deletes.base_version(),
             "status": lambda _: self.table.status(),
-            "flush": lambda _: self.table.flush(),
+            "flush": self._flush,
             "commit": lambda _: asdict(self.table.commit()),
             "indexes": lambda _: self.table.list_indexes(),
             "create_index": lambda asked: self.table.create_index(
@@ -349,6 +348,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         table = self.table
         expect_routing(table.base.uri, request["routing"], table.base.routing_version)
         return table.applied(request["producer"], map(UUID, request["regions"]))
+
+    def _flush(self, request: dict[str, Any]) -> None:
+        table, named = self.table, request.get("regions")
+        expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
+        table.flush() if named is None else table.upkeep.flush(table.regions.of(map(UUID, named)), every=True)
 
     def _record(self, request: dict[str, Any]) -> dict[str, int]:
         table, token = self.table, Token.parse(request["token"])

@@ -106,15 +106,21 @@ class TableUpkeep:
             found[""] = str(classify(whole))
         return [{"region": region, "error": found[region]} for region in sorted(found)]
 
-    def flush(self, writers: Sequence[RegionWriter] | None = None) -> None:
-        """Publish the memtables of `writers`; None: of every region here that has not failed."""
+    def flush(self, writers: Sequence[RegionWriter] | None = None, *, every: bool = False) -> None:
+        """Publish the memtables of `writers`; None: of every region here that has not failed. `every`: raise
+        Unavailable (`not_owner`) if one of them was released meanwhile; else its next owner publishes them some time.
+        """
         waits: list[tuple[RegionWriter, Callable[[], None]]] = []
-        for writer in self._regions.alive if writers is None else writers:  # all freeze before the first wait
+        flushed = self._regions.alive if writers is None else writers
+        for writer in flushed:  # all freeze before the first wait
             with self._unless_gone(writer):
                 waits.append((writer, writer.freeze()))
         for writer, published in waits:
             with self._unless_gone(writer):
                 published()
+        for writer in flushed if every else ():
+            if not self._regions.has(writer):
+                raise self._regions.missing(writer.region)
 
     def commit(self) -> CommitReport:
         """Commit all published SSTs of the table, of every process. Raises: flush and wal errors, not those of single

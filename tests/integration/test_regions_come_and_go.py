@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -265,3 +269,44 @@ def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Tab
         .sort_by("id")
         .equals(pa.concat_tables([made.table(range(50)), made.table(range(50, 120), 1)]).cast(other.scan().schema))
     )
+
+
+def flush(owner: Table, regions: Sequence[UUID]) -> None:
+    """What a client asks a daemon for."""
+    service = SimpleNamespace(table=owner)
+    FlightService._flush(service, {"regions": [str(region) for region in regions], "routing": 1})  # type: ignore[arg-type]
+
+
+def test_a_flush_of_regions_that_are_not_all_here_says_so(owners: tuple[Table, Table], made: Any) -> None:
+    """A client that flushed at every owner it knew was told that all rows are in SSTs, though a region had moved."""
+    share(owners)
+    put(owners, made.table(range(50)))
+    region = owners[0].base.regions[0]
+    owners[0].release(region)
+    with pytest.raises(memwal.Unavailable) as refused:
+        flush(owners[0], owners[0].base.regions[::2])
+    assert reason(refused.value) == "not_owner"
+    flush(owners[0], [owners[0].base.regions[2]])
+    owners[0].flush()
+
+
+def test_a_flush_fails_if_a_region_leaves_meanwhile(owners: tuple[Table, Table], made: Any) -> None:
+    share(owners)
+    put(owners, made.table(range(50)))
+    region = owners[0].base.regions[0]
+    writer, (waits, left) = owners[0].regions.writer(region), (Event(), Event())
+    freeze = writer.freeze
+
+    def freeze_late() -> Callable[[], None]:
+        waits.set()
+        assert left.wait(30)
+        return freeze()
+
+    with patch.object(writer, "freeze", freeze_late), ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(flush, owners[0], [region])
+        assert waits.wait(30)
+        owners[0].release(region, flush=False)
+        left.set()
+        with pytest.raises(memwal.Unavailable) as refused:
+            flushed.result()
+    assert reason(refused.value) == "not_owner"

@@ -11,7 +11,7 @@ from tests.simulation.table_planted import PLANTED_IN_TABLE, found_in_table_by
 from tests.simulation.table_world import TableWorld
 from tests.simulation.world import SeedFailed, simulate
 
-SEEDS = 8
+SEEDS = 5
 """Thousands: `make simulate ARGS=--table`."""
 
 
@@ -23,7 +23,7 @@ def test_no_seed_breaks_a_promise() -> None:
 
 def test_one_seed_is_one_run(pool: ProcessPoolExecutor) -> None:
     there = pool.submit(simulate, 6, kind=TableWorld)
-    assert len({simulate(6, kind=TableWorld).digest, simulate(6, kind=TableWorld).digest, there.result().digest}) == 1
+    assert simulate(6, kind=TableWorld).digest == there.result().digest
 
 
 @pytest.mark.timeout(900)

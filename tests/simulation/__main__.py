@@ -9,38 +9,42 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from tests.simulation.many import KINDS, outcomes
+from tests.simulation.coverage import Cells, table
+from tests.simulation.many import KINDS, results
 from tests.simulation.world import SeedFailed, simulate
 
 _NEWS_EVERY = 8
+_KINDS = {
+    "cluster": "everything at once (the default)",
+    "log": "the log of a few regions, with reads and commits",
+    "append": "the same of a table without a key",
+    "leases": "reads of owners that are deposed",
+    "table": "flush, commit, collection and the base table",
+}
+_LONG = 1000
+"""Seeds of a run at whose end the coverage is always shown."""
 
 
-os.environ.setdefault("LANCE_LOG", "error")  # a compaction that lost a race is no news here
+os.environ.setdefault("LANCE_LOG", "critical")  # a compaction that lost a race is no news here
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 where a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
-        "--table", action="store_const", dest="kind", const="table", help="flush, commit, collection and the base table"
-    )
-    kinds.add_argument("--append", action="store_const", dest="kind", const="append", help="a table without a key")
-    kinds.add_argument(
-        "--leases", action="store_const", dest="kind", const="leases", help="reads of owners that are deposed"
-    )
-    kinds.add_argument(
-        "--daemons", action="store_const", dest="kind", const="daemons", help="daemons, producers and resizes"
-    )
+    for kind, about in _KINDS.items():
+        kinds.add_argument(f"--{kind}", action="store_const", dest="kind", const=kind, help=about)
     parser.add_argument("--seed", type=int, help="run this one seed")
     parser.add_argument("--trace", action="store_true", help="show every step of it")
     parser.add_argument("--start", type=int, default=1, help="first of many seeds")
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--coverage", action="store_true", help="show which faults struck which steps, as Markdown")
     asked = parser.parse_args(arguments)
+    kind = asked.kind or "cluster"
     if asked.seed is not None:
-        return _one(asked.seed, trace=asked.trace, kind=asked.kind or "log")
-    return _many(asked.start, asked.seeds, asked.workers, kind=asked.kind or "log")
+        return _one(asked.seed, trace=asked.trace, kind=kind)
+    return _many(asked.start, asked.seeds, asked.workers, kind=kind, coverage=asked.coverage)
 
 
 def _one(seed: int, *, trace: bool, kind: str) -> int:
@@ -55,16 +59,19 @@ def _one(seed: int, *, trace: bool, kind: str) -> int:
     return 0
 
 
-def _many(start: int, seeds: int, workers: int, *, kind: str) -> int:
-    began, failed = time.monotonic(), list[str]()
-    for done, said in enumerate(outcomes(start, seeds, workers, kind=kind), 1):
-        if said:
-            failed.append(said)
-            print(f"\r{said}", flush=True)
+def _many(start: int, seeds: int, workers: int, *, kind: str, coverage: bool) -> int:
+    began, failed, cells = time.monotonic(), list[str](), Cells()
+    for done, result in enumerate(results(start, seeds, workers, kind=kind), 1):
+        cells.update(result.cells)
+        if result.said:
+            failed.append(result.said)
+            print(f"\r{result.said}", flush=True)
         rate = done / (time.monotonic() - began)
         if done % _NEWS_EVERY == 0 or done == seeds:
             print(f"\r{done} of {seeds} seeds, {len(failed)} failed, {rate:.1f} seeds/s ", end="", flush=True)
     print(f"\nseeds {start} to {start + seeds - 1}")
+    if coverage or seeds >= _LONG:
+        print(f"\n{table(cells)}\n")
     for said in failed:
         print(f"failed: {said}")
     return 1 if failed else 0

@@ -307,7 +307,7 @@ class Chaos:
         if chosen == "kill":
             world.scheduler.kill(victim.host)
         elif chosen == "stop":
-            victim.host.asleep_until = until
+            world.scheduler.stop(victim.host, until)
         else:
             whom = None if chosen == "outage for all" else victim.host
             world.weather.outages.append((until, world.random.choice(OUTAGES), whom))

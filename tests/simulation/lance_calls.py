@@ -21,6 +21,7 @@ import memwal.flush.commits.committer
 import memwal.flush.sst.files
 import memwal.ingest.read.stored
 from memwal.wal import ArrowCodec, EntryCodec, LanceCodec, SystemClock, SystemIds, WalOptions
+from tests.simulation.coverage import step_of
 from tests.simulation.scheduler import Killed, Scheduler, SimulatedClock
 from tests.simulation.storage import Weather
 
@@ -101,16 +102,18 @@ def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
 
 def _around(scheduler: Scheduler, weather: Weather, name: str, call: Callable[[], Any], faults: tuple[str, ...]) -> Any:
     rate = weather.rate * (weather.lance_writes_worse if faults is _FAULTS else 1.0)
-    fault = scheduler.random.choice(faults) if scheduler.random.random() < rate else ""
-    scheduler.pause(scheduler.random.choice(_PAUSES))
-    _strike(scheduler, fault, "before", name)
-    try:
-        answer = call()
-    except (OSError, ValueError, RuntimeError) as error:
-        scheduler.note(f"{name} -> {type(error).__name__}")
-        raise
-    scheduler.note(f"{name} -> done")
-    scheduler.pause(scheduler.random.choice(_PAUSES))
+    fault, step = scheduler.random.choice(faults) if scheduler.random.random() < rate else "", step_of(name)
+    scheduler.coverage.strike(step, fault)
+    with scheduler.coverage.doing(step):
+        scheduler.pause(scheduler.random.choice(_PAUSES) * weather.pace)
+        _strike(scheduler, fault, "before", name)
+        try:
+            answer = call()
+        except (OSError, ValueError, RuntimeError) as error:
+            scheduler.note(f"{name} -> {type(error).__name__}")
+            raise
+        scheduler.note(f"{name} -> done")
+        scheduler.pause(scheduler.random.choice(_PAUSES) * weather.pace)
     _strike(scheduler, fault, "after", name)
     return answer
 

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
-from tests.simulation.daemon_world import DaemonWorld
+from tests.simulation.cluster_world import ClusterWorld
+from tests.simulation.coverage import Cells
 from tests.simulation.lease_world import LeaseWorld
 from tests.simulation.table_world import TableWorld
 from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 
 _CHUNK = 4
 KINDS: dict[str, type[World]] = {
+    "cluster": ClusterWorld,
     "log": World,
     "append": AppendWorld,
     "leases": LeaseWorld,
     "table": TableWorld,
-    "daemons": DaemonWorld,
 }
-"""The log with a table's reads and commits; the same without a key; owners that are read while they are deposed; flush,
-commit and collection of a table; daemons, producers and resizes."""
+"""Everything at once; the log with a table's reads and commits; the same without a key; owners that are read while they
+are deposed; flush, commit and collection of a table."""
 
 
-def outcomes(start: int, seeds: int, workers: int, *, kind: str = "log") -> Iterator[str]:
-    """For each seed, in order, why it failed: one line, "" where it did not. `kind`: of world, see `KINDS`."""
+@dataclass(frozen=True)
+class Result:
+    """What came of one seed. `said`: why it failed, one line; "" where it did not."""
+
+    said: str
+    cells: Cells
+    """What was done and what struck it; of a run that did not fail."""
+
+
+def results(start: int, seeds: int, workers: int, *, kind: str) -> Iterator[Result]:
+    """The results of seeds, in order. `kind`: of world, see `KINDS`."""
     # Not forked: pylance's threads would not be in the child.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_said, kind), range(start, start + seeds), chunksize=_CHUNK)
+        yield from pool.map(partial(_result, kind), range(start, start + seeds), chunksize=_CHUNK)
 
 
-def _said(kind: str, seed: int) -> str:
+def outcomes(start: int, seeds: int, workers: int, *, kind: str) -> Iterator[str]:
+    """As `results`, what they said alone."""
+    return (result.said for result in results(start, seeds, workers, kind=kind))
+
+
+def _result(kind: str, seed: int) -> Result:
     try:
-        simulate(seed, kind=KINDS[kind])
+        return Result("", simulate(seed, kind=KINDS[kind]).cells)
     except SeedFailed as error:
-        return error.reason
-    return ""
+        return Result(error.reason, Cells())

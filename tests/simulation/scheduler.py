@@ -16,12 +16,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
 
 import greenlet
+
+from tests.simulation.coverage import Coverage
 
 START = 1_700_000_000.0
 _STEPS_MAX = 1_000_000
 _LINES_KEPT = 60
+_NEVER = float("inf")
 
 
 class Killed(BaseException):
@@ -40,6 +46,10 @@ class Host:
     dead: bool = False
     asleep_until: float = 0.0
     """Stopped until this moment, as by SIGSTOP or a suspended machine, then going on as if nothing had been."""
+    clock: SimulatedClock | None = None
+    """That of its machine; None: the simulation's own."""
+    ids: Any = None
+    """Where its identifiers come from."""
 
 
 @dataclass(eq=False)
@@ -52,6 +62,10 @@ class Actor:
     wake: float = 0.0
     background: bool = False
     """Ends with the others instead of being waited for."""
+    number: int = 0
+    """In order of creation."""
+    turn: int = 0
+    """Of its entries in the queue of turns the one that counts."""
 
 
 @dataclass
@@ -88,6 +102,13 @@ class Scheduler:
         self.trace = trace
         self.elapsed = 0.0
         self._actors: dict[greenlet.greenlet, Actor] = {}
+        self._turns: list[tuple[float, int, int, Actor]] = []
+        """A heap: when an actor may go on, its number, which of its entries this is."""
+        self._numbers = count()
+        self._foreground = 0
+        self.coverage = Coverage(self)
+        self.killed: list[Callable[[Host], None]] = []
+        """Called when a process was killed."""
         self._hub = greenlet.getcurrent()
         self._thread = threading.get_ident()
         self._undisturbed = 0
@@ -102,8 +123,11 @@ class Scheduler:
             except Killed:
                 self.note("killed")
 
-        actor = Actor(name, host, greenlet.greenlet(run, self._hub), self.elapsed, background)
+        made = greenlet.greenlet(run, self._hub)
+        actor = Actor(name, host, made, self.elapsed, background, next(self._numbers))
         self._actors[actor.run] = actor
+        self._foreground += not background
+        self._queue(actor, self.elapsed)
         return actor
 
     @property
@@ -130,8 +154,20 @@ class Scheduler:
             return
         self._check_alive(actor.host)
         actor.wake = self.elapsed + seconds
+        self._queue(actor, actor.wake)
         self._hub.switch()
         self._check_alive(actor.host)
+
+    def wake(self, actor: Actor) -> None:
+        """Let an actor that pauses go on now."""
+        if actor.wake > self.elapsed:
+            actor.wake = self.elapsed
+            self._queue(actor, self.elapsed)
+
+    def stop(self, host: Host, until: float) -> None:
+        """Let a process stand still until then."""
+        host.asleep_until = until
+        self.coverage.struck(host, "stop")
 
     def note(self, text: str) -> None:
         """Add a line to the trace in the name of the actor that runs."""
@@ -141,7 +177,7 @@ class Scheduler:
     def run(self) -> None:
         """Run until every actor that is waited for has ended. Raises what an actor raised; Stuck."""
         steps = 0
-        while any(not actor.background for actor in self._actors.values()):
+        while self._foreground:
             steps += 1
             if steps > _STEPS_MAX:
                 raise Stuck(f"{_STEPS_MAX} steps and no end; running: {[a.name for a in self._actors.values()]}")
@@ -149,10 +185,19 @@ class Scheduler:
             actor.run.switch()
             if actor.run.dead:
                 del self._actors[actor.run]
+                self._foreground -= not actor.background
 
     def kill(self, host: Host) -> None:
         """End a process here and now; its actors unwind without being able to touch anything."""
         host.dead = True
+        self.coverage.struck(host, "kill")
+        for actor in self._actors.values():
+            if actor.host is host:
+                if actor.wake == _NEVER:
+                    actor.wake = self.elapsed
+                self._queue(actor, actor.wake)
+        for told in self.killed:
+            told(host)
 
     def end(self) -> None:
         """Unwind every actor that is left."""
@@ -162,26 +207,42 @@ class Scheduler:
                 actor.run.switch()
         self._actors.clear()
 
+    def _queue(self, actor: Actor, wake: float) -> None:
+        actor.turn += 1
+        if wake != _NEVER:
+            heappush(self._turns, (wake, actor.number, actor.turn, actor))
+
     def _next(self) -> Actor:
-        """One of those whose time comes first, or has come already."""
-        ready: list[Actor] = []
-        soonest = float("inf")
-        for actor in self._actors.values():
+        """One of those whose time comes first, or has come already. Raises: Stuck if nobody's ever comes."""
+        turns, ready = self._turns, list[Actor]()
+        soonest = _NEVER
+        while turns and turns[0][0] <= soonest:
+            wake, _, turn, actor = heappop(turns)
+            if turn != actor.turn or actor.run.dead:
+                continue
             host = actor.host
-            due = actor.wake if host.dead else max(actor.wake, host.asleep_until)
-            if due <= self.elapsed:
-                due = self.elapsed
-            if due < soonest:
-                soonest, ready = due, [actor]
-            elif due == soonest:
-                ready.append(actor)
+            if not host.dead and host.asleep_until > max(wake, self.elapsed):
+                self._queue(actor, host.asleep_until)
+                continue
+            soonest = max(wake, self.elapsed)
+            ready.append(actor)
+        if not ready:
+            raise Stuck(f"everybody waits for somebody else: {[a.name for a in self._actors.values()]}")
         self.elapsed = soonest
-        return ready[0] if len(ready) == 1 else self.random.choice(ready)
+        chosen = ready[0] if len(ready) == 1 else self.random.choice(sorted(ready, key=_number))
+        for actor in ready:
+            if actor is not chosen:
+                self._queue(actor, soonest)
+        return chosen
 
     @staticmethod
     def _check_alive(host: Host) -> None:
         if host.dead:
             raise Killed
+
+
+def _number(actor: Actor) -> int:
+    return actor.number
 
 
 class SimulatedClock:

@@ -20,12 +20,14 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
 from unittest.mock import patch
 
 import memwal.wal.store.local
 from memwal.wal import LocalStore, ObjectInfo, PutOutcome, StoreRefused, StoreUnavailable
-from memwal.wal.layout import parse_entry_key, parse_manifest_key, parse_rev, regions
+from memwal.wal.layout import kind_of, parse_entry_key, parse_manifest_key, parse_rev, regions
+from tests.simulation.coverage import step_of
 from tests.simulation.scheduler import START, Host, Killed, Scheduler
 
 PUT_FAULTS = (
@@ -56,8 +58,11 @@ _MOST = 0.6
 """Of the puts of one kind at most so many have a fault: some must get through."""
 _DEATHS = 0.2
 """Of the other calls' faults that would kill a process, how many do: a life must be long enough to get somewhere."""
+_NOTE = "/owner.json"
 _LANCES_OWN = ("_versions/", "_transactions/")
 _FIXED_NAMES = {"bloom_filter.bin", "page_data.lance", "page_lookup.lance"}
+
+_READS = frozenset({"get", "exists", "children", "list", "describe"})
 
 _T = TypeVar("_T")
 
@@ -78,6 +83,8 @@ class Weather:
     """Factor on `rate` for what Lance writes in one call, which is many requests."""
     manifests_worse: float = 1.0
     """Factor on `rate` for puts of region manifests, of which there are few: claims, publications, prunes."""
+    pace: float = 1.0
+    """Factor on every latency and every pause of Lance's."""
     outages: list[tuple[float, str, Host | None]] = field(default_factory=list)
     """Until when, what every put answers, for whom (None: everybody)."""
 
@@ -137,52 +144,55 @@ class SimulatedStore:
     def __init__(self, disk: Disk, weather: Weather, scheduler: Scheduler, host: Host) -> None:
         self.storage_options: dict[str, str] = {}
         self._disk, self._inner, self._weather = disk, disk.inner, weather
-        self._scheduler, self._host = scheduler, host
+        self._scheduler, self._host, self._coverage = scheduler, host, scheduler.coverage
         self._speed = weather.speed * scheduler.random.choice((1, 1, 1, 10))
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         worse = self._weather.manifests_worse if parse_manifest_key(key) is not None else 1.0
-        fault = self._outage() or self._fault(self._weather.put_faults, worse)
-        self._scheduler.pause(self._latency(fault))
-        outcome = self._put(key, data, fault)
-        self._say(f"put {short(key)}", fault, outcome.value)
-        self._scheduler.pause(self._latency(fault))
+        outage = self._outage()
+        fault, step = outage or self._fault(self._weather.put_faults, worse), step_of(f"put {kind_of(key)}")
+        self._coverage.strike(step, "outage" if outage else fault)
+        with self._coverage.doing(step):
+            self._scheduler.pause(self._latency(fault))
+            outcome = self._put(key, data, fault)
+            self._say(f"put {short(key)}", fault, outcome.value)
+            self._scheduler.pause(self._latency(fault))
         self._kill(fault == "kill after")
         return outcome
 
     def put(self, key: str, data: bytes) -> None:
-        self._call(f"hint {short(key)}", lambda: self._inner.put(key, data))
+        self._call("hint", key, lambda: self._inner.put(key, data))
 
     def get(self, key: str) -> bytes | None:
-        # The manifests of the base table hold times and random names, whose lengths differ from run to run.
-        said = _existence if key.startswith(_LANCES_OWN) else _size
-        return self._call(f"get {short(key)}", lambda: self._inner.get(key), said)
+        # The manifests of the base table hold times and random names, notes the process: their lengths differ.
+        said = _existence if key.startswith(_LANCES_OWN) or key.endswith(_NOTE) else _size
+        return self._call("get", key, lambda: self._inner.get(key), said)
 
     def exists(self, key: str) -> bool:
-        return self._call(f"exists {short(key)}", lambda: self._inner.exists(key), str)
+        return self._call("exists", key, lambda: self._inner.exists(key), str)
 
     def children(self, prefix: str) -> list[str]:
-        return self._call(f"children {short(prefix)}", lambda: self._inner.children(prefix), _count)
+        return self._call("children", prefix, lambda: self._inner.children(prefix), _count)
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
         """None: no process is killed inside a put of the disk."""
         return []
 
     def list_some(self, prefix: str, most: int) -> list[str]:
-        return self._call(f"list {short(prefix)}", lambda: sorted(self._listed(prefix))[:most], _count)
+        return self._call("list", prefix, lambda: sorted(self._listed(prefix))[:most], _count)
 
     def list(self, prefix: str) -> list[str]:
-        return self._call(f"list {short(prefix)}", lambda: sorted(self._listed(prefix)), _count)
+        return self._call("list", prefix, lambda: sorted(self._listed(prefix)), _count)
 
     def describe(self, prefix: str) -> list[ObjectInfo]:
         def described() -> list[ObjectInfo]:
             sizes = {each.key: each.size for each in self._inner.describe(prefix)}
             return [ObjectInfo(key, sizes[key], self._disk.created.get(key, 0.0)) for key in self._listed(prefix)]
 
-        return self._call(f"describe {short(prefix)}", described, _count)
+        return self._call("describe", prefix, described, _count)
 
     def delete(self, key: str) -> None:
-        self._call(f"delete {short(key)}", lambda: self._inner.delete(key))
+        self._call("delete", key, lambda: self._inner.delete(key))
 
     def remove_leftovers(self, prefix: str) -> None:
         """Directories alone, which no actor sees: no point at which others may run."""
@@ -194,19 +204,22 @@ class SimulatedStore:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _call(self, name: str, effect: Callable[[], _T], said: Callable[[_T], str] = lambda _: "done") -> _T:
-        outage = self._outage()
-        fault = "unavailable" if outage and outage not in _OF_PUTS else self._fault(self._weather.call_faults)
-        self._scheduler.pause(self._latency(fault))
-        self._kill(fault == "kill before")
-        if fault == "unavailable":
-            self._say(name, fault, "")
-            raise StoreUnavailable(f"{name}: the simulated storage is away")
-        found = effect()
-        self._say(name, fault, said(found))
-        if fault == "unavailable after":
-            raise StoreUnavailable(f"{name}: the simulated storage went away")
-        self._scheduler.pause(self._latency(fault))
+    def _call(self, verb: str, key: str, effect: Callable[[], _T], said: Callable[[_T], str] = lambda _: "done") -> _T:
+        outage, step = self._outage(), step_of("read" if verb in _READS else f"{verb} {kind_of(key)}")
+        away = bool(outage) and outage not in _OF_PUTS
+        fault = "unavailable" if away else self._fault(self._weather.call_faults)
+        self._coverage.strike(step, "outage" if away else fault)
+        with self._coverage.doing(step):
+            self._scheduler.pause(self._latency(fault))
+            self._kill(fault == "kill before")
+            if fault == "unavailable":
+                self._say(f"{verb} {short(key)}", fault, "")
+                raise StoreUnavailable(f"{verb} {short(key)}: the simulated storage is away")
+            found = effect()
+            self._say(f"{verb} {short(key)}", fault, said(found))
+            if fault == "unavailable after":
+                raise StoreUnavailable(f"{verb} {short(key)}: the simulated storage went away")
+            self._scheduler.pause(self._latency(fault))
         self._kill(fault == "kill after")
         return found
 
@@ -260,7 +273,12 @@ class SimulatedStore:
     def _latency(self, fault: str) -> float:
         if fault.startswith("time-out"):
             return _PUT_TIMEOUT / 2
-        return self._scheduler.random.choice(_LATENCIES) * self._speed * (10 if fault == "slow" else 1)
+        return (
+            self._scheduler.random.choice(_LATENCIES)
+            * self._speed
+            * self._weather.pace
+            * (10 if fault == "slow" else 1)
+        )
 
     def _kill(self, now: bool) -> None:
         if now:
@@ -302,6 +320,7 @@ def _failing_system_call(fault: str) -> AbstractContextManager[Any]:
     )
 
 
+@lru_cache(4096)
 def short(key: str) -> str:
     """A key as a person reads it, and the same in every run: pylance gives its files random names."""
     region = _SEGMENT.sub("_indices/*/", _REGION.sub(lambda found: _number(found[1]), key))

@@ -54,7 +54,7 @@ class RestartChaos(Chaos):
         if chosen == "kill":
             world.scheduler.kill(victim.host)
         elif chosen == "stop":
-            victim.host.asleep_until = until + 4.0
+            world.scheduler.stop(victim.host, until + 4.0)
         else:
             world.weather.outages.append((until, world.random.choice(OUTAGES), victim.host))
 

@@ -1,4 +1,4 @@
-"""Faults that a `DaemonWorld` must find: what may go wrong with tokens where regions change hands and number."""
+"""Faults that a `ClusterWorld` must find: of tokens where regions change hands and number, of clients, of daemons."""
 
 from __future__ import annotations
 
@@ -9,28 +9,19 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-import pyarrow as pa
-
 import memwal.ingest.region.core
+import memwal.ingest.rpc.connection
 import memwal.wal.garbage
 from memwal.flush.resizing.applied_maps import PREFIX, merged_map
-from memwal.ingest.region.write_queue import Write
+from memwal.ingest.client.writes import RoutedWrite
+from memwal.ingest.errors import LOST, Unavailable
 from memwal.wal import ObjectInfo, ObjectStore
 from memwal.wal.applied import AppliedMap
 from memwal.wal.layout import parse_snapshot_key, snapshot_prefix
-from tests.simulation.daemon_world import DaemonWorld
+from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.planted import first_failure
 
 Planted = AbstractContextManager[Any]
-
-
-def cuts_the_rows_and_not_what_deletes() -> Planted:
-    """A half-applied micro-batch with deletes after a resize."""
-
-    def keep(self: Write, rows: Any) -> None:
-        self.rows = self.rows.filter(pa.array(rows))
-
-    return patch.object(Write, "keep", keep)
 
 
 def _carrying(change: Callable[[Sequence[Mapping[str, int]], dict[str, int]], dict[str, int]]) -> Planted:
@@ -44,15 +35,6 @@ def _carrying(change: Callable[[Sequence[Mapping[str, int]], dict[str, int]], di
 def carries_the_highest_only() -> Planted:
     """What some regions have applied counts for all of them after a resize."""
     return _carrying(lambda _, found: {name: each for name, each in found.items() if not name.startswith(PREFIX)})
-
-
-def carries_what_all_have_only() -> Planted:
-    """What some regions have not applied counts for none of them after a resize."""
-    return _carrying(
-        lambda maps, found: {
-            name: min(each.get(name, -1) for each in maps) for name in found if not name.startswith(PREFIX)
-        }
-    )
 
 
 @contextmanager
@@ -87,35 +69,50 @@ def collects_the_snapshot_that_is_named() -> Planted:
     return _snapshots_collected(lambda name, position, _: int(name.partition("-")[0]) < position)
 
 
-def collects_snapshots_ahead_of_their_entry() -> Planted:
-    """What no entry names is garbage."""
-    return _snapshots_collected(lambda name, _, named: name != named)
+@contextmanager
+def resends_without_the_token() -> Iterator[None]:
+    """A client sends the token with its first attempt only."""
+
+    def attempt(self: RoutedWrite, within: float) -> Any:
+        try:
+            return original(self, within)
+        finally:
+            self._request = {**self._request, "token": None}
+
+    original = RoutedWrite.attempt
+    with patch.object(RoutedWrite, "attempt", attempt):
+        yield
 
 
-PLANTED_IN_DAEMONS: dict[str, Callable[[], Planted]] = {
+def takes_a_lost_answer_for_not_written() -> Planted:
+    """A client that lost the connection behind its rows says that nothing was written, or sends them again."""
+    return patch.object(
+        memwal.ingest.rpc.connection, "_no_answer", lambda endpoint: Unavailable(f"lost {endpoint}", {"reason": LOST})
+    )
+
+
+PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
     each.__name__: each
     for each in (
-        cuts_the_rows_and_not_what_deletes,
         carries_the_highest_only,
-        carries_what_all_have_only,
         claims_with_an_empty_map,
         collects_the_snapshot_that_is_named,
-        collects_snapshots_ahead_of_their_entry,
+        resends_without_the_token,
+        takes_a_lost_answer_for_not_written,
     )
 }
 
 FOUND_BY = {
-    "cuts_the_rows_and_not_what_deletes": 12,
-    "carries_the_highest_only": 1,
-    "carries_what_all_have_only": 10,
-    "claims_with_an_empty_map": 6,
-    "collects_the_snapshot_that_is_named": 4,
-    "collects_snapshots_ahead_of_their_entry": 4,
+    "carries_the_highest_only": 48,
+    "claims_with_an_empty_map": 20,
+    "collects_the_snapshot_that_is_named": 10,
+    "resends_without_the_token": 66,
+    "takes_a_lost_answer_for_not_written": 34,
 }
-"""As `planted.FOUND_BY`; about one seed in ten finds one."""
-SEEDS_TO_FIND = 70
+"""As `planted.FOUND_BY`."""
+SEEDS_TO_FIND = 100
 
 
-def found_in_daemons_by(name: str) -> tuple[int, str] | None:
+def found_in_clusters_by(name: str) -> tuple[int, str] | None:
     """The first seed that fails with the fault planted, and what it says; None where none of SEEDS_TO_FIND does."""
-    return first_failure(PLANTED_IN_DAEMONS[name], DaemonWorld, FOUND_BY[name], SEEDS_TO_FIND)
+    return first_failure(PLANTED_IN_CLUSTERS[name], ClusterWorld, FOUND_BY.get(name, 1), SEEDS_TO_FIND)

@@ -1,0 +1,124 @@
+"""A daemon of a `ClusterWorld`: `memwal serve`, with everything that it does, as the actors of one process.
+
+Real: the process's own loop, the table, its regions with their threads, the commit loop, the collection, the balancer
+with its looks at peers, take-overs and hand-overs, the service. Imitated: what comes before the loop (settings from
+files, probes of the storage, the look for live owners) and the pages of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import memwal.ingest.daemon.serve
+import memwal.ingest.table.embedded
+import memwal.ingest.table.open
+from memwal import flush, wal
+from memwal.flush.base.caches import LanceCaches
+from memwal.ingest.daemon.place import Place
+from memwal.ingest.errors import MemWalError
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.table.embedded import Table
+from tests.simulation.process import EXPECTED
+from tests.simulation.scheduler import Host, SimulatedClock
+from tests.simulation.storage import SimulatedStore
+from tests.simulation.threads import Event
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster_world import ClusterWorld
+
+
+class ServingDaemon:
+    """One life of a daemon; after a kill or its end the world makes the next one."""
+
+    def __init__(self, world: ClusterWorld, name: str) -> None:
+        self.world, self.name = world, name
+        self.endpoint = world.endpoint_of(name)
+        chance = world.random
+        self.host = Host(name)
+        self.host.clock = SimulatedClock(
+            world.scheduler, chance.choice((0.0, 0.0, -30.0, 400.0)), chance.choice((1.0, 0.97, 1.03))
+        )
+        self.host.ids = world.ids(name)
+        self.store = SimulatedStore(world.disk, world.weather, world.scheduler, self.host)
+        self.stop: Any = Event()
+        world.scheduler.spawn(name, self._live, self.host, background=True)
+
+    def open(self) -> Table:
+        """What `open_table` does for one of several daemons, with limits that a small run meets."""
+        world, clock, ids, settings = self.world, self.host.clock, self.host.ids, self.world.settings
+        assert clock is not None
+        base = flush.BaseTable.open(world.uri)
+        base = flush.finish_resize(base, self.store, clock=clock, ids=ids, options=world.wal_options)
+        context = memwal.ingest.table.open._context(settings, base, self.store, clock, ids, world.wal_options)
+        limits = replace(context.limits, rows_max=world.shape.rows_max, entry_size_max=world.shape.entry_size_max)
+        limits = replace(limits, entries_max=world.entries_max, pending_max=world.pending_max)
+        context = replace(context, limits=limits, daemon=True)
+        shared = replace(base, caches=LanceCaches(settings.table.cache_max))
+        return Table(shared, context, memwal.ingest.table.open._upkeep(settings), ())
+
+    def _live(self) -> None:
+        world = self.world
+        world.say("starts")
+        place = Place(self.endpoint, list(world.endpoints), ends=self.stop.is_set)
+        pages = SimpleNamespace(
+            serves=lambda _: None, shows=lambda *_: None, health=SimpleNamespace(hold=lambda *_: None)
+        )
+        life = memwal.ingest.daemon.serve._Daemon(
+            world.settings,
+            {},
+            place,
+            Guard(),
+            self.stop,
+            pages,
+            take_over=False,  # type: ignore[arg-type]
+        )
+        try:
+            while life.run(None, lambda _: world.say("serves its share")):
+                world.say("the table was resized")
+        except (*EXPECTED, MemWalError, flush.CommitConflict, RuntimeError) as error:
+            world.say(f"ends: {type(error).__name__}")
+        else:
+            world.say("ended")
+        world.scheduler.kill(self.host)
+
+
+@contextmanager
+def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
+    """While it lasts, daemons open the tables of `world`, and nothing of them outlives it."""
+
+    def opened(*_: Any, **__: Any) -> Table:
+        actor = world.scheduler.current
+        assert actor is not None
+        return next(each for each in world.daemons if each.host is actor.host).open()
+
+    clock = SimulatedClock(world.scheduler)
+
+    def of_the_machine(name: str) -> Any:
+        def ask(*args: Any) -> Any:
+            actor = world.scheduler.current
+            own = None if actor is None else actor.host.clock
+            return getattr(own or clock, name)(*args)
+
+        return staticmethod(ask)
+
+    def drawn(name: str) -> Any:
+        def draw(_: Any) -> Any:
+            actor = world.scheduler.current
+            assert actor is not None, "the machine was asked for chance"
+            return getattr(actor.host.ids, name)()
+
+        return draw
+
+    with ExitStack() as patches:
+        for name in ("now", "monotonic", "sleep"):
+            patches.enter_context(patch.object(wal.SystemClock, name, of_the_machine(name)))
+        for name in ("entry_id", "token", "uuid"):
+            patches.enter_context(patch.object(wal.SystemIds, name, drawn(name)))
+        patches.enter_context(patch.object(memwal.ingest.daemon.serve, "open_table", opened))
+        patches.enter_context(patch.object(memwal.ingest.table.embedded, "close_at_exit", lambda _: None))
+        yield

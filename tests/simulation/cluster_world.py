@@ -1,0 +1,352 @@
+"""Everything at once, one seed: daemons, clients, producers, committers, collectors, resizes, readers, and the weather.
+
+Two or three daemons share a table: they look at each other, claim, hand over, take over and lose regions, sleep through
+everything and wake up, each with its own clock; they commit by policy and collect garbage that is seconds old. Clients
+with routers of their own write and read through them, over a network that loses answers, delays calls and is cut;
+producers deliver micro-batches; operators commit by hand and pause commits; others read storage, commit, collect, load
+past the log, change the base table, and resize the table beneath all of them. Which of them are there, and how bad the
+weather is, the seed draws, so that a run is small and all of them meet in some runs.
+
+What must hold:
+
+ 1. A read shows no older row than was known before it began (`ledger`), whoever answers it, at `latest` and `durable`.
+ 2. A refused write is never seen; a write is visible in a region as a whole; a repeated token applies nothing twice.
+ 3. Whenever a micro-batch is acked as a whole, storage shows exactly what all batches of its producer come to.
+ 4. While commits are paused no daemon commits by its policy.
+ 5. In good weather every region is served again within a minute; then 1 to 3 hold at every level.
+ 6. At rest manifests, positions and generations have no gap, `memwal verify` finds nothing, no SST is left over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from unittest.mock import patch
+
+import pyarrow as pa
+
+import memwal.ingest.client.remote
+import memwal.ingest.daemon.balancer
+import memwal.ingest.daemon.peers
+from memwal import flush, wal
+from memwal.flush.base.load_id import load_id
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.settings.load import load
+from memwal.ingest.table.commit_loop import CommitLoop
+from memwal.ingest.table.stored import StoredTable
+from memwal.memtable import TOMBSTONE, row_schema
+from tests.simulation.actors import Visitor
+from tests.simulation.cluster_clients import (
+    Checkpoint,
+    Looker,
+    Operator,
+    Producer,
+    Resizer,
+    Row,
+    StorageLooker,
+    Writer,
+)
+from tests.simulation.cluster_daemon import ServingDaemon, simulated_daemons
+from tests.simulation.cluster_end import ClusterChaos, End
+from tests.simulation.ledger import Ledger
+from tests.simulation.network import Network, simulated_network
+from tests.simulation.oracle import Wrong
+from tests.simulation.process import pairs
+from tests.simulation.scheduler import Trace
+from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Weather
+from tests.simulation.table_actors import EagerCommitter, Expirer, HungryCollector, Loader, Meddler, Upkeep
+from tests.simulation.threads import simulated_threads
+from tests.simulation.world import Shape, World, check_region
+
+BUCKETS_MAX = 4
+_CLIENT_KEYS = 9_000
+"""Below are the keys of clients."""
+_PAUSE_NOTED = 4.0
+"""Seconds until a daemon has noted a pause, or has not begun a commit that it decided on before."""
+_VISITORS: Mapping[str, type[Visitor]] = {
+    "writer": Writer,
+    "looker": Looker,
+    "storage": StorageLooker,
+    "producer": Producer,
+    "operator": Operator,
+    "resizer": Resizer,
+    "committer": EagerCommitter,
+    "collector": HungryCollector,
+    "loader": Loader,
+    "meddler": Meddler,
+    "upkeep": Upkeep,
+    "expirer": Expirer,
+}
+_ANY = ("producer0", "producer1", "storage0", "operator0", "resizer0", "committer0", "collector0")
+_OF_CLIENTS = ("writer0", "writer1", "looker0", "looker1")
+_OF_THE_BASE = ("loader0", "meddler0", "upkeep0", "expirer0")
+
+
+class ClusterWorld(World):
+    """See the module's text. One thread."""
+
+    option = ""
+    books: type[Ledger] = Ledger
+    """Who judges what clients see."""
+
+    def __init__(self, seed: int, directory: str, trace: Trace) -> None:
+        super().__init__(seed, directory, trace)
+        chance = self.random
+        self.region_ids = [wal.bucket_region(bucket) for bucket in range(BUCKETS_MAX)]
+        self.daemons = cast("list[ServingDaemon]", self.processes)
+        self.endpoints = [self.endpoint_of(f"daemon{number}") for number in range(self.shape.writers)]
+        self.entries_max, self.pending_max = chance.choice((2, 5, 1000)), chance.choice((0, 0, 3))
+        self.network = Network(self.scheduler, self.scheduler.coverage, chance.choice((0.0, 0.01, 0.05)))
+        self.settings = self._settings()
+        self._look_every = chance.choice((0.25, 1.0, 1.0))
+        resized = any(name.startswith("resizer") for name in self.shape.visitors)
+        known = {} if resized or self.append else self.oracle.region_of
+        self.ledger = self.books(known)
+        self.checkpoints: dict[str, Checkpoint] = {}
+        self.batches = self.loads = 0
+        self.paused_since = float("inf")
+        self._fresh = 0
+
+    def drawn(self) -> tuple[Shape, Weather]:
+        chance = self.random
+        rules = (flush.WriteRules(), flush.WriteRules(), flush.WriteRules("insert"), flush.WriteRules(version="v"))
+        self.append, self.rules = chance.random() < 0.2, flush.WriteRules()
+        if not self.append:
+            self.rules = chance.choice(rules)
+        plain = self.rules == flush.WriteRules()
+        of_the_base = _OF_THE_BASE if plain and not self.append else ()
+        self.indexes = (("v", "btree"),) if of_the_base and chance.random() < 0.5 else ()
+        beings = [name for name in _ANY if chance.random() < 0.5]
+        beings += [name for name in _OF_CLIENTS if plain and chance.random() < 0.7]
+        beings += [name for name in of_the_base if chance.random() < 0.15]
+        shape = Shape(
+            regions=chance.choice((1, 2, 3)),
+            writers=chance.choice((2, 2, 3)),
+            seconds=chance.choice((6.0, 12.0, 18.0)),
+            keys=chance.choice((4, 12)),
+            paces=(0.3,),
+            rest=2.0,
+            chaos=chance.choice((0.0, 0.3, 0.6)),
+            patience=10,
+            rows_max=chance.choice((3, 8, 40)),
+            entry_size_max=chance.choice((60, 1 << 20)),
+            wal_format="lance" if self.append else chance.choice(("lance", "lance", "lance", "arrow")),
+            visitors=tuple(dict.fromkeys(beings or ["producer0", "looker0"])),
+        )
+        weather = Weather(
+            rate=chance.choice((0.0, 0.005, 0.02)),
+            put_faults=PUT_FAULTS,
+            call_faults=CALL_FAULTS,
+            lag=chance.choice((0.0, 0.2)),
+            speed=chance.choice((0.2, 1.0)),
+            lance_writes_worse=8.0,
+        )
+        return shape, weather
+
+    def _settings(self) -> Any:
+        chance = self.random
+        age = f"{chance.choice((0.5, 5.0))}s"
+        return load(
+            {
+                "table": {"uri": self.uri, **({"append_only": True} if self.append else {"key": ["id"]})},
+                "daemon": {
+                    "endpoints": self.endpoints,
+                    "read_ahead": chance.choice(("0s", "2s")),
+                    "drain_timeout": "2s",
+                },
+                "commit": {
+                    "interval": chance.choice(("0s", "2s", "6s")),
+                    "ssts_max": chance.choice((1, 3)),
+                    "pending_max": 0,
+                    "compact_fragments": 2,
+                },
+                "gc": {
+                    "interval": chance.choice(("0s", "3s")),
+                    "wal_age_min": age,
+                    "sst_age_min": age,
+                    "manifest_age_min": age,
+                },
+                "flush": {"retry_delay": "0.2s"},
+                "memtable": {"age_max": chance.choice(("3s", "30s"))},
+            },
+            {},
+        )
+
+    def beings(self) -> Mapping[str, type[Visitor]]:
+        return _VISITORS
+
+    @staticmethod
+    def endpoint_of(name: str) -> str:
+        """Where a daemon listens."""
+        return f"grpc://{name}:1"
+
+    @property
+    def open(self) -> bool:
+        return self.scheduler.elapsed < self.shape.seconds
+
+    @contextmanager
+    def machine(self) -> Iterator[None]:
+        def step(loop: CommitLoop) -> Any:
+            began = self.scheduler.elapsed
+            decided = original(loop)
+            # A look at the storage that fails leaves what was paused before.
+            since = max([self.paused_since, *(until for until, _, _ in self.weather.outages)])
+            if decided in ("commit", "flush") and began > since + _PAUSE_NOTED and loop._steps.leading:  # type: ignore[attr-defined]
+                raise Wrong(f"a daemon decided to {decided}, though commits are paused for {_PAUSE_NOTED} s")
+            return decided
+
+        original = CommitLoop.step
+        with (
+            _silence(),
+            super().machine(),
+            simulated_threads(self.scheduler),
+            simulated_network(self.network),
+            simulated_daemons(self),
+            patch.object(CommitLoop, "step", step),
+            # Daemons look at each other all the time: half of what a run costs.
+            patch.object(memwal.ingest.daemon.peers, "LOOK_EVERY", self._look_every),
+            patch.object(memwal.ingest.daemon.balancer, "LOOK_EVERY", self._look_every),
+            patch.object(memwal.ingest.client.remote, "STEP_TIMEOUT", 20.0),
+            patch.object(memwal.ingest.client.remote, "READ_TIMEOUT", 20.0),
+        ):
+            yield
+
+    # ---- rows ----------------------------------------------------------------------------------------------------
+
+    def is_of_clients(self, key: int) -> bool:
+        """Whether a key is one of the writers'."""
+        return key < _CLIENT_KEYS
+
+    def keys_of_clients(self) -> list[int]:
+        """The keys that writers write."""
+        return list(range(1, self._fresh + 1)) if self.append else list(self.oracle.region_of)
+
+    def rows_of_a_client(self, most: int) -> dict[int, bool]:
+        """Some keys, all put or all deleted; without a key fresh ids."""
+        if self.append:
+            first, self._fresh = self._fresh + 1, self._fresh + most
+            return dict.fromkeys(range(first, self._fresh + 1), False)
+        keys = self.keys_of_clients()
+        return dict.fromkeys(self.random.sample(keys, min(most, len(keys))), self.random.random() < 0.2)
+
+    def table_of(self, rows: Sequence[Row]) -> pa.Table:
+        """Rows of a batch in the columns of the table."""
+        columns = [each for each in row_schema(self.base.schema, self.base.key) if each.name != TOMBSTONE]
+        given = {"id": [key for key, _ in rows], "v": [value for _, value in rows]}
+        return pa.table(given, schema=pa.schema(columns))
+
+    def fold(self, state: Counter[Row], rows: Sequence[Row]) -> Counter[Row]:
+        """What is there after a batch."""
+        if self.append:
+            return state + Counter(rows)
+        there = dict(list(state))
+        for key, value in rows:
+            if value is None:
+                there.pop(key, None)
+            elif self.rules.upsert == "insert":
+                there.setdefault(key, value)
+            elif not self.rules.version or value >= (there.get(key) or 0):
+                there[key] = value
+        return Counter(there.items())
+
+    def expect(self, name: str, level: Any, store: wal.ObjectStore) -> None:
+        """Storage shows what the batches of a producer come to. Raises Wrong; Unavailable."""
+        self._compare(name, level, StoredTable(self.base, store).scan(level=level).read_all())
+
+    def _compare(self, name: str, level: str, rows: pa.Table) -> None:
+        first = Producer.first_key(name)
+        found = Counter(row for row in pairs(rows) if first <= row[0] < first + 100_000)
+        there = self.checkpoints[name]
+        expected: Counter[Row] = there.state if self.append else Counter(list(there.state))
+        if found != expected:
+            raise Wrong(
+                f"{name} at {level} after batch {there.number}: {sorted((found - expected).items())[:5]} too many, "
+                f"{sorted((expected - found).items())[:5]} missing"
+            )
+
+    # ---- loads past the log --------------------------------------------------------------------------------------
+
+    def landed(self) -> int:
+        """Return how many loads have landed, by their markers."""
+        with self.scheduler.undisturbed():
+            committed = flush.BaseTable.open(self.uri).committed
+        return sum(load_id(Loader.token(number)) in committed for number in range(self.loads + 1))
+
+    def counted(self) -> tuple[int, int]:
+        acked = sum(op.settled is not None and not op.failed for op in self.ledger.ops)
+        return len(self.ledger.ops) + self.batches, acked + self.batches
+
+    # ---- the run -------------------------------------------------------------------------------------------------
+
+    def live(self) -> None:
+        for number in range(self.shape.writers):
+            self.daemons.append(ServingDaemon(self, f"daemon{number}"))
+        for name in self.shape.visitors:
+            self.visitors.append(self.beings()[name.rstrip("0123456789")](self, name))
+        ClusterChaos(self)
+        try:
+            self.scheduler.run()
+            self.weather.clear()
+            self.weather.pace = 0.1
+            self.network.clear()
+            self._settle()
+        finally:
+            self.scheduler.end()
+
+    def _settle(self) -> None:
+        self.say("the storage and the network are well again")
+        self._land_some()
+        for place, daemon in enumerate(self.daemons):
+            if daemon.host.dead:
+                self.daemons[place] = ServingDaemon(self, daemon.name)
+        self.visitors = [End(self, "end")]
+        self.scheduler.run()
+        for daemon in self.daemons:
+            self.scheduler.kill(daemon.host)
+        self._check_at_rest()
+
+    def _check_at_rest(self) -> None:
+        base = flush.BaseTable.open(self.uri)
+        with self.scheduler.undisturbed():
+            if self.wal_is_ours and (found := verify_table(self.disk.inner, self.uri).findings):
+                raise Wrong(f"the end: verify: {found[0]}")
+        for region in base.regions:
+            self._collect_ssts(region)
+            check_region(self.disk.inner, region, self.codec.suffix)
+        rows = StoredTable(self.base, self._store()).scan(level="committed").read_all()
+        self.check_all("the base table without SSTs", "committed", rows, self.ledger.moment())
+        if self.loads:
+            self._check_loads(rows)
+
+    @property
+    def wal_is_ours(self) -> bool:
+        """Whether nobody but memwal has changed the table."""
+        return not any(name.startswith("meddler") for name in self.shape.visitors)
+
+    def _check_loads(self, rows: pa.Table) -> None:
+        loaded, landed = sorted(row for row in pairs(rows) if row[0] in Loader.keys), self.landed()
+        if landed < self.loads or loaded != [(key, Loader.value(landed - 1)) for key in Loader.keys if landed]:
+            raise Wrong(f"the end: {landed} loads have landed, of {self.loads}; their rows are {loaded}")
+
+    def check_all(self, who: str, level: str, rows: pa.Table, began: int) -> None:
+        """Everything that was known at `began`."""
+        ours = [row for row in pairs(rows) if self.is_of_clients(row[0])]
+        self.say(f"{who}: {len(ours)} rows of clients")
+        self.ledger.read(f"the end, {who}", began, ours, self.keys_of_clients(), level="durable")
+        for name in self.checkpoints:
+            self._compare(name, level, rows)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """While it lasts, daemons keep to themselves what the weather does to them."""
+    log = logging.getLogger("memwal")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -1,0 +1,219 @@
+"""Which faults struck at which steps of the protocols.
+
+A step is named by the part of the protocol whose code makes the call (`PARTS`, the innermost counts), and by what the
+call does to which kind of object: `publish: put manifest`. Faults of a call are counted there; a process that is killed
+or stopped meanwhile, by somebody else, counts for each call that it has under way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import memwal.flush.commits.committer
+import memwal.flush.commits.expiry
+import memwal.flush.commits.foreign_writes
+import memwal.flush.commits.index_catchup
+import memwal.flush.commits.load
+import memwal.flush.commits.maintenance
+import memwal.flush.commits.merge_passes
+import memwal.flush.commits.plan
+import memwal.flush.resizing.routing
+import memwal.flush.sst.files
+import memwal.flush.sst.flusher
+import memwal.wal.fence
+from memwal.flush import BaseTable, PlanCollector, SstCollector, collect_orphans
+from memwal.flush.commits.append_pass import AppendedRows
+from memwal.flush.commits.rounds import Rounds
+from memwal.flush.resizing.steps import _Run
+from memwal.ingest.changes.pieces import StoredChanges
+from memwal.ingest.read.reader import Reader
+from memwal.ingest.region.core import RegionCore
+from memwal.ingest.rpc.pauses import Pauses
+from memwal.ingest.table.regions import RegionSet
+from memwal.ingest.table.resize import Resizing
+from memwal.wal import ManifestCollector, ReadAhead, ReadLease, WalAppender, WalCollector
+from memwal.wal.fence import _Claimer
+from memwal.wal.layout import kind_of
+
+if TYPE_CHECKING:
+    from tests.simulation.scheduler import Host, Scheduler
+
+PARTS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "open": (BaseTable.open, BaseTable.latest),
+    "claim": (memwal.wal.fence.claim, RegionSet.before_claim),
+    "sentinel": (_Claimer.put_sentinel,),
+    "replay": (_Claimer.replayed,),
+    "settle": (memwal.wal.fence.settle_claim,),
+    "read ahead": (ReadAhead.look,),
+    "hand over": (RegionSet._released, RegionCore.end_reads, RegionCore.release),
+    "owner's note": (RegionSet._note, RegionSet._withdraw),
+    "append": (WalAppender.append,),
+    "ownership proof": (WalAppender._prove_ownership,),
+    "lease proof": (ReadLease.prove,),
+    "owner's look": (RegionCore.refresh,),
+    "write SST": (memwal.flush.sst.files.write_sst,),
+    "publish": (memwal.flush.sst.flusher.flush,),
+    "commit": (memwal.flush.commits.committer.commit,),
+    "plan": (memwal.flush.commits.plan.agree, Rounds._agreed),
+    "foreign writes": (memwal.flush.commits.foreign_writes.look_back,),
+    "deletes pass": (memwal.flush.commits.merge_passes.delete_pass,),
+    "upserts pass": (memwal.flush.commits.merge_passes.upsert_pass,),
+    "append pass": (AppendedRows.write, AppendedRows.append),
+    "index catch-up": (memwal.flush.commits.index_catchup.catch_up,),
+    "prune": (memwal.flush.commits.committer._prune_all,),
+    "compact": (memwal.flush.commits.maintenance.compact,),
+    "merge index segments": (memwal.flush.commits.maintenance.merge_segments,),
+    "clean up versions": (memwal.flush.commits.maintenance.clean_up,),
+    "expire": (memwal.flush.commits.expiry.ExpiredRows.collect,),
+    "load": (memwal.flush.commits.load.load,),
+    "collect entries": (WalCollector.collect,),
+    "collect SSTs": (SstCollector.collect, SstCollector.list_region),
+    "collect manifests": (ManifestCollector.collect,),
+    "collect plans": (PlanCollector.collect,),
+    "collect orphans": (collect_orphans,),
+    "seal": (_Run._seal,),
+    "drain": (_Run._drain,),
+    "decide": (memwal.flush.resizing.routing.decide,),
+    "switch": (memwal.flush.resizing.routing.finish,),
+    "look for a resize": (Resizing.done, Resizing.look),
+    "pause": (Pauses.pause, Pauses.resume, Pauses.now),
+    "change feed": (StoredChanges.piece,),
+    "read": (Reader.get, Reader.scan, Reader.base),
+}
+"""The parts of the protocols, by functions that do nothing else."""
+
+Cells = Counter[tuple[str, str]]
+"""How often, by step and fault; the fault "" counts the calls."""
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "lost before": ("conflict", "reset before", "time-out before", "error before"),
+    "lost after": ("reset after", "time-out after", "own retry", "link fails after", "look fails after",
+                   "unavailable after", "error after"),
+    "late": ("late",),
+    "refused": ("refused", "unavailable"),
+    "slow": ("slow",),
+    "outage": ("outage",),
+    "partition": ("partition",),
+    "stop": ("stop",),
+    "kill before": ("kill before",),
+    "kill after": ("kill after",),
+    "kill": ("kill",),
+}  # fmt: skip
+"""The columns of the table, and the faults in each."""
+
+
+MUST_BE_KILLED = (
+    "append",
+    "claim",
+    "sentinel",
+    "write SST",
+    "publish",
+    "commit",
+    "collect entries",
+    "collect SSTs",
+    "open",
+    "call",
+)
+"""Parts within which a hundred seeds must have killed a process."""
+
+
+class Coverage:
+    """What was done and what went wrong in one run. One thread."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.cells: Cells = Counter()
+        self._scheduler = scheduler
+        self._doing: dict[int, tuple[Host, str]] = {}
+
+    def strike(self, step: str, fault: str) -> None:
+        """Count a call of a step; `fault`: "" where nothing went wrong."""
+        self.cells[step, ""] += fault != "partition"
+        if fault:
+            self.cells[step, fault] += 1
+
+    @contextmanager
+    def doing(self, step: str) -> Iterator[None]:
+        """Within it the actor that runs is at this step."""
+        actor = self._scheduler.current
+        if actor is None:
+            yield
+            return
+        before, self._doing[actor.number] = self._doing.get(actor.number), (actor.host, step)
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._doing[actor.number]
+            else:
+                self._doing[actor.number] = before
+
+    def struck(self, host: Host, fault: str) -> None:
+        """A process is killed or stopped: count it for what it is doing."""
+        for at, step in list(self._doing.values()):
+            if at is host:
+                self.cells[step, fault] += 1
+
+
+def step_of(call: str) -> str:
+    """The name of the step that makes a call of the storage: the innermost part of a protocol on the stack, and it."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if (part := _CODES.get(frame.f_code)) is not None:
+            return f"{part}: {call}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"other: {call}"
+
+
+def _code(function: Callable[..., Any]) -> CodeType:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return getattr(function, "__func__", function).__code__  # type: ignore[attr-defined, no-any-return]
+
+
+_CODES: dict[CodeType, str] = {_code(each): part for part, functions in PARTS.items() for each in functions}
+
+
+def table(cells: Cells, steps: Iterable[str] | None = None) -> str:
+    """The coverage as Markdown: a step in each line, a kind of fault in each column; "–" where it cannot happen."""
+    rows = sorted({step for step, _ in cells} if steps is None else steps)
+    lines = [f"| step | calls | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) + 1)}"]
+    for step in rows:
+        counts = [_cell(cells, step, column) for column in COLUMNS]
+        lines.append(f"| {step} | {cells[step, '']:,} | {' | '.join(counts)} |")
+    return "\n".join(lines)
+
+
+def _cell(cells: Cells, step: str, column: str) -> str:
+    if not possible(step, column):
+        return "–"
+    return f"{sum(cells[step, fault] for fault in COLUMNS[column]):,}"
+
+
+def possible(step: str, column: str) -> bool:
+    """Whether a kind of fault can strike at a step."""
+    called = step.startswith("call: ")
+    writes = ": put " in step
+    if column == "partition":
+        return called
+    if column in ("kill before", "kill after", "outage"):
+        return not called and not (column == "outage" and ": lance " in step)
+    if column == "late":
+        return called or writes
+    if column == "refused":
+        return not called and ": lance " not in step
+    if column == "slow":
+        return ": lance " not in step
+    return True
+
+
+def kills(cells: Cells, part: str) -> int:
+    """How often a process was killed within a part."""
+    struck = ("kill", "kill before", "kill after")
+    return sum(times for (step, fault), times in cells.items() if step.startswith(f"{part}: ") and fault in struck)
+
+
+__all__ = ["COLUMNS", "Cells", "Coverage", "kills", "kind_of", "possible", "step_of", "table"]

@@ -1,0 +1,354 @@
+"""Arrow Flight between the processes of the simulation: every call takes time and may go wrong.
+
+    before it arrives   the connection is refused (nobody listens) | reset | the network is cut
+    at the daemon       killed | stopped | nothing goes wrong
+    on the way back     the answer is lost, by a reset or a cut; the call goes on for long, after its caller was told so
+    late                the call arrives seconds after its caller was told that the connection was reset
+
+Clients, peers and the service are the real ones, with their requests, errors and messages in bytes; gRPC alone is not.
+A call is an actor of the daemon's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import FunctionType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+import memwal.ingest.daemon.peers
+import memwal.ingest.daemon.serve
+import memwal.ingest.daemon.service
+import memwal.ingest.rpc.connection
+from memwal.ingest.daemon.limits import Calls, Limits
+from memwal.ingest.daemon.permissions import Permissions
+from memwal.ingest.daemon.place import Place
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.rpc.wire import unpack
+from memwal.ingest.table.embedded import Table
+from tests.simulation.coverage import Coverage
+from tests.simulation.scheduler import Host, Killed, Scheduler
+from tests.simulation.threads import Future
+
+FAULTS = ("reset before", "reset after", "late", "slow")
+_LATENCIES = (0.0, 0.0005, 0.001, 0.005, 0.02)
+_CALLS_WORSE = 5
+"""Calls of clients fail so much oftener than looks of peers, of which there are many more."""
+_PATIENCE = 30.0
+"""Seconds until a cut network shows where a call has no limit of its own."""
+
+
+class Reset(flight.FlightUnavailableError):  # type: ignore[misc]
+    """The connection was lost."""
+
+
+@dataclass(eq=False)
+class Network:
+    """Who listens where, and what goes wrong between them. One thread."""
+
+    scheduler: Scheduler
+    coverage: Coverage
+    rate: float = 0.0
+    """Of the calls, how many have a fault."""
+    listening: dict[str, Service] = field(default_factory=dict)
+    cuts: list[tuple[float, str, str]] = field(default_factory=list)
+    """Until when two processes cannot reach each other; "" is everybody."""
+    _open: list[tuple[Host, Future]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scheduler.killed.append(self._died)
+
+    def clear(self) -> None:
+        """From now on nothing goes wrong."""
+        self.rate = 0.0
+        self.cuts.clear()
+
+    def call(self, endpoint: str, name: str, work: Callable[[Service], Any], timeout: float | None) -> Any:
+        """Let the daemon at `endpoint` do `work`, return its answer. Raises: Flight's errors."""
+        actor, random = self.scheduler.current, self.scheduler.random
+        assert actor is not None
+        rate = self.rate * (1 if name == "look" else _CALLS_WORSE)
+        me, fault = actor.host.name, random.choice(FAULTS) if random.random() < rate else ""
+        until = self.scheduler.elapsed + (_PATIENCE if timeout is None else timeout)
+        self.coverage.strike(f"call: {name}", fault)
+        with self.coverage.doing(f"call: {name}"):
+            self._travel(fault)
+            self._unless_cut(name, me, endpoint, until)
+            service = self.listening.get(endpoint)
+            if service is None or fault == "reset before":
+                self.scheduler.note(f"{name} to {endpoint[7:-2]} -> {fault or 'refused'}")
+                raise Reset("connection refused")
+            answer = self._begun(service, name, work, random.choice((0.1, 1.0, 8.0)) if fault == "late" else 0.0)
+            if fault == "late":
+                self.scheduler.note(f"{name} to {endpoint[7:-2]} -> {fault}")
+                raise Reset("connection reset")
+            try:
+                found = answer.result(max(0.0, until - self.scheduler.elapsed))
+            except flight.FlightServerError:
+                self.scheduler.note(f"{name} to {endpoint[7:-2]} -> an error")
+                raise
+            except TimeoutError:
+                self.scheduler.note(f"{name} to {endpoint[7:-2]} -> no answer in time")
+                raise flight.FlightTimedOutError("deadline exceeded") from None
+            self._unless_cut(name, me, endpoint, until)
+            self._travel(fault)
+            if fault == "reset after":
+                self.scheduler.note(f"{name} to {endpoint[7:-2]} -> {fault}")
+                raise Reset("connection reset")
+            if name != "look":
+                self.scheduler.note(f"{name} to {endpoint[7:-2]} -> answered")
+            return found
+
+    def _begun(self, service: Service, name: str, work: Callable[[Service], Any], delay: float) -> Future:
+        answer = Future()
+
+        def serve() -> None:
+            if delay:
+                self.scheduler.pause(delay)
+            try:
+                found = work(service)
+            except Killed:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised at the caller
+                self._settle(answer, None, error)
+            else:
+                self._settle(answer, found, None)
+
+        host = service.host
+        self._open.append((host, answer))
+        self.scheduler.spawn(f"{host.name}/{name}", serve, host, background=True)
+        return answer
+
+    def _settle(self, answer: Future, found: Any, error: BaseException | None) -> None:
+        self._open = [each for each in self._open if each[1] is not answer]
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(found)
+        else:
+            answer.set_exception(error)
+
+    def _died(self, host: Host) -> None:
+        self.listening = {at: each for at, each in self.listening.items() if each.host is not host}
+        for _, answer in [each for each in self._open if each[0] is host]:
+            self._settle(answer, None, Reset("connection reset"))
+
+    def _travel(self, fault: str) -> None:
+        self.scheduler.pause(self.scheduler.random.choice(_LATENCIES) * (50 if fault == "slow" else 1))
+
+    def _unless_cut(self, name: str, me: str, endpoint: str, until: float) -> None:
+        """Raises: what shows after a while where the network is cut."""
+        now, there = self.scheduler.elapsed, endpoint.rpartition("/")[2].partition(":")[0]
+        self.cuts = [cut for cut in self.cuts if cut[0] > now]
+        if any({a, b} <= {me, there, ""} and a != b for _, a, b in self.cuts):
+            self.scheduler.note(f"{name} to {endpoint[7:-2]} -> cut")
+            self.coverage.strike(f"call: {name}", "partition")
+            self.scheduler.pause(max(0.0, until - now))
+            raise flight.FlightTimedOutError("deadline exceeded")
+
+
+class _Context:
+    """A `ServerCallContext` of a caller that stays."""
+
+    def is_cancelled(self) -> bool:
+        """Never."""
+        return False
+
+    def get_middleware(self, _: str) -> None:
+        """None."""
+
+    def peer(self) -> str:
+        """Of nobody."""
+        return "simulated"
+
+
+class Service:
+    """What `FlightService` is without gRPC: its own methods, all of them."""
+
+    def __init__(
+        self,
+        table: Table,
+        location: str,
+        place: Place | None = None,
+        guard: Guard | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        assert place is not None
+        assert guard is not None
+        assert limits is not None
+        del location
+        self._guard, self._limits, self._place = guard, limits, place
+        self._calls = Calls(limits.calls)
+        self._permissions = Permissions(guard, table.regions.context.clock)
+        self.table, self.port = table, 0
+        network = _NETWORKS[-1]
+        actor = network.scheduler.current
+        assert actor is not None
+        self.host = actor.host
+        network.listening[place.endpoint] = self
+
+    def shutdown(self) -> None:
+        """Take no further calls."""
+        network = _NETWORKS[-1]
+        network.listening = {at: each for at, each in network.listening.items() if each is not self}
+
+
+for _name, _value in vars(FlightService).items():
+    if isinstance(_value, FunctionType) and _name not in vars(Service):
+        setattr(Service, _name, _value)
+
+
+class _Client:
+    """A `FlightClient`."""
+
+    def __init__(self, endpoint: str, **_: Any) -> None:
+        self._endpoint = endpoint
+
+    def do_action(self, action: flight.Action, options: Any = None) -> Iterator[Any]:
+        """As of a `FlightClient`."""
+        body = _buffer(action.body)
+        made = SimpleNamespace(type=action.type, body=body)
+        name = "look" if action.type == "regions" else action.type
+        answered = self._call(name, lambda service: list(service.do_action(_Context(), made)), options)
+        return iter([SimpleNamespace(body=pa.py_buffer(each)) for each in answered])
+
+    def do_get(self, ticket: flight.Ticket, options: Any = None) -> _Reader:
+        """As of a `FlightClient`, which sends the rows after the last of them was read."""
+        asked = SimpleNamespace(ticket=ticket.ticket)
+        read, _ = unpack(ticket.ticket)
+        schema, chunks = self._call(str(read["op"]), lambda service: _whole(service.do_get(_Context(), asked)), options)
+        return _Reader(schema, iter(chunks))
+
+    def do_put(self, descriptor: Any, schema: pa.Schema, options: Any = None) -> tuple[_Writer, _Answers]:
+        """As of a `FlightClient`; what was written is sent when all of it is there."""
+        writer = _Writer(schema)
+        request, _ = unpack(descriptor.command)
+
+        def put(service: Service) -> Any:
+            said: list[bytes] = []
+            taker = SimpleNamespace(write=said.append)
+            service.do_put(_Context(), descriptor, _Reader(schema, iter(writer.chunks)), taker)
+            return pa.py_buffer(said[0])
+
+        name = "delete" if request["op"] == "delete" or request.get("delete") else str(request["op"])
+        return writer, _Answers(writer, lambda: self._call(name, put, options))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _call(self, name: str, work: Callable[[Service], Any], options: Any) -> Any:
+        return _NETWORKS[-1].call(self._endpoint, name, work, getattr(options, "timeout", None))
+
+
+class _Reader:
+    """A stream of rows, on either side."""
+
+    def __init__(self, schema: pa.Schema, chunks: Iterator[Any]) -> None:
+        self.schema, self._chunks = schema, chunks
+
+    def read_chunk(self) -> Any:
+        """As of Flight's readers."""
+        return next(self._chunks)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._chunks
+
+    def cancel(self) -> None:
+        """All is here already."""
+
+
+class _Writer:
+    """The stream of rows of a put."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema, self.chunks, self.closed = schema, list[Any](), False
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """As of Flight's writers."""
+        self.chunks.append(SimpleNamespace(data=batch, app_metadata=None))
+
+    def write_metadata(self, metadata: bytes) -> None:
+        """As of Flight's writers."""
+        self.chunks.append(SimpleNamespace(data=None, app_metadata=pa.py_buffer(metadata)))
+
+    def done_writing(self) -> None:
+        """As of Flight's writers."""
+
+    def close(self) -> None:
+        """As of Flight's writers."""
+        self.closed = True
+
+
+@dataclass
+class _Answers:
+    """The answer to a put."""
+
+    writer: _Writer
+    call: Callable[[], Any]
+
+    def read(self) -> Any:
+        """As of Flight's readers: the call is made here."""
+        return self.call()
+
+
+def _whole(answer: SimpleNamespace) -> tuple[pa.Schema, list[Any]]:
+    """All batches of a stream, with what goes with them."""
+    chunks = [each if isinstance(each, tuple) else (each, None) for each in answer.batches]
+    return answer.schema, [
+        SimpleNamespace(data=data, app_metadata=None if more is None else pa.py_buffer(more)) for data, more in chunks
+    ]
+
+
+def _buffer(body: Any) -> bytes:
+    return bytes(body.to_pybytes() if hasattr(body, "to_pybytes") else body)
+
+
+def _record_batch_stream(rows: pa.Table) -> SimpleNamespace:
+    return SimpleNamespace(schema=rows.schema, batches=rows.to_batches())
+
+
+def _generator_stream(schema: pa.Schema, batches: Iterable[Any]) -> SimpleNamespace:
+    return SimpleNamespace(schema=schema, batches=batches)
+
+
+class _Flight:
+    """`pyarrow.flight` without a network of its own."""
+
+    FlightClient = _Client
+    FlightCallOptions = staticmethod(lambda timeout=None, headers=(): SimpleNamespace(timeout=timeout))
+    RecordBatchStream = staticmethod(_record_batch_stream)
+    GeneratorStream = staticmethod(_generator_stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(flight, name)
+
+
+_NETWORKS: list[Network] = []
+
+
+@contextmanager
+def simulated_network(network: Network) -> Iterator[None]:
+    """While it lasts, Flight's calls go through `network`."""
+    _NETWORKS.append(network)
+    users: Mapping[Any, str] = {
+        memwal.ingest.rpc.connection: "flight",
+        memwal.ingest.daemon.peers: "flight",
+        memwal.ingest.daemon.service: "flight",
+    }
+    try:
+        with ExitStack() as patches:
+            for module, name in users.items():
+                patches.enter_context(patch.object(module, name, _Flight()))
+            patches.enter_context(patch.object(memwal.ingest.daemon.serve, "FlightService", Service))
+            yield
+    finally:
+        _NETWORKS.pop()
+
+
+__all__ = ["FAULTS", "Network", "Service", "simulated_network"]
