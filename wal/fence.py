@@ -21,8 +21,9 @@ The claim, in steps:
     nothing that it acknowledged.
  5. Record the sentinel's position as `last_seen` in another manifest version: a later claim searches the tip from
     there. The write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
-    Nothing else depends on it, so an owner may serve the region first. *Crash before it: the next claim searches from
-    further back.*
+    It also proves that no newer claim had come before our sentinel, without which no append is acknowledged
+    (`wal.appender`). An owner may serve the region first; its first append then asks. *Crash before it: the next claim
+    searches from further back.*
  6. Replay from `replay_after`+1 to the entry before the sentinel. Entries that were read before the claim
     (`wal.read_ahead`) are not read again, if the last of them still has the same id.
  7. Where that took long, look for a newer manifest: an epoch above ours means fenced.
@@ -76,7 +77,7 @@ from uuid import UUID
 from memwal.wal.applied import AppliedMap
 from memwal.wal.beside import Beside
 from memwal.wal.claimable import expect_claimable, expect_no_entries
-from memwal.wal.clock import Clock, Ids
+from memwal.wal.clock import Clock, Ids, instant
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.epoch import EpochGuard
@@ -97,7 +98,8 @@ _EARLY = 8
 """Entries for each reader that are read beside steps 2 to 4, which take three round trips. The others are read in step
 6, which shows progress."""
 _LONG = 1.0
-"""Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well."""
+"""Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well, by
+its sentinel or by the manifest."""
 
 
 @dataclass
@@ -144,7 +146,7 @@ def claim(
     OutcomeUnknown (harmless: claim again).
     """
     options = options or WalOptions()
-    reads = with_retried_reads(store, clock, options)
+    reads, begun = with_retried_reads(store, clock, options), instant(clock)
     with Beside(min(options.readers, _AT_ONCE)) as beside:
         claimer = _Claimer(
             store=store,
@@ -166,6 +168,8 @@ def claim(
         manifest = raised.manifest
         guard = EpochGuard(region_id, manifest.writer_epoch, (manifest.version, manifest.edit_id))
         tip, applied = claimer.put_sentinel(guard, raised)
+        if guard.epoch == 1:
+            guard.confirm(begun)  # it has no sentinel, and may append at once (`wal.appender`)
         fenced_at = clock.monotonic()
         record = partial(claimer.record, guard, manifest, tip)
         recording = beside.begin(record) if settle or opening is not None else None

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds
+from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds, instant
 from memwal.wal.epoch import EpochGuard
 from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
 from memwal.wal.invariants import check_succession
@@ -128,6 +128,7 @@ class ManifestStore:
         the version that `guard` claimed is another now.
         """
         guard.check()
+        begun = instant(self._clock)
         current = self._newest(known)
         if current.writer_epoch > guard.epoch:
             guard.fenced_by(current.writer_epoch)
@@ -138,6 +139,7 @@ class ManifestStore:
             )
         if guard.claimed is not None:
             self._check_claimed(current, *guard.claimed)
+        guard.confirm(begun)
         return current
 
     def edit(self, guard: EpochGuard, change: Change, known: RegionManifest | None = None) -> RegionManifest:
@@ -151,7 +153,11 @@ class ManifestStore:
         call `edit` again: `change` may then find its own effect in place, and must return its argument.
         Raises Fenced, InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused, and what `change` raises.
         """
-        return self._edit(lambda: self.owned(guard), change, known)
+        begun = instant(self._clock)
+        edited = self._edit(lambda: self.owned(guard), change, known)
+        if known is None or edited.version > known.version:  # else storage was not asked
+            guard.confirm(begun)
+        return edited
 
     def edit_unowned(self, change: Change) -> RegionManifest:
         """As `edit`, for a caller that does not own the region (the committer): the writer epoch stays as it is."""
