@@ -331,6 +331,30 @@ def test_a_fence_is_the_first_entry_of_its_epoch_whatever_its_form(world: World)
     assert world.positions() == [3, 5]
 
 
+def test_a_refused_sentinel_that_lands_once_its_slot_is_collected_does_not_pass_for_the_fence(world: World) -> None:
+    """The put of a sentinel got no answer, and its next attempt found the older writer's entry in the slot. The first
+    attempt lands when that entry was collected: below the fence, with the fence's epoch."""
+    sleeper = world.open()
+    put(sleeper, 1)
+    put(world.open(), 2)
+    refused = world.store.get(entry_key(REGION, 2, "lance"))
+    assert refused is not None
+    world.flushed_up_to(3)
+    world.clock.advance(AGE)
+    world.collect()
+    assert world.positions() == [2, 3]
+    world.store.put_if_absent(entry_key(REGION, 1, "lance"), refused)
+    put(world.open(), 3, 4)
+    world.flushed_up_to(6)
+    world.clock.advance(AGE)
+    report = world.collect()
+    assert world.positions() == [1, 2, 4, 6]
+    assert (report.entries, report.fences) == (2, 3)
+    sleeper._guard.confirm((world.clock.monotonic(), world.clock.now()))  # its clocks stood still while it slept
+    with pytest.raises(Fenced):
+        put(sleeper, 9)
+
+
 @pytest.mark.parametrize("damaged", range(1, 12))
 def test_a_damaged_entry_beside_a_fence_takes_none_with_it(world: World, damaged: int) -> None:
     for number in range(4):
