@@ -33,7 +33,7 @@ class EpochGuard:
         """
 
     def confirm(self, begun: Instant) -> None:
-        """The manifest has named our epoch as the newest at a moment after `begun`, and the claim's sentinel was there."""
+        """The manifest named our epoch as the newest at a moment after `begun`, and our sentinel had been put."""
         self.proved = max(self.proved, begun)
 
     @property

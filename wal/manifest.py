@@ -8,6 +8,7 @@ for both.
 Latest, in steps: (1) the hint names a version and its edit id; (2) probe forward until a version is missing
 (`wal.probing`); (3) *then* read the version of the hint: if it is in its place with that edit id, the highest version
 found is the newest. Otherwise one page of a listing replaces the hint: the highest version of any page is no false one.
+Its edit id is not known, so it is listed again at the end: still the highest, it was not pruned and filled meanwhile.
 A stale hint costs two probes per binary digit of its distance, a missing or broken one a listed page as well; neither
 makes an old version look newest. While storage is unavailable, reads are retried (`wal.retries`).
 
@@ -82,12 +83,16 @@ class ManifestStore:
         hint = (known.version, known.edit_id) if known is not None else self._hinted()
         if hint is not None and (newest := self._newest_above(*hint)) is not None:
             return newest
+        # The hint names a version that does not exist, e.g. one copied from elsewhere: list instead.
+        listed = self._listed()
         for _ in range(_LOOKS):
-            # The hint names a version that does not exist, e.g. one copied from elsewhere: list instead.
-            listed = self._listed()
             newest = self._newest_above(listed or 1)
-            if newest is not None or listed is None:
+            if listed is None:
                 return newest
+            again = self._listed()
+            if newest is not None and again in (listed, newest.version):
+                return newest
+            listed = again
         raise StoreUnavailable(f"{manifest_prefix(self.region_id)}: {_LOOKS} times the newest version listed was gone")
 
     def read(self, version: int) -> RegionManifest | None:
