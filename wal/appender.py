@@ -3,6 +3,7 @@
 Steps: (1) encode the entry with a fresh entry id; (2) put it at the next position, same slot and same bytes, until the
 outcome is known; (3) only then move on. A slot taken by other bytes holds a newer writer's sentinel (Fenced) or shows a
 broken log (Corrupt). It never means "take the next slot": that would acknowledge rows that no replay can reach.
+(model: Log!SendEntry, Log!Append, Log!Poison)
 
 Why CREATED is proof enough: a newer claim has put its sentinel into the first slot that we had not filled, and
 sentinels are never deleted (`wal.garbage`). An operator or a lifecycle rule may delete them all the same; therefore a
@@ -134,7 +135,7 @@ class WalAppender:
     def expect_unfenced(self) -> None:
         """Return only if no newer claim had taken effect when this was called: its sentinel would be in our next slot.
 
-        For acks of what needs no entry. Raises Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
+        For acks of what needs no entry. (model: Log!AckRepeated) Raises Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
         """
         self._check_alive()
         key = entry_key(self._region_id, self.next_position, self._codec.suffix)

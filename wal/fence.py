@@ -8,24 +8,25 @@ The claim, in steps:
  1. List one page of the WAL and read the newest manifest. Where there is none though an entry was listed, look for it
     once more: a writer has a manifest before it writes an entry. Refuse entries of the other format; entries without a
     manifest (the manifests were lost); a SEALED region; a committed generation that the manifest has not published (the
-    manifests are older than the table). Up to here nothing is written.
+    manifests are older than the table). Up to here nothing is written. (model: Log!ReadManifest)
  2. No manifest: create version 1 with epoch 1 and the generation above the committed one. That is 1 for a new table,
     and higher where the base table was cloned or the directory of its regions is gone: SSTs numbered from 1 would pass
     for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; version taken: back to 1.
+    (model: Log!RaiseEpoch)
  3. Find the WAL tip: the highest position listed or named in the manifest. A listing may not show the newest entry yet;
     step 4 notices that. Where the page did not hold the whole log, find the tip above that position by few probes
-    (`wal.probing`), and probe behind the tip for entries that a hole would hide.
+    (`wal.probing`), and probe behind the tip for entries that a hole would hide. (model: Log!ProbeTip)
  4. Epoch >= 2: put a sentinel at tip+1 with the applied map of the newest entry that has one (all of ours do).
     Slot taken by an older writer's entry: probe forward until a position is missing, which gives the new tip; repeat.
     Taken by a newer epoch: fenced. From here on the older writer's next append finds its slot taken, so step 6 misses
-    nothing that it acknowledged.
+    nothing that it acknowledged. (model: Log!ReadMap, Log!SendSentinel, Log!FenceOlder)
  5. Record the sentinel's position as `last_seen` in another manifest version: a later claim searches the tip from
     there. The write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
     It also proves that no newer claim had come before our sentinel, without which no append is acknowledged
     (`wal.appender`). An owner may serve the region first; its first append then asks. *Crash before it: the next claim
-    searches from further back.*
+    searches from further back.* (model: Log!Prove)
  6. Replay from `replay_after`+1 to the entry before the sentinel. Entries that were read before the claim
-    (`wal.read_ahead`) are not read again, if the last of them still has the same id.
+    (`wal.read_ahead`) are not read again, if the last of them still has the same id. (model: Log!Replay)
  7. Where that took long, look for a newer manifest: an epoch above ours means fenced.
 
 On object storage a claim takes as long as the requests that wait for one another. These run beside others, each for the

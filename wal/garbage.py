@@ -96,6 +96,7 @@ class WalCollector:
 
     def collect(self, min_age: float, *, dry_run: bool = False, most: int | None = None) -> WalGarbage:
         """Delete what is not needed and at least `min_age` seconds old; with `dry_run` only report it.
+        (model: Log!ReadBoundary, Log!ListEntries, Log!DeleteEntry)
 
         `most`: the highest position to delete, None for no limit: a reader of changes needs all entries above it.
 

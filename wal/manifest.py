@@ -9,12 +9,15 @@ Latest, in steps: (1) the hint names a version and its edit id; (2) probe forwar
 (`wal.probing`); (3) *then* read the version of the hint: if it is in its place with that edit id, the highest version
 found is the newest. Otherwise one page of a listing replaces the hint: the highest version of any page is no false one.
 Its edit id is not known, so it is listed again at the end: still the highest, it was not pruned and filled meanwhile.
-A stale hint costs two probes per binary digit of its distance, a missing or broken one a listed page as well; neither
-makes an old version look newest. While storage is unavailable, reads are retried (`wal.retries`).
+A stale hint costs two probes per binary digit of its distance, a missing or broken one two listed pages as well;
+neither makes an old version look newest. While storage is unavailable, reads are retried (`wal.retries`). (model:
+Manifests!ReadHint, Manifests!ProbeVersion, Manifests!ReadTop, Manifests!ReadStart, Manifests!ListPage,
+Manifests!ListAgain)
 
 Write, in steps: (1) check the succession; (2) give the version a fresh edit id; (3) put-if-absent at version+1 until
 the outcome is known; (4) read the version before it: if it is no longer in its place, the slot may have been pruned,
 and the write counts as a lost race; (5) write the hint, whose loss is harmless.
+(model: Manifests!SendVersion, Manifests!PutVersion, Manifests!ReadBefore, Manifests!WriteHint)
 """
 
 from __future__ import annotations
@@ -149,6 +152,7 @@ class ManifestStore:
 
     def edit(self, guard: EpochGuard, change: Change, known: RegionManifest | None = None) -> RegionManifest:
         """Apply `change` to the newest version as the owner `guard`, and return the version that holds it.
+        (model: Log!Publish)
 
         `known`: the version that was the newest a moment ago, under the guard's epoch. The first attempt uses it
         without a read: if a newer one exists by now, the slot behind `known` is taken, and the newer one is read then.

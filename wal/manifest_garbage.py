@@ -77,6 +77,7 @@ class ManifestCollector:
 
     def collect(self, needed: Needed, min_age: float, *, dry_run: bool = False) -> ManifestGarbage:
         """Delete versions that are not needed and at least `min_age` seconds old, the oldest first.
+        (model: Manifests!ListVersions, Manifests!LookForNewest, Manifests!HintBeforePruning, Manifests!Prune)
 
         Raises Corrupt, StoreUnavailable, StoreRefused (what was deleted by then is deleted; collect again).
         """

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,10 @@ class Configuration:
     name: str
     constants: Mapping[str, str]
     invariants: Sequence[str]
+    steps: Sequence[str] = ()
     properties: Sequence[str] = ()
     symmetry: str = ""
+    constraint: str = ""
     specification: str = "Spec"
     large: bool = False
     unused: Sequence[str] = ()
@@ -57,8 +59,9 @@ class Configuration:
         lines = [f"SPECIFICATION {self.specification}", "CHECK_DEADLOCK FALSE", "CONSTANTS"]
         lines += [f"  {name} = {value}" for name, value in self.constants.items()]
         lines += [f"INVARIANT {name}" for name in self.invariants]
-        lines += [f"PROPERTY {name}" for name in self.properties]
+        lines += [f"PROPERTY {name}" for name in [*self.steps, *self.properties]]
         lines += [f"SYMMETRY {self.symmetry}"] if self.symmetry else []
+        lines += [f"CONSTRAINT {self.constraint}"] if self.constraint else []
         return "\n".join([*lines, ""])
 
     def check(self, *, workers: int = 1, coverage: bool = False, timeout: float = 120.0) -> Outcome:
@@ -119,9 +122,7 @@ def _module(path: Path) -> Module:
     told, name = tomllib.loads(path.read_text(encoding="utf-8")), path.stem
     configurations = {key: _configuration(name, key, each, told) for key, each in told["configurations"].items()}
     first = next(iter(configurations.values()))
-    sanity = [
-        Configuration(name, each, first.constants, [each], symmetry=first.symmetry) for each in told.get("sanity", [])
-    ]
+    sanity = [replace(first, name=each, invariants=[each], steps=[], properties=[]) for each in told.get("sanity", [])]
     return Module(
         name,
         told["title"],
@@ -133,7 +134,11 @@ def _module(path: Path) -> Module:
 
 
 def _configuration(module: str, name: str, told: Mapping[str, Any], around: Mapping[str, Any]) -> Configuration:
-    return Configuration(module, name, **{"invariants": around["invariants"], **_with_bug(told, "none")})
+    return Configuration(
+        module,
+        name,
+        **{"invariants": around["invariants"], "steps": around.get("steps", ()), **_with_bug(told, "none")},
+    )
 
 
 def _with_bug(told: Mapping[str, Any], bug: str) -> dict[str, Any]:
@@ -148,8 +153,10 @@ def _bug(name: str, told: Mapping[str, Any], configurations: Mapping[str, Config
         name,
         {**base.constants, **told.get("constants", {}), "Bug": f'"{name}"'},
         [] if is_temporal else base.invariants,
+        [] if is_temporal else base.steps,
         [expected] if is_temporal else [],
         base.symmetry,
+        base.constraint,
         base.specification,
     )
     return Bug(name, planted, expected, " ".join(told["history"].split()))

@@ -25,7 +25,7 @@ _COUNTED = re.compile(r"(\d+) states generated.*?, (\d+) distinct states found")
 _ACTION = re.compile(r"<(\w+) line.*?>: (\d+):(\d+)", re.DOTALL)
 _STEP = re.compile(r"(\d+): <(\w+).*?>\n(.*)", re.DOTALL)
 _INVARIANT, _STATISTICS, _DEPTH, _COVERED, _STATE, _LOOP, _DONE = "2110", "2199", "2194", "2772", "2217", "2122", "2193"
-_TEMPORAL, _DEADLOCK, _STUTTERS = "2116", "2114", "2218"
+_STEP_PROPERTY, _TEMPORAL, _DEADLOCK, _STUTTERS = "2112", "2116", "2114", "2218"
 _SHORT = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For a JVM that runs for seconds: the second compiler would cost more than it saves."""
 
@@ -107,6 +107,8 @@ def read(module: str, said: str, *, temporal: str = "", seconds: float = 0.0) ->
     violated = ""
     if _INVARIANT in codes:
         violated = codes[_INVARIANT].split()[1]
+    elif _STEP_PROPERTY in codes:
+        violated = codes[_STEP_PROPERTY].split()[2]
     elif _TEMPORAL in codes:
         violated = temporal or "a temporal property"
     elif _DEADLOCK in codes:
