@@ -135,7 +135,8 @@ class WalAppender:
     def expect_unfenced(self) -> None:
         """Return only if no newer claim had taken effect when this was called: its sentinel would be in our next slot.
 
-        For acks of what needs no entry. (model: Log!AckRepeated) Raises Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
+        For acks of what needs no entry. (model: Log!AckRepeated)
+        Raises Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
         """
         self._check_alive()
         key = entry_key(self._region_id, self.next_position, self._codec.suffix)
