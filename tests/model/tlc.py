@@ -69,7 +69,7 @@ class TlcFailed(Exception):
 
 
 def check(
-    module: str, config: str, *, temporal: str = "", workers: int = 1, coverage: bool = False, timeout: float = 120.0
+    module: str, config: str, *, temporal: str = "", workers: int = 1, coverage: bool = False, timeout: float = 600.0
 ) -> Outcome:
     """Check `module`, a file beside this one, by the configuration whose text is `config`.
 
