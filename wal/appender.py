@@ -3,10 +3,17 @@
 Steps: (1) encode the entry with a fresh entry id; (2) put it at the next position, same slot and same bytes, until the
 outcome is known; (3) only then move on. A slot taken by other bytes holds a newer writer's sentinel (Fenced) or shows a
 broken log (Corrupt). It never means "take the next slot": that would acknowledge rows that no replay can reach.
+(model: Log!SendEntry, Log!Append, Log!Poison)
 
 Why CREATED is proof enough: a newer claim has put its sentinel into the first slot that we had not filled, and
 sentinels are never deleted (`wal.garbage`). An operator or a lifecycle rule may delete them all the same; therefore a
 writer that has not read the manifest for a while reads it after its create and before its ack.
+
+This does not hold for a claimer that slept before it put its own sentinel: the older writer may have filled that slot,
+a newer claim may have put its sentinel behind it, and what lay between may have been flushed and collected. So a writer
+acknowledges nothing before the manifest has named its epoch once after its sentinel was put. The note of the sentinel's
+position (`wal.fence`, step 5) proves that too, so mostly no append has to ask. Epoch 1 has no sentinel; its first slot
+is 1, where the next claim's sentinel stays.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal.wal.applied import AppliedMap
-from memwal.wal.clock import Clock, Ids
+from memwal.wal.clock import Clock, Ids, since
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.epoch import EpochGuard
 from memwal.wal.errors import ConcurrentUse, Corrupt, OutcomeUnknown, Poisoned, StoreRefused, StoreUnavailable
@@ -79,7 +86,6 @@ class WalAppender:
         self._in_use = threading.Lock()
         self._poison: _Poison | None = None
         self._manifests = ManifestStore(store, region_id, ids=ids, clock=clock, options=self._options)
-        self._proved = self._instant()
 
     @property
     def poisoned(self) -> bool:
@@ -129,13 +135,15 @@ class WalAppender:
     def expect_unfenced(self) -> None:
         """Return only if no newer claim had taken effect when this was called: its sentinel would be in our next slot.
 
-        For acks of what needs no entry. Raises Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
+        For acks of what needs no entry. (model: Log!AckRepeated)
+        Raises Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
         """
         self._check_alive()
         key = entry_key(self._region_id, self.next_position, self._codec.suffix)
         found = self._store.get(key)
         if found is not None:
             self._taken(key, found)
+        self._prove_ownership()
 
     def recode(self, codec: EntryCodec) -> None:
         """Encode by `codec` from the next entry on: the table's columns were changed. For the thread that appends."""
@@ -167,7 +175,7 @@ class WalAppender:
             found = put_until_known(self._store, key, data, clock=self._clock, options=self._options)
             if found is not None:
                 self._taken(key, found)
-            self._prove_ownership(key)
+            self._prove_created(key)
         except (StoreUnavailable, StoreRefused):
             raise  # Nothing landed: the slot is still ours.
         except BaseException as error:
@@ -192,19 +200,16 @@ class WalAppender:
             "and no newer epoch exists; find out which program wrote it before you write to this region"
         )
 
-    def _prove_ownership(self, key: str) -> None:
-        """Look for a newer epoch in the manifest, unless it was read just now. Raises Fenced, OutcomeUnknown."""
-        instant = self._instant()
-        if max(now - then for now, then in zip(instant, self._proved, strict=True)) < _PROOF_LASTS:
-            return
-        try:
+    def _prove_ownership(self) -> None:
+        """Look for a newer epoch in the manifest, unless it was read just now."""
+        if since(self._clock, self._guard.proved) >= _PROOF_LASTS:
             self._manifests.owned(self._guard)
+
+    def _prove_created(self, key: str) -> None:
+        """As `_prove_ownership`, for an entry that was created. Raises Fenced, OutcomeUnknown."""
+        try:
+            self._prove_ownership()
         except (StoreUnavailable, StoreRefused) as error:
             raise OutcomeUnknown(
                 f"{key}: written, but the manifest cannot be read to prove that the region is still ours: {error}"
             ) from error
-        self._proved = instant
-
-    def _instant(self) -> tuple[float, float]:
-        """Read both clocks: the monotonic one stops while a machine is suspended, the wall clock may be set back."""
-        return self._clock.monotonic(), self._clock.now()

@@ -28,6 +28,22 @@ class Clock(Protocol):
         ...
 
 
+Instant = tuple[float, float]
+"""What the monotonic clock and the wall clock of a process say, in seconds. Two are needed to measure how long a moment
+is past: the monotonic one stops while a machine is suspended, the wall clock may be set back."""
+NEVER: Instant = (float("-inf"), float("-inf"))
+
+
+def instant(clock: Clock) -> Instant:
+    """This moment."""
+    return clock.monotonic(), clock.now()
+
+
+def since(clock: Clock, then: Instant) -> float:
+    """Seconds since `then`, by the clock that shows more."""
+    return max(clock.monotonic() - then[0], clock.now() - then[1])
+
+
 class Ids(Protocol):
     """Fresh identifiers. Thread safety: any thread."""
 

@@ -9,6 +9,7 @@ import threading
 from typing import NoReturn
 from uuid import UUID
 
+from memwal.wal.clock import NEVER, Instant
 from memwal.wal.errors import Fenced
 
 
@@ -27,6 +28,13 @@ class EpochGuard:
         self.claimed = claimed
         self._lock = threading.Lock()
         self._theirs = 0
+        self.proved: Instant = NEVER
+        """When the newest look at the manifest began that found the region ours, once the claim had put its sentinel.
+        """
+
+    def confirm(self, begun: Instant) -> None:
+        """The manifest named our epoch as the newest at a moment after `begun`, and our sentinel had been put."""
+        self.proved = max(self.proved, begun)
 
     @property
     def fenced(self) -> bool:

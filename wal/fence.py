@@ -8,23 +8,25 @@ The claim, in steps:
  1. List one page of the WAL and read the newest manifest. Where there is none though an entry was listed, look for it
     once more: a writer has a manifest before it writes an entry. Refuse entries of the other format; entries without a
     manifest (the manifests were lost); a SEALED region; a committed generation that the manifest has not published (the
-    manifests are older than the table). Up to here nothing is written.
+    manifests are older than the table). Up to here nothing is written. (model: Log!ReadManifest)
  2. No manifest: create version 1 with epoch 1 and the generation above the committed one. That is 1 for a new table,
     and higher where the base table was cloned or the directory of its regions is gone: SSTs numbered from 1 would pass
     for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; version taken: back to 1.
+    (model: Log!RaiseEpoch)
  3. Find the WAL tip: the highest position listed or named in the manifest. A listing may not show the newest entry yet;
     step 4 notices that. Where the page did not hold the whole log, find the tip above that position by few probes
-    (`wal.probing`), and probe behind the tip for entries that a hole would hide.
+    (`wal.probing`), and probe behind the tip for entries that a hole would hide. (model: Log!ProbeTip)
  4. Epoch >= 2: put a sentinel at tip+1 with the applied map of the newest entry that has one (all of ours do).
     Slot taken by an older writer's entry: probe forward until a position is missing, which gives the new tip; repeat.
     Taken by a newer epoch: fenced. From here on the older writer's next append finds its slot taken, so step 6 misses
-    nothing that it acknowledged.
+    nothing that it acknowledged. (model: Log!ReadMap, Log!SendSentinel, Log!FenceOlder)
  5. Record the sentinel's position as `last_seen` in another manifest version: a later claim searches the tip from
     there. The write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
-    Nothing else depends on it, so an owner may serve the region first. *Crash before it: the next claim searches from
-    further back.*
+    It also proves that no newer claim had come before our sentinel, without which no append is acknowledged
+    (`wal.appender`). An owner may serve the region first; its first append then asks. *Crash before it: the next claim
+    searches from further back.* (model: Log!Prove)
  6. Replay from `replay_after`+1 to the entry before the sentinel. Entries that were read before the claim
-    (`wal.read_ahead`) are not read again, if the last of them still has the same id.
+    (`wal.read_ahead`) are not read again, if the last of them still has the same id. (model: Log!Replay)
  7. Where that took long, look for a newer manifest: an epoch above ours means fenced.
 
 On object storage a claim takes as long as the requests that wait for one another. These run beside others, each for the
@@ -76,7 +78,7 @@ from uuid import UUID
 from memwal.wal.applied import AppliedMap
 from memwal.wal.beside import Beside
 from memwal.wal.claimable import expect_claimable, expect_no_entries
-from memwal.wal.clock import Clock, Ids
+from memwal.wal.clock import Clock, Ids, instant
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.epoch import EpochGuard
@@ -97,7 +99,8 @@ _EARLY = 8
 """Entries for each reader that are read beside steps 2 to 4, which take three round trips. The others are read in step
 6, which shows progress."""
 _LONG = 1.0
-"""Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well."""
+"""Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well, by
+its sentinel or by the manifest."""
 
 
 @dataclass
@@ -144,7 +147,7 @@ def claim(
     OutcomeUnknown (harmless: claim again).
     """
     options = options or WalOptions()
-    reads = with_retried_reads(store, clock, options)
+    reads, begun = with_retried_reads(store, clock, options), instant(clock)
     with Beside(min(options.readers, _AT_ONCE)) as beside:
         claimer = _Claimer(
             store=store,
@@ -166,6 +169,8 @@ def claim(
         manifest = raised.manifest
         guard = EpochGuard(region_id, manifest.writer_epoch, (manifest.version, manifest.edit_id))
         tip, applied = claimer.put_sentinel(guard, raised)
+        if guard.epoch == 1:
+            guard.confirm(begun)  # it has no sentinel, and may append at once (`wal.appender`)
         fenced_at = clock.monotonic()
         record = partial(claimer.record, guard, manifest, tip)
         recording = beside.begin(record) if settle or opening is not None else None

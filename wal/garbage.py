@@ -7,6 +7,8 @@ What must stay, and why:
  * Every fence, that is the first entry of each epoch (`wal.fences`). A sleeping writer will aim at the first slot it
    has not filled, and the next claim put its sentinel there. Without it the sleeper's put would be answered CREATED and
    its rows would never be replayed. This holds for any writer of the format, Lance's included.
+   A put of a sentinel that got no answer may land when its slot, which an older writer had filled, was collected. It
+   then stands below the fence and has the fence's epoch. So an entry directly behind a younger one stays as well.
  * The newest entry that carries the applied map, and everything above it: the next claim looks for the map there.
  * The snapshot of that map, where the entry names one; `wal.snapshots` tells which others may go.
  * Entries younger than a minimum age: a reader with an older manifest may still read them. One that reads too late
@@ -18,9 +20,10 @@ fences no writer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 from uuid import UUID
 
@@ -93,6 +96,7 @@ class WalCollector:
 
     def collect(self, min_age: float, *, dry_run: bool = False, most: int | None = None) -> WalGarbage:
         """Delete what is not needed and at least `min_age` seconds old; with `dry_run` only report it.
+        (model: Log!ReadBoundary, Log!ListEntries, Log!DeleteEntry)
 
         `most`: the highest position to delete, None for no limit: a reader of changes needs all entries above it.
 
@@ -110,7 +114,9 @@ class WalCollector:
             self._fences.learn(self._index.load())
             self._remembers = True
         last_old = max(old, default=0)
-        fences, unreadable = self._fences.among([position for position in below if position <= last_old])
+        considered = [position for position in below if position <= last_old]
+        fences, unreadable = self._fences.among(considered)
+        fences |= _behind_younger(considered, entries)
         condemned = [position for position in old if position not in fences and position not in unreadable]
         snapshots = [each for each in self._superseded(last, newest) if each.modified <= self._clock.now() - min_age]
         if not dry_run:
@@ -162,3 +168,8 @@ class WalCollector:
             return [work(item) for item in items]
         with ThreadPoolExecutor(min(self._workers, len(items))) as pool:
             return list(pool.map(work, items))
+
+
+def _behind_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) -> set[int]:
+    """Those of `positions`, ascending, that follow an entry which storage got later: it came into a collected slot."""
+    return {here for before, here in pairwise(positions) if entries[before].modified > entries[here].modified}

@@ -32,12 +32,9 @@ proves ownership first.
 
 from __future__ import annotations
 
-from memwal.wal.clock import Clock
+from memwal.wal.clock import NEVER, Clock, Instant, instant, since
 from memwal.wal.epoch import EpochGuard
 from memwal.wal.manifest import ManifestStore, RegionManifest
-
-Instant = tuple[float, float]
-"""What the monotonic clock and the wall clock of this process say, in seconds."""
 
 
 class ReadLease:
@@ -53,7 +50,7 @@ class ReadLease:
         self._guard, self._manifests, self._clock = guard, manifests, clock
         self._known, self._seconds = manifest, manifest.read_lease / 1000
         self._begun = self._proven = 0
-        self._since: Instant = (float("-inf"), float("-inf"))
+        self._since: Instant = NEVER
         self._ended = False
 
     def ticket(self) -> int:
@@ -75,7 +72,7 @@ class ReadLease:
 
     def begin(self) -> Instant:
         """The moment at which a proof begins; call it before the request to storage."""
-        return self._clock.monotonic(), self._clock.now()
+        return instant(self._clock)
 
     def confirm(self, begun: Instant) -> None:
         """Storage has confirmed that the region was ours at a moment after `begun`."""
@@ -95,5 +92,4 @@ class ReadLease:
 
     def _age(self) -> float:
         """Seconds since the newest proof was begun, by the clock that shows more."""
-        monotonic, now = self._since
-        return max(self._clock.monotonic() - monotonic, self._clock.now() - now)
+        return since(self._clock, self._since)

@@ -8,12 +8,16 @@ for both.
 Latest, in steps: (1) the hint names a version and its edit id; (2) probe forward until a version is missing
 (`wal.probing`); (3) *then* read the version of the hint: if it is in its place with that edit id, the highest version
 found is the newest. Otherwise one page of a listing replaces the hint: the highest version of any page is no false one.
-A stale hint costs two probes per binary digit of its distance, a missing or broken one a listed page as well; neither
-makes an old version look newest. While storage is unavailable, reads are retried (`wal.retries`).
+Its edit id is not known, so it is listed again at the end: still the highest, it was not pruned and filled meanwhile.
+A stale hint costs two probes per binary digit of its distance, a missing or broken one two listed pages as well;
+neither makes an old version look newest. While storage is unavailable, reads are retried (`wal.retries`). (model:
+Manifests!ReadHint, Manifests!ProbeVersion, Manifests!ReadTop, Manifests!ReadStart, Manifests!ListPage,
+Manifests!ListAgain)
 
 Write, in steps: (1) check the succession; (2) give the version a fresh edit id; (3) put-if-absent at version+1 until
 the outcome is known; (4) read the version before it: if it is no longer in its place, the slot may have been pruned,
 and the write counts as a lost race; (5) write the hint, whose loss is harmless.
+(model: Manifests!SendVersion, Manifests!PutVersion, Manifests!ReadBefore, Manifests!WriteHint)
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds
+from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds, instant
 from memwal.wal.epoch import EpochGuard
 from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
 from memwal.wal.invariants import check_succession
@@ -82,12 +86,16 @@ class ManifestStore:
         hint = (known.version, known.edit_id) if known is not None else self._hinted()
         if hint is not None and (newest := self._newest_above(*hint)) is not None:
             return newest
+        # The hint names a version that does not exist, e.g. one copied from elsewhere: list instead.
+        listed = self._listed()
         for _ in range(_LOOKS):
-            # The hint names a version that does not exist, e.g. one copied from elsewhere: list instead.
-            listed = self._listed()
             newest = self._newest_above(listed or 1)
-            if newest is not None or listed is None:
+            if listed is None:
                 return newest
+            again = self._listed()
+            if newest is not None and again in (listed, newest.version):
+                return newest
+            listed = again
         raise StoreUnavailable(f"{manifest_prefix(self.region_id)}: {_LOOKS} times the newest version listed was gone")
 
     def read(self, version: int) -> RegionManifest | None:
@@ -128,6 +136,7 @@ class ManifestStore:
         the version that `guard` claimed is another now.
         """
         guard.check()
+        begun = instant(self._clock)
         current = self._newest(known)
         if current.writer_epoch > guard.epoch:
             guard.fenced_by(current.writer_epoch)
@@ -138,10 +147,12 @@ class ManifestStore:
             )
         if guard.claimed is not None:
             self._check_claimed(current, *guard.claimed)
+        guard.confirm(begun)
         return current
 
     def edit(self, guard: EpochGuard, change: Change, known: RegionManifest | None = None) -> RegionManifest:
         """Apply `change` to the newest version as the owner `guard`, and return the version that holds it.
+        (model: Log!Publish)
 
         `known`: the version that was the newest a moment ago, under the guard's epoch. The first attempt uses it
         without a read: if a newer one exists by now, the slot behind `known` is taken, and the newer one is read then.
@@ -151,7 +162,11 @@ class ManifestStore:
         call `edit` again: `change` may then find its own effect in place, and must return its argument.
         Raises Fenced, InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused, and what `change` raises.
         """
-        return self._edit(lambda: self.owned(guard), change, known)
+        begun = instant(self._clock)
+        edited = self._edit(lambda: self.owned(guard), change, known)
+        if known is None or edited.version > known.version:  # else storage was not asked
+            guard.confirm(begun)
+        return edited
 
     def edit_unowned(self, change: Change) -> RegionManifest:
         """As `edit`, for a caller that does not own the region (the committer): the writer epoch stays as it is."""

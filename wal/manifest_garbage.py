@@ -14,7 +14,8 @@ any clock says:
     after rule 2, so it never names a false one. A reader probes for the next version first and then reads the one that
     it started at: if that is in its place with that edit id, nothing above it was pruned. Without a sound hint it
     starts at the highest version of one page of a listing, which is no false one: false ones lie below all kept ones,
-    and go with the next collection, so a page does not hold them alone.
+    and go with the next collection, so a page does not hold them alone. It lists again after the read: still the
+    highest, that version was not pruned, and filled by a false one, before it was read.
  4. At least `_KEPT` newest versions stay, and all from the first version on that a caller of `collect` says is needed.
 
 Age only delays: a version younger than the minimum, and all above it, stay. The rules hold with an age of zero too, and
@@ -76,6 +77,7 @@ class ManifestCollector:
 
     def collect(self, needed: Needed, min_age: float, *, dry_run: bool = False) -> ManifestGarbage:
         """Delete versions that are not needed and at least `min_age` seconds old, the oldest first.
+        (model: Manifests!ListVersions, Manifests!LookForNewest, Manifests!HintBeforePruning, Manifests!Prune)
 
         Raises Corrupt, StoreUnavailable, StoreRefused (what was deleted by then is deleted; collect again).
         """

@@ -29,7 +29,7 @@ from memwal import wal
 from memwal.ingest.region.context import RegionContext
 from memwal.memtable import Checked
 from memwal.wal.applied import AppliedMap
-from memwal.wal.lease import Instant
+from memwal.wal.clock import Instant
 
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
 """Failures of an append that leave the log unchanged: the region lives on, the callers may try again."""

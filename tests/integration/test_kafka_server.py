@@ -53,9 +53,10 @@ def test_a_machine_without_the_jars_is_told_in_one_line(tmp_path: Path, monkeypa
         KafkaServer.start(tmp_path)
     nowhere = " ".join(f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort=9" for scheme in ("http", "https"))
     offline = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAVA_TOOL_OPTIONS": nowhere}
-    ran = subprocess.run([sys.executable, module.__file__], env=offline, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "tests.kafka_server"]
+    ran = subprocess.run(command, env=offline, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 1
     begins, ends = ran.stderr.splitlines()
     assert "once per machine" in begins
-    assert ends.startswith("memwal: the tests' Kafka broker cannot be fetched: ")
+    assert ends.startswith("memwal: the tests' Kafka broker and Spark's connector cannot be fetched: ")
     assert [each.name for each in (tmp_path / "memwal" / "kafka").iterdir()] == ["fetching"]

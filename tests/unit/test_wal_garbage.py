@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from memwal.wal import (
     ManifestStore,
     ObjectStore,
     Poisoned,
+    PutOutcome,
     StoreUnavailable,
     WalAppender,
     WalCollector,
@@ -155,6 +157,62 @@ def test_a_sleeping_writer_wakes_after_the_collection_and_is_fenced(world: World
     assert found(world.take()) == [5]
 
 
+class SleepsBefore(MemoryStore):
+    """Calls `meanwhile` once, before the put of the entry at `position` that comes from a new claim."""
+
+    def __init__(self, world: World, position: int) -> None:
+        super().__init__(world.clock.now)
+        self.position = position
+        self.meanwhile: Callable[[], None] | None = None
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        if self.meanwhile is not None and key == entry_key(REGION, self.position, "lance"):
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return super().put_if_absent(key, data)
+
+
+@pytest.mark.parametrize("settle", [False, True])
+def test_a_claimer_that_sleeps_before_its_sentinel_acks_nothing_after_the_collection(
+    world: World, settle: bool
+) -> None:
+    """The fence of a later claim stands further on: the older writer went on and filled the slot of our sentinel, and
+    what it wrote was flushed and collected since. So slots from there on are empty, and puts there prove nothing."""
+    world.store = store = SleepsBefore(world, 2)
+    older = world.open()
+    put(older, 1)
+    world.flushed_up_to(1)
+
+    def meanwhile() -> None:
+        put(older, 2, 3)
+        put(world.open(), 4)
+        world.flushed_up_to(5)
+        world.clock.advance(AGE)
+        world.collect()
+        assert world.positions() == [4, 5]
+
+    store.meanwhile = meanwhile
+    with pytest.raises(Fenced) as caught:
+        put(
+            world.writer(claim(store, REGION, spec_id=1, codec=CODEC, ids=world.ids, clock=world.clock, settle=settle)),
+            9,
+        )
+    assert (caught.value.ours, caught.value.theirs) == (2, 3)
+
+
+def test_a_claim_proves_itself_once(world: World) -> None:
+    """By the note of its sentinel's position; without it by the first append."""
+    world.open()
+    store = world.store
+    for settle, looks in ((True, 0), (False, 1)):
+        log = world.writer(
+            claim(store, REGION, spec_id=1, codec=CODEC, ids=world.ids, clock=world.clock, settle=settle)
+        )
+        with patch.object(ManifestStore, "owned", autospec=True, side_effect=ManifestStore.owned) as owned:
+            put(log, 1, 2)
+        assert owned.call_count == looks
+
+
 def test_even_with_the_fences_deleted_by_hand_nothing_is_acked_into_nothing(world: World) -> None:
     """An operator or a lifecycle rule deletes everything below the boundary, the fence in the sleeper's slot too."""
     sleeper = world.open()
@@ -271,6 +329,30 @@ def test_a_fence_is_the_first_entry_of_its_epoch_whatever_its_form(world: World)
     world.clock.advance(AGE)
     assert world.collect().fences == 1
     assert world.positions() == [3, 5]
+
+
+def test_a_refused_sentinel_that_lands_once_its_slot_is_collected_does_not_pass_for_the_fence(world: World) -> None:
+    """The put of a sentinel got no answer, and its next attempt found the older writer's entry in the slot. The first
+    attempt lands when that entry was collected: below the fence, with the fence's epoch."""
+    sleeper = world.open()
+    put(sleeper, 1)
+    put(world.open(), 2)
+    refused = world.store.get(entry_key(REGION, 2, "lance"))
+    assert refused is not None
+    world.flushed_up_to(3)
+    world.clock.advance(AGE)
+    world.collect()
+    assert world.positions() == [2, 3]
+    world.store.put_if_absent(entry_key(REGION, 1, "lance"), refused)
+    put(world.open(), 3, 4)
+    world.flushed_up_to(6)
+    world.clock.advance(AGE)
+    report = world.collect()
+    assert world.positions() == [1, 2, 4, 6]
+    assert (report.entries, report.fences) == (2, 3)
+    sleeper._guard.confirm((world.clock.monotonic(), world.clock.now()))  # its clocks stood still while it slept
+    with pytest.raises(Fenced):
+        put(sleeper, 9)
 
 
 @pytest.mark.parametrize("damaged", range(1, 12))

@@ -147,7 +147,7 @@ def test_a_hint_that_is_lost_or_was_set_back_costs_few_requests(hint: bytes | No
     newest = ManifestStore(store, REGION, clock=CLOCK).latest()
     assert newest is not None
     assert newest.version == 6000
-    assert store.requests["list"] <= 1
+    assert store.requests["list"] <= 2  # the second proves that the first still stands
     assert store.total < 40
 
 

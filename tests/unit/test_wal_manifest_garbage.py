@@ -224,3 +224,22 @@ def test_a_false_version_is_never_taken_for_the_newest(world: World, hint: str) 
     assert (claimed.guard.epoch, claimed.manifest.version) == (2, 153)
     world.prune()
     assert world.versions() == list(range(144, 154))
+
+
+def test_a_false_version_that_comes_behind_a_listing_is_not_taken_for_the_newest(world: World) -> None:
+    """Without a hint. The reader listed version 100 and found no 101; before it reads 100, that is pruned and a put of
+    long ago lands there."""
+    before = world.manifests.read(100)
+    assert before is not None
+
+    def meanwhile() -> None:
+        world.write(50)
+        world.prune()
+        late = replace(before, writer_epoch=2, edit_id="f" * 32)
+        world.store.put_if_absent(manifest_key(REGION, 100), late.encode())
+
+    world.store.delete(version_hint_key(REGION))
+    store = asleep_before(world, "get", manifest_key(REGION, 100), meanwhile)
+    newest = ManifestStore(store, REGION, ids=world.ids, clock=world.clock).latest()
+    assert newest is not None
+    assert (newest.version, newest.writer_epoch) == (150, 1)
