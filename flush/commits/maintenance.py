@@ -20,7 +20,8 @@ sum of the others. So a rewrite at least doubles the size, and a row is rewritte
 `fragments_min` plus that logarithm of fragments are left unmerged.
 
 Crash points. 1 and 2 each make one version of Lance's: it exists or not. 3 deletes what no kept version refers to,
-manifests first; the next run deletes the rest. Every run decides from the state of the table. After a conflict with
+manifests first; the next run deletes the rest. It syncs the newest version before that: a power cut, which takes back
+versions that nobody has synced, then leaves one. Every run decides from the state of the table. After a conflict with
 another writer the step is tried again at its next interval.
 """
 
@@ -35,6 +36,7 @@ from typing import Any
 
 import lance
 
+from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.manifest import MEM_WAL_INDEX
 from memwal.flush.commits.index_catchup import train_anew
 from memwal.memtable import IndexSpec
@@ -126,6 +128,8 @@ def compact(dataset: lance.LanceDataset, fragments_min: int, rows_max: int, dele
 def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int, changes_since: float | None = None) -> int:
     """Step 3; returns the number of versions deleted. `age_min` in seconds. Reads the manifest of every version.
 
+    `dataset`: at the newest version, which is synced to the disk before, and stays.
+
     `changes_since`: Unix seconds; the version that was the newest then, and all after it, stay for readers of changes.
     It may be much older than that, where the table was idle.
 
@@ -138,10 +142,11 @@ def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int, cha
         return 0
     if changes_since is not None and not (own := own[: _superseded(dataset, own, changes_since)]):
         return 0
+    sync_table(dataset)  # the newest versions may all be unsynced, and a power cut would leave none
     done = dataset.cleanup_old_versions(
         older_than=timedelta(seconds=age_min),
         retain_versions=versions_min,
-        versions=own,
+        versions=[version for version in own if version < dataset.version],
         error_if_tagged_old_versions=False,
     )
     return int(done.old_versions)

@@ -17,6 +17,7 @@ import memwal
 import memwal.flush.base.create
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.maintenance import clean_up
 from memwal.ingest.region import core
 from memwal.wal import LocalStore
 from tests.conftest import SCHEMA, Made
@@ -136,3 +137,28 @@ def test_the_first_object_makes_the_names_of_directories_durable_that_another_pr
     root.mkdir(parents=True)
     LocalStore(root).put_if_absent("log/1", b"entry")
     assert {root / "log", root, root.parent, tmp_path.resolve()} <= synced
+
+
+def test_the_newest_version_is_on_the_disk_before_older_ones_are_deleted(
+    open_small: Callable[..., Any], uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut that takes back all newer versions, a burst of another program's, leaves none."""
+    with open_small(regions=1) as table:
+        table.put(made.rows(range(5)))
+        table.flush()
+        table.commit()
+    for n in range(3):
+        lance.dataset(uri).update_config({"another": str(n)})
+    dataset, order = lance.dataset(uri), list[str]()
+    monkeypatch.setattr(os, "fsync", lambda fd: order.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    deletes = lance.LanceDataset.cleanup_old_versions
+
+    def deleting(*args: Any, **more: Any) -> Any:
+        order.append("deleted")
+        return deletes(*args, **more)
+
+    monkeypatch.setattr(lance.LanceDataset, "cleanup_old_versions", deleting)
+    assert clean_up(dataset, 1e-6, 1) > 0
+    newest = f"{2**64 - 1 - dataset.version}.manifest"
+    assert newest in order[: order.index("deleted")]
+    assert [each["version"] for each in lance.dataset(uri).version_refs()][-1] == dataset.version
