@@ -13,7 +13,9 @@ regions begin with this applied map. Any process may do the remaining steps, sev
     version, so that Lance's own writers and readers route by it too. Nothing else changes, and the
     progress need not: every published generation is committed, and no region publishes one before it is opened. (Loads
     have progress of their own, which is put back: `flush.resizing.kept_loads`.)
- 2. **Open** every region of the new version: see `wal.fence`, `opening`. Others stay sealed.
+ 2. **Sync** the switch, whoever made it: a power cut that took it back would leave regions that take writes by a
+    routing that the table does not have.
+ 3. **Open** every region of the new version: see `wal.fence`, `opening`. Others stay sealed.
 
 The switch is a compare-and-swap: Lance refuses it where the same metadata, or the index, was replaced since the version
 read. The objects are never deleted: they are few and small, and a resizer that has slept aims at the same slot.
@@ -22,9 +24,9 @@ read. The objects are never deleted: they are few and small, and a resizer that 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -120,7 +122,8 @@ def finish(
     done = decided(store, base.routing_version)
     if done is not None:
         base = with_its_loads(base, store)
-        opened = partial(_open, base, store, done, clock=clock, ids=ids, options=options)
+        on_disk = cache(partial(sync_table, base.dataset))
+        opened = partial(_open, base, store, done, on_disk, clock=clock, ids=ids, options=options)
         for _ in each(opened, base.regions, at_once):
             continue
     return base
@@ -153,7 +156,6 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
                 raise
             conflict_retries.wait(error)
         base = BaseTable.open(base.uri, base.storage_options)
-    sync_table(base.dataset)  # opened regions rely on it
     return base
 
 
@@ -184,18 +186,30 @@ def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = Non
     return Index(uuid, MEM_WAL_INDEX, [], base.version, Bitmap(), 0, index_details=details)
 
 
-# ---- 2: open -------------------------------------------------------------------------------------------------------
+# ---- 2 and 3: open -------------------------------------------------------------------------------------------------------
 
 
 def _open(
-    base: BaseTable, store: ObjectStore, to: Decision, region: UUID, *, clock: Clock, ids: Ids, options: WalOptions
+    base: BaseTable,
+    store: ObjectStore,
+    to: Decision,
+    on_disk: Callable[[], None],
+    region: UUID,
+    *,
+    clock: Clock,
+    ids: Ids,
+    options: WalOptions,
 ) -> None:
-    """Open one region, unless it is open already; another process may be opening it at this moment."""
+    """Open one region, unless it is open already; another process may be opening it at this moment.
+
+    `on_disk`: syncs the switch, which another process may have made and not synced.
+    """
     manifests = ManifestStore(store, region, clock=clock, options=options)
     for _ in range(_OPENINGS):
         current = manifests.latest()
         if current is None or current.spec_id >= to.routing or current.status is not RegionStatus.SEALED:
             return  # None: `verify` reports it, and it cannot be claimed by an older routing
+        on_disk()
         try:
             claim(
                 store,

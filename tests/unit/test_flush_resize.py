@@ -457,3 +457,31 @@ def test_a_resize_that_broke_off_after_its_switch_is_finished_by_the_next(tmp_pa
     assert not is_being_resized(world.base, world.store, clock=FakeClock())
     with world.open() as table:
         world.expect(table)
+
+
+def test_a_switch_of_another_process_is_on_the_disk_before_a_region_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut takes it back, and regions take writes by a routing that the table does not have."""
+    world = Resized(str(tmp_path / "table"))
+    with world.open(2) as table:
+        world.put(table, range(10), 1, "a:1")
+    with monkeypatch.context() as killing:
+        killing.setattr(lance.LanceDataset, "commit", killed(lance.LanceDataset.commit, after=True))
+        with pytest.raises(Killed):
+            world.resize(3)
+    order: list[object] = []
+    monkeypatch.setattr(routing, "sync_table", lambda dataset: order.append(dataset.version))
+    claims = routing.claim
+
+    def claiming(*args: Any, **more: Any) -> Any:
+        order.append("opened")
+        return claims(*args, **more)
+
+    monkeypatch.setattr(routing, "claim", claiming)
+    assert world.resize(3).resumed
+    assert order == [world.base.version, *["opened"] * 3]
+    order.clear()
+    with world.open() as table:
+        world.expect(table)
+    assert order == []
