@@ -50,6 +50,7 @@ def expect_no_entries(region_id: UUID, tip: int) -> None:
 
 def _expect_routing(region_id: UUID, current: RegionManifest, spec_id: int, *, seal: bool, opening: bool) -> None:
     if current.spec_id > spec_id or (opening and current.spec_id == spec_id):
+        # (model: Resize!Claim)
         raise Resized(region_id, spec_id, current.spec_id)
     if current.status is RegionStatus.SEALED:
         if not seal and not opening:

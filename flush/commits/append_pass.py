@@ -3,16 +3,19 @@
     invariant: the rows of a range of generations, and the record that the range is committed, are in one version, or in
     none.
 
-A load (flush.commits.load) appends its rows the same way.
+A load (flush.commits.load) appends its rows the same way. What comes before and after is as in every commit (model:
+Append!ReadManifests, Append!OpenBase, Append!Prune).
 
  1. **Write** the rows of the SSTs into data files of the base, streamed: memory holds some batches, never a whole SST.
     No version refers to the files. *Crash here: orphans, see flush.garbage.orphans.*
+    (model: Append!WriteFiles)
  2. **Append** by a compare-and-swap (`flush.base.swap`), which sets `memwal:committed` in the schema's metadata: a
     commit of the same range at the same time fails, whatever files it wrote. (A merge-insert carries Lance's own
     marker, but has to match rows.) *Crash here: appended or not. The next commit reads `memwal:committed` in the
-    manifest.*
+    manifest.* (model: Append!Swap)
  3. **Mark**: an empty merge-insert moves Lance's own marker up to the same generations; Lance records by it how far its
     indexes are. *Crash before: the next commit does it. Refused, with nothing lost, where another commit set it first.*
+    (model: Append!Mark)
 
 The cost of a commit depends on the rows that it appends (and on one list of the base's fragments). Index builds and
 changes of the table's config may come in between; Lance puts 2 on top of them, and keeps them.

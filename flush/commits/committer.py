@@ -1,25 +1,29 @@
 """Commit: the rows of published SSTs become part of the base table, each exactly once.
 
  1. Read the regions' manifests, then the base table. In the other order a committer that prunes in between would look
-    like a gap (flush.commits.plan.uncommitted).
+    like a gap (flush.commits.plan.uncommitted). (model: Commit!ReadManifests, Commit!OpenBase)
  2. Plan. Take per region the contiguous generations above the committed one, oldest first, regions by turns, no more
     than `memory_max` holds, and agree on each range with other committers (flush.commits.plan). Wait up to `courtesy`
     seconds for a committer that planned a range first. Then read the newest base version: where it has another
     generation committed than in 1, back to 1. A plan may be one that this committer made after the right one was
-    collected (flush.garbage.plans). *Crash here: the next commit takes the same range.*
+    collected (flush.garbage.plans). *Crash here: the next commit takes the same range.* (model: Commit!Plan,
+    Commit!LookAgain)
  3. Reduce the SSTs to the newest row of each key: a tombstone is a delete, any other row an upsert.
+    (model: Commit!Reduce)
  4. Check whether other programs added rows since the last commit and, where they did, whether a key stands twice
     (flush.commits.foreign_writes). A row to repair is deleted, and back to 1. *Crash here: at most a row was repaired.*
  5. Deletes pass: one base-table version, without the marker. Left out where there is nothing to delete. *Crash here:
     the deleted keys are gone from the base and the progress is not recorded. Readers see the same rows as before,
     because the SSTs still shadow the base. The next commit takes the same range and gives the same table.*
+    (model: Commit!DeletesPass)
  6. Upserts pass: one version with the progress marker of every region. Without upserts the deletes pass carries the
-    marker.
+    marker. (model: Commit!UpsertsPass)
  7. Back to 1 until everything is committed that the first 1 found published; what was published since rides along, or
-    waits for the next commit. Where Lance put 6 on top of versions that 4 had not seen, 4 once more.
- 8. Index catch-up, where an index lags (flush.commits.index_catchup).
+    waits for the next commit. Where Lance put 6 on top of versions that 4 had not seen, 4 once more. (model:
+    Commit!Finish)
+ 8. Index catch-up, where an index lags (flush.commits.index_catchup). (model: Commit!CatchUp)
  9. Prune: sync the base to the disk, then remove the committed SSTs from each manifest. *Crash here: the next commit
-    does it. Readers skip generations at or below the committed one anyway.*
+    does it. Readers skip generations at or below the committed one anyway.* (model: Commit!Sync, Commit!Prune)
 
 4, 8 and 9 are decided from what storage says, so any later commit completes them after a crash.
 

@@ -11,14 +11,14 @@ The caller has flushed and committed every row that was acknowledged before, and
  1. **Note** the token beside the table, so that `memwal log` can name it. *Crash here: a note of a load that never
     landed; the next attempt writes the same one.*
  2. **Read** the newest base version. Where it has the marker, the load has landed: on to 6. Where its columns are not
-    those that the rows were checked for, the load ends.
+    those that the rows were checked for, the load ends. (model: Append!ReadToken)
  3. **Check** whether other programs added rows since the last commit and, where they did, whether a key stands twice
     (flush.commits.foreign_writes). A row to repair is deleted, and back to 2; any other such key ends the load.
     *Crash here: at most a row was repaired.*
  4. **Write** the rows with the marker, streamed: with a key by one merge (flush.commits.merge_passes), without one by
     one append (flush.commits.append_pass). A conflict with another writer: back to 2. *Crash before the version exists:
     files without a version, see flush.garbage.orphans. Crash after it: loaded; the next attempt with the token goes
-    from 2 to 6.*
+    from 2 to 6.* (model: Append!AppendLoad)
  5. Where Lance put 4 on top of versions that 3 had not seen, and does not detect that both inserted one key: check as
     in 3 once more, and delete the row of the earlier version. *Crash before that: the next commit, or the next attempt,
     does it: it looks back to the load until a commit of the same region has seen it.*

@@ -21,8 +21,8 @@ sum of the others. So a rewrite at least doubles the size, and a row is rewritte
 
 Crash points. 1 and 2 each make one version of Lance's: it exists or not. 3 deletes what no kept version refers to,
 manifests first; the next run deletes the rest. It syncs the newest version before that: a power cut, which takes back
-versions that nobody has synced, then leaves one. Every run decides from the state of the table. After a conflict with
-another writer the step is tried again at its next interval.
+versions that nobody has synced, then leaves one (model: Commit!CleanUp). Every run decides from the state of the
+table. After a conflict with another writer the step is tried again at its next interval.
 """
 
 from __future__ import annotations

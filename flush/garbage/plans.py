@@ -5,7 +5,8 @@ committed (`flush.commits.plan`), so a plan may be deleted only if a committer t
 slot does not commit by it.
 
 The rule: a plan is deleted when every version in `_versions/`, tagged ones included, has committed `first` of its
-region. Versions from before the table's set-up do not count: a committer refuses them.
+region. Versions from before the table's set-up do not count: a committer refuses them. (model: Commit!ReadVersions,
+Commit!DeletePlan)
 
 Why it is safe. A committer reads the region manifests; then the base version, which has `first - 1` committed; makes or
 finds the plan; then reads the newest base version again, and goes on only where that still has `first - 1`

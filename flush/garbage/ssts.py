@@ -1,6 +1,7 @@
 """Deletes SST directories that no reader or writer can need again.
 
-A collection lists the directories, *then* reads the newest region manifest, *then* opens the base table. SSTs that are
+A collection lists the directories (model: Commit!ListSsts), *then* reads the newest region manifest (model:
+Commit!ReadManifest), *then* opens the base table and judges (model: Commit!Judge). SSTs that are
 published, committed or pruned in between are seen in that order too, so that nothing is kept for a wrong reason. Safety
 does not depend on the order: every reason to delete below, once true, stays true.
 
@@ -23,7 +24,7 @@ The rules. Only the name, `{8 hex}_gen_{generation}`, decides, never the content
     never grows. A time limit alone would not be safe, and "everything above a tag" would be all later SSTs.
  5. Garbage waits for a minimum age, counted from its newest object. Time only delays; it decides nothing.
 
-Deleting one directory, in steps:
+Deleting one directory, in steps (model: Commit!DeleteSst):
 
  1. The dataset's manifests in `_versions/`, oldest version first. From the first deletion on the directory is either a
     whole dataset of its newest version or no dataset. With the newest first, one of Lance's SSTs would fall back to the

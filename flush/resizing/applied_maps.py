@@ -94,7 +94,8 @@ def exceptions_by_producer(applied: Applied) -> dict[str, tuple[str, ...]]:
 def left_over(
     applied: Applied, exceptions: Exceptions, producer: str, sequence: int, rows: pa.Table, route: RouteInto
 ) -> npt.NDArray[np.bool_]:
-    """Return which of `rows`, written under a token that counts as applied, were not applied: bool [rows].
+    """Return which of `rows`, written under a token that counts as applied, were not applied: bool [rows]. (model:
+    Resize!Put)
 
     `exceptions`: those that the region began with; one that is no longer in `applied` does not count.
     """

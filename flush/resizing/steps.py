@@ -4,24 +4,28 @@ Routing version k with n regions becomes version k+1 with m. Every region manife
 (the spec id), and the base table has the version that holds.
 
  1. **Finish** an earlier resize: a version that is decided is switched to and opened (`flush.resizing.routing`).
+    (model: Resize!Begin)
  2. **Seal**, region by region, all of the n and of the m: a claim that raises the epoch and seals in one manifest
     write. It fences the region's writer, and only another resize may claim from then on. A region that does not exist
     yet is created sealed. *Crash here: some regions are sealed, the routing is k. The next resize goes on; to stay with
-    n, resize to n.*
+    n, resize to n.* (model: Resize!Seal)
  3. **Drain** each of the n as it is sealed: replay its log, and flush it generation by generation. Before that wait
     until no older owner answers reads from memory any more (`wal.lease`): a key may move to a region that it was never
-    in before. *Crash here: as 2. The log, or an SST, has the rows.*
- 4. **Commit** until no manifest lists an SST. *Crash here: as 2.*
+    in before. *Crash here: as 2. The log, or an SST, has the rows.* (model: Resize!Drain)
+ 4. **Commit** until no manifest lists an SST. *Crash here: as 2.* (model: Resize!Commit)
  5. **Prove** it from storage, for all n under the claims of 2: still ours, still sealed, no SST listed, no row above
     `replay_after`. Read the applied map of each (`flush.resizing.applied_maps`). And wait until no owner of the m
-    answers reads from memory any more, as in 3.
+    answers reads from memory any more, as in 3. (model: Resize!Prove)
  6. **Decide** k+1, m and the applied map that all regions begin with, by one conditional create. *Before it nothing has
     changed; after it the resize cannot be taken back.* Where another resize has decided first, its decision holds.
+    (model: Resize!Decide)
  7. **Switch** the base table to k+1 and m, in one version. No commit can come in between, since no region publishes.
     *Crash here: the regions are sealed, and any process that opens the table, or resizes it again, does 7 and 8.*
- 8. **Open** each of the m: a claim whose sentinel carries the map, then the manifest edit that makes it ACTIVE and of
-    version k+1. *Crash here: as 7.* Regions that are no longer used stay sealed, empty, and of their old version: a
-    later resize to more regions opens them like the others.
+    (model: Resize!Switch)
+ 8. **Open** each of the m, once the switch is on the disk: a claim whose sentinel carries the map, then the manifest
+    edit that makes it ACTIVE and of version k+1. *Crash here: as 7.* Regions that are no longer used stay sealed,
+    empty, and of their old version: a later resize to more regions opens them like the others. (model: Resize!Sync,
+    Resize!Open)
 
 Invariants.
 

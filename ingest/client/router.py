@@ -106,7 +106,7 @@ class Router:
         self.regions: tuple[str, ...] = ()
         """The region of bucket n at n."""
         self.routing = 1
-        """Version of the routing of rows to these regions."""
+        """Version of the routing of rows to these regions. (model: Resize!Route)"""
         self.table: str | None = None
         """The table's address."""
         self.id: str | None = None

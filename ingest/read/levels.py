@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
-    """The levels of one region above the base, captured before the base is opened.
+    """The levels of one region above the base, captured before the base is opened. (model: Commit!Capture)
 
     `memtables`: snapshots, newest first. `ssts`: those that the region manifest lists, ascending generations.
     `unflushed`: only for memtables that were replayed from storage, which do not know their generation: the generation

@@ -83,7 +83,7 @@ class Reader:
         self._nearness, self._share = Nearness(), HiddenShare()
 
     def base(self) -> BaseTable:
-        """Open and return the latest version of the base table."""
+        """Open and return the latest version of the base table. (model: Commit!ReadBase)"""
         # Storage is asked outside the lock, so that reads do not wait for each other's round trips.
         latest = self._base.latest()
         with self._lock:
@@ -371,6 +371,7 @@ class Reader:
             return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
         except (Corrupt, OSError):
             # A read slower than `gc.sst_age_min`: the SST was committed and deleted after the base was opened.
+            # (model: Commit!Answer)
             if self.base().committed.get(region, 0) >= sst.generation:
                 raise CaptureOvertaken from None
             raise
