@@ -6,19 +6,20 @@ A load is a region of its own (flush.base.load_id): its id is made of the token,
 marker is the compare-and-swap that it is for the range of a commit: of any number of loads with one token, at once or
 one after the other, one lands.
 
-The caller has flushed and committed every row that was acknowledged before, and has checked the rows of the load. Then:
+The caller has flushed and committed every row that was acknowledged before, and has checked the rows of the load
+(model: Load!Begin). Then:
 
  1. **Note** the token beside the table, so that `memwal log` can name it. *Crash here: a note of a load that never
     landed; the next attempt writes the same one.*
  2. **Read** the newest base version. Where it has the marker, the load has landed: on to 6. Where its columns are not
-    those that the rows were checked for, the load ends. (model: Append!ReadToken)
+    those that the rows were checked for, the load ends. (model: Load!Read, Append!ReadToken)
  3. **Check** whether other programs added rows since the last commit and, where they did, whether a key stands twice
     (flush.commits.foreign_writes). A row to repair is deleted, and back to 2; any other such key ends the load.
     *Crash here: at most a row was repaired.*
  4. **Write** the rows with the marker, streamed: with a key by one merge (flush.commits.merge_passes), without one by
     one append (flush.commits.append_pass). A conflict with another writer: back to 2. *Crash before the version exists:
     files without a version, see flush.garbage.orphans. Crash after it: loaded; the next attempt with the token goes
-    from 2 to 6.* (model: Append!AppendLoad)
+    from 2 to 6.* (model: Load!Merge, Append!AppendLoad)
  5. Where Lance put 4 on top of versions that 3 had not seen, and does not detect that both inserted one key: check as
     in 3 once more, and delete the row of the earlier version. *Crash before that: the next commit, or the next attempt,
     does it: it looks back to the load until a commit of the same region has seen it.*
@@ -30,7 +31,7 @@ it hides the loaded row, and the commit after the load replaces that. A commit t
 conflicts where both write one row or insert one key. What is acknowledged after the load returned is committed by a
 commit that reads the base with the loaded rows, since it reads the region manifests before the base. Only a delete that
 is concurrent with the load may be ordered before it although readers have seen it: a commit without upserts that read
-the base before the load landed does not find the row.
+the base before the load landed does not find the row. (model: Load!ReadManifests, Load!OpenBase, Load!Write)
 
 A restore of the base to a version before the load takes the marker back with the rows: the token may be used again.
 A record stays in the base for ever, some 40 bytes for each load.

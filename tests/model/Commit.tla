@@ -416,7 +416,7 @@ Found(me, r, k) ==
     Above(GensOf(SstsAbove(me, r)) \cup (IF me.level = "durable" THEN Logged(me.seen[r]) ELSE {}), k,
           versions[me.base].rows[r][k])
 
-(* Whether each key in the answer is as it was at a moment between the beginning of the read and now, and not before   *)
+(* Whether each key in the answer is as it was at a moment between the beginning of the read and now, and not before  *)
 (* the one shown last. Not more: between the two passes of a commit the base has the deletes of a generation without  *)
 (* its puts, and whoever captured the levels before that generation was published sees just that.                     *)
 Moments(me, r) == me.promised[r] .. (IF me.level = "durable" THEN Generations ELSE manifest[r].replay)
@@ -549,12 +549,12 @@ NoOlderRow ==
 (* Nothing that is needed is collected: by whoever reads the newest manifest, by a committer, by an index that lags,  *)
 (* by a tagged version, by the table itself.                                                                          *)
 ListedExists == \A r \in Regions : manifest[r].ssts \subseteq dirs[r]
+PublishedBetween(r, low, high) == {sst \in published[r] : low < sst.gen /\ sst.gen <= high}
 LaggingIndexServed ==
-    \A r \in Regions : {sst \in published[r] : Newest.indexed[r] < sst.gen /\ sst.gen <= Newest.mark[r]} \subseteq dirs[r]
+    \A r \in Regions : PublishedBetween(r, Newest.indexed[r], Newest.mark[r]) \subseteq dirs[r]
 TaggedWhole ==
     tag.version # 0 =>
-        \A r \in Regions :
-            {sst \in published[r] : versions[tag.version].mark[r] < sst.gen /\ sst.gen <= tag.until[r]} \subseteq dirs[r]
+        \A r \in Regions : PublishedBetween(r, versions[tag.version].mark[r], tag.until[r]) \subseteq dirs[r]
 NotDamaged == \A c \in Committers : committer[c].at # "damaged"
 ReadableNewest == Last \in kept
 

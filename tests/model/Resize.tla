@@ -141,8 +141,8 @@ Commit(r) ==
     /\ region' = [region EXCEPT ![r].ssts = None]
     /\ UNCHANGED <<decision, producer, resizer>>
 
-(* Step 5, from storage: all claims are ours, so what was read under them still holds: sealed, drained, committed, and *)
-(* no older owner answers any more. Read one after the other, and the claims once more at the end: one step here.     *)
+(* Step 5, from storage: all claims are ours, so what was read under them still holds: sealed, drained, committed,    *)
+(* and no older owner answers any more. Read one after the other, the claims once more at the end: one step here.     *)
 Prove(m) ==
     LET me == resizer[m]
         old == {r \in Regions : r < me.buckets}
@@ -269,7 +269,8 @@ NoStaleMemory ==
         region[r].memory = "answers, deposed" /\ Active(s) => region[s].routing <= region[r].routing
 (* A drained region stays so until it is opened. *)
 SwitchedIsDrained ==
-    \A r \in Regions : region[r].made /\ region[r].routing < base.routing => region[r].log = None /\ region[r].ssts = None
+    \A r \in Regions :
+        region[r].made /\ region[r].routing < base.routing => region[r].log = None /\ region[r].ssts = None
 
 (* The table has the routing that was decided, so a decision is final. *)
 FollowsTheDecision == base.buckets = decision[base.routing].buckets
