@@ -186,7 +186,7 @@ def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = Non
     return Index(uuid, MEM_WAL_INDEX, [], base.version, Bitmap(), 0, index_details=details)
 
 
-# ---- 2 and 3: open -------------------------------------------------------------------------------------------------------
+# ---- 2 and 3: open -------------------------------------------------------------------------------------------------
 
 
 def _open(
