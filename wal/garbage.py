@@ -8,7 +8,7 @@ What must stay, and why:
    has not filled, and the next claim put its sentinel there. Without it the sleeper's put would be answered CREATED and
    its rows would never be replayed. This holds for any writer of the format, Lance's included.
    A put of a sentinel that got no answer may land when its slot, which an older writer had filled, was collected. It
-   then stands below the fence and has the fence's epoch. So an entry directly behind a younger one stays as well.
+   then stands below the fence and has the fence's epoch. So entries above a younger one stay as well.
  * The newest entry that carries the applied map, and everything above it: the next claim looks for the map there.
  * The snapshot of that map, where the entry names one; `wal.snapshots` tells which others may go.
  * Entries younger than a minimum age: a reader with an older manifest may still read them. One that reads too late
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import TypeVar
 from uuid import UUID
 
@@ -116,7 +116,7 @@ class WalCollector:
         last_old = max(old, default=0)
         considered = [position for position in below if position <= last_old]
         fences, unreadable = self._fences.among(considered)
-        fences |= _behind_younger(considered, entries)
+        fences |= _above_younger(considered, entries)
         condemned = [position for position in old if position not in fences and position not in unreadable]
         snapshots = [each for each in self._superseded(last, newest) if each.modified <= self._clock.now() - min_age]
         if not dry_run:
@@ -170,6 +170,8 @@ class WalCollector:
             return list(pool.map(work, items))
 
 
-def _behind_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) -> set[int]:
-    """Those of `positions`, ascending, that follow an entry which storage got later: it came into a collected slot."""
-    return {here for before, here in pairwise(positions) if entries[before].modified > entries[here].modified}
+def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) -> set[int]:
+    """Those of `positions`, ascending, that stand above an entry which storage got later: it came into a collected
+    slot."""
+    newest = accumulate((entries[position].modified for position in positions), max)
+    return {position for position, latest in zip(positions, newest, strict=True) if entries[position].modified < latest}

@@ -348,9 +348,29 @@ def test_a_refused_sentinel_that_lands_once_its_slot_is_collected_does_not_pass_
     world.flushed_up_to(6)
     world.clock.advance(AGE)
     report = world.collect()
-    assert world.positions() == [1, 2, 4, 6]
-    assert (report.entries, report.fences) == (2, 3)
+    assert world.positions() == [1, 2, 3, 4, 6]
+    assert (report.entries, report.fences) == (1, 4)
     sleeper._guard.confirm((world.clock.monotonic(), world.clock.now()))  # its clocks stood still while it slept
+    with pytest.raises(Fenced):
+        put(sleeper, 9)
+
+
+def test_nor_does_it_where_the_collection_was_cut_short(world: World) -> None:
+    """Between it and the fence older entries are left, so the epochs at both ends of this stretch are the same."""
+    sleeper = world.open()
+    put(sleeper, 1, 2, 3)
+    put(world.open(), 4)
+    refused = world.store.get(entry_key(REGION, 4, "lance"))
+    assert refused is not None
+    world.flushed_up_to(5)
+    world.clock.advance(AGE)
+    world.store.delete(entry_key(REGION, 1, "lance"))  # and here the collector was killed
+    world.store.put_if_absent(entry_key(REGION, 1, "lance"), refused)
+    for _ in range(2):
+        world.collect()
+        assert world.positions() == [1, 2, 3, 4, 5]
+        world.clock.advance(AGE)
+    sleeper._guard.confirm((world.clock.monotonic(), world.clock.now()))
     with pytest.raises(Fenced):
         put(sleeper, 9)
 
