@@ -1,6 +1,7 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run live broker check test test-all soak simulate s3-server promtool kafka peers lint bench lock docs java browser clean
+.PHONY: help install run live broker check test test-all soak simulate histories s3-server promtool porcupine kafka peers lint bench lock \
+	docs java browser clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,7 +54,7 @@ broker: kafka ## a Kafka broker for the tutorial (configs/tutorial) at PORT=9092
 # A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
 # won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java browser $(STAMP) $(CLASSES) s3-server promtool kafka peers ## every test, in JOBS processes: one for each core, four at most
+test: java browser $(STAMP) $(CLASSES) s3-server promtool porcupine kafka peers ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -75,6 +76,9 @@ s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into t
 promtool: $(STAMP) ## Prometheus' promtool, which tests alert rules, built once per machine into the user's cache
 	@$(BIN)/python -m tests.promtool
 
+porcupine: $(STAMP) ## the judge of histories, on Porcupine, built once per machine into the user's cache
+	@$(BIN)/python -m tests.histories.judge
+
 kafka: java $(STAMP) ## the Kafka broker of the tests and Spark's connector, fetched once per machine into the user's cache
 	@$(BIN)/python tests/kafka_server.py
 
@@ -87,6 +91,9 @@ $(CLASSES): $(STAMP)
 
 simulate: $(STAMP) ## SEEDS=20000 seeds of the simulation from START=1, in JOBS processes; ARGS=--table: of flush, commit and collection; --daemons: of tokens over daemons and resizes
 	@$(BIN)/python -m tests.simulation --start $(START) --seeds $(SEEDS) $(if $(JOBS),--workers $(JOBS)) $(ARGS)
+
+histories: $(STAMP) porcupine ## contention of several processes for SECONDS=60 with SEED=1, its history judged by Porcupine; ARGS=--s3
+	@$(BIN)/python -m tests.contention --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
