@@ -29,7 +29,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
