@@ -2,8 +2,8 @@
 
 `python -m tests.contention --seconds 60 --seed 1` (`make histories`) runs two daemons, three processes of clients and a
 reader of storage, records what each client was told, and lets Porcupine judge it; `--rule insert` and `--rule version`
-take tables whose puts have a condition, `--s3` one on an S3 server of which `--s3-faults` per cent of the requests fail.
-Exit code 1: the history is not linearizable; its files and pictures stay.
+take tables whose puts have a condition, `--s3` one on an S3 server, of whose requests `--s3-faults` per cent fail. Exit
+code 1: the history is not linearizable; its files and pictures stay.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ REGIONS, KEYS = 3, 3
 """Regions, and keys of each of them."""
 CLIENTS = 3
 """Processes of clients, beside one that reads storage."""
+MEANWHILE = 20_000
+"""Bytes of history that are recorded while a daemon that was deposed is stopped: some 100 operations."""
 PATIENCE = 90.0
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()), ("version", pa.int64())])
 RULES: dict[str, dict[str, Any]] = {"replace": {}, "insert": {"upsert": "insert"}, "version": {"version": "version"}}
@@ -78,23 +80,30 @@ class Contention:
 
     def run(self, seconds: float, steps: Sequence[str] = STEPS) -> None:
         """Let the clients work for `seconds`, and take each of `steps` at least once meanwhile."""
+        self.begin()
+        ends, waiting = time.monotonic() + seconds, list(steps)
+        self.chance.shuffle(waiting)
+        while waiting or time.monotonic() < ends:
+            self._rest(self.chance.uniform(0.5, 1.5))
+            self.take(waiting.pop() if waiting else self.chance.choice(list(steps)))
+        self._rest(1.0)
+        self.end()
+
+    def begin(self) -> None:
+        """Start the daemons, then the clients."""
         for daemon in self.daemons:
             daemon.look()
         self._wait(self._served, "the regions are served")
         for _ in range(CLIENTS):
             self._client(["writer", "writer", "prober"])
         self._client(["reader", "reader"])
-        ends, waiting = time.monotonic() + seconds, list(steps)
-        self.chance.shuffle(waiting)
-        while waiting or time.monotonic() < ends:
-            self._rest(self.chance.uniform(0.5, 1.5))
-            step = waiting.pop() if waiting else self.chance.choice(list(steps))
-            self.say(step)
-            self._take(step)
-            self.done[step] += 1
-            self._wait(self._served, f"the regions are served after {step!r}")
-        self._rest(1.0)
-        self._end()
+
+    def take(self, step: str) -> None:
+        """Take one of STEPS, and wait until all regions are served again."""
+        self.say(step)
+        self._take(step)
+        self.done[step] += 1
+        self._wait(self._served, f"the regions are served after {step!r}")
 
     def judged(self) -> Judgement:
         """Raises: NotLinearizable."""
@@ -133,10 +142,12 @@ class Contention:
         if deposed:
             alone = Cluster(self.place.uri, [other])
             self._wait(lambda: len(alone.owners()) == REGIONS, "the other daemon has all regions")
+            before = self._recorded()
+            self._wait(lambda: self._recorded() > before + MEANWHILE, "the clients go on at the other daemon")
         self._rest(self.chance.uniform(0.3, 1.5))
         daemon.process.send_signal(signal.SIGCONT)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """End the clients, each after its operation, then the daemons. Raises: AssertionError if one met an error."""
         running = [each for each in self.clients if each.process is not None and each.process.poll() is None]
         for each in running:
@@ -193,6 +204,10 @@ class Contention:
         self.clients.append(Kept(words, environment(), path.with_suffix(".log")))
         self.clients[-1].look()
         self._wait(path.exists, "the clients have begun")
+
+    def _recorded(self) -> int:
+        """Bytes of history so far."""
+        return sum(each.stat().st_size for each in self.histories)
 
     def _served(self) -> bool:
         return len(self._cluster.owners()) == REGIONS

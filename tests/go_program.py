@@ -66,9 +66,7 @@ class GoProgram:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return self.path
-            _say(
-                f"building {self.title}, once per machine: about {self.minutes} minute{'s' * (self.minutes > 1)} on 2 cores"
-            )
+            _say(f"building {self.title}, once per machine: about {self.minutes} min on 2 cores")
             began = time.monotonic()
             with tempfile.TemporaryDirectory(dir=self.cache, prefix="build-") as scratch:
                 self._build_in(Path(scratch)).replace(self.path)
@@ -123,9 +121,8 @@ class GoProgram:
 
 @dataclass(frozen=True)
 class GoProgramOfOurs(GoProgram):
-    """A program whose sources lie in a directory of this repository, with its go.mod and go.sum; `module`, `version` and
-    `checksum` are those of what it is built on.
-    """
+    """A program whose sources lie in a directory of this repository, with go.mod and go.sum. `module`, `version` and
+    `checksum` are those of what it is built on."""
 
     sources: Path = Path()
 

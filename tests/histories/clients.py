@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -86,12 +86,16 @@ class Process:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(0.2)  # not for ever: a signal may come to another thread, and is handled by this one
         return 1 if self.errors else 0
 
 
 class Client:
     """A thread of operations."""
+
+    slowness = 1.0
+    """How much longer its pauses are than others'."""
 
     def __init__(self, process: Process, name: str) -> None:
         self.process, self.name, self.orders = process, name, process.orders
@@ -100,7 +104,7 @@ class Client:
     def live(self) -> None:
         """Do one operation after the other."""
         try:
-            while not self.process.stop.wait(self.chance.random() * self.orders.pause):
+            while not self.process.stop.wait(self.chance.random() * self.orders.pause * self.slowness):
                 self.step()
         except BaseException as error:
             self.process.errors.append(error)
@@ -223,7 +227,7 @@ class Writer(Client):
         self,
         begun: Sequence[Operation],
         call: Callable[..., Any],
-        verdict: Callable[[Any], int | None] | None = None,
+        verdict: Callable[[Any, bool], int | None] | None = None,
     ) -> None:
         """Make a call, with a token sometimes again where its outcome is not known, and record what became of it."""
         given: dict[str, Any] = {"timeout": self.chance.choice((None, None, 0.4, 3.0))}
@@ -236,17 +240,22 @@ class Writer(Client):
             except memwal.UnknownOutcome as error:
                 unknown = error
             except (memwal.Unavailable, memwal.FencedError) as error:
-                _settle(begun, lambda each, error=error: each.unknown(unknown) if unknown else each.failed(error))
+                for each in begun:
+                    each.unknown(unknown) if unknown else each.failed(error)
                 return
             else:
-                applied = None if verdict is None else verdict(receipt)
-                _settle(begun, lambda each, applied=applied: each.ok(applied=applied))
+                for each in begun:
+                    each.ok(applied=None if verdict is None else verdict(receipt, unknown is None))
                 return
-        _settle(begun, lambda each: each.unknown(unknown))
+        for each in begun:
+            each.unknown(unknown)
 
 
 class Prober(Client):
-    """Asks one daemon or another for all rows of a region, without asking who owns it."""
+    """Asks one daemon or another for all rows of a region, without asking who owns it.
+
+    A daemon that was stopped answers what it was asked last when it goes on; so a prober soon asks again.
+    """
 
     def __init__(self, process: Process, name: str) -> None:
         super().__init__(process, name)
@@ -260,7 +269,7 @@ class Prober(Client):
         asked = {"op": "scan", "columns": columns, "level": "latest", "regions": [self.orders.regions[region]]}
         begun = self.begun("read", region, keys=self.orders.keys[region], level="latest")
         try:
-            options = flight.FlightCallOptions(timeout=20.0)
+            options = flight.FlightCallOptions(timeout=self.chance.choice((1.0, 3.0)))
             found = self.rows(self._clients[endpoint].do_get(flight.Ticket(pack(asked)), options).read_all())
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             begun.failed(error)
@@ -272,6 +281,8 @@ class Prober(Client):
 class StorageReader(Client):
     """Reads `durable` from storage, past the owners."""
 
+    slowness = 5.0
+
     def __init__(self, process: Process, name: str) -> None:
         super().__init__(process, name)
         self._table = memwal.open(self.orders.uri, read_only=True, storage_options=self.orders.options or None)
@@ -280,19 +291,14 @@ class StorageReader(Client):
         self.read(self._table, [("durable", "stored")])
 
 
-def _verdict_of_put(receipt: Any) -> int | None:
+def _verdict_of_put(receipt: Any, first: bool) -> int | None:
     """Whether a put of one row to a table with a rule stored it; None where an earlier call with its token decided."""
     return None if receipt.repeated else int(not receipt.skipped)
 
 
-def _verdict_of_delete(receipt: Any) -> int | None:
+def _verdict_of_delete(receipt: Any, first: bool) -> int | None:
     """Whether a delete by filter of one row deleted it; None where a call without an answer may have."""
-    return 1 if receipt.rows else None if receipt.skipped or receipt.repeated else 0
-
-
-def _settle(begun: Iterable[Operation], how: Callable[[Operation], None]) -> None:
-    for each in begun:
-        how(each)
+    return 1 if receipt.rows else 0 if first and not receipt.skipped and not receipt.repeated else None
 
 
 def main() -> int:

@@ -78,11 +78,13 @@ class Judgement:
         reads = {
             level: sum(part.reads.get(level, 0) for part in self._regions) for level in ("latest", "durable", "stored")
         }
+        shown = ", ".join(f"{count:,} {level}" for level, count in reads.items())
         return (
-            f"{self.operations:,} operations ({', '.join(f'{number:,} {level}' for level, number in reads.items())} reads), "
+            f"{self.operations:,} operations ({shown} reads), "
             f"{sum(part.unknown for part in self._regions)} unknown and ordered, "
-            f"{sum(part.left_out for part in self._regions)} unknown that nobody noticed; {len(self.parts)} keys and "
-            f"regions, the largest of {largest:,} operations, judged in {sum(part.seconds for part in self.parts):.2f} s"
+            f"{sum(part.left_out for part in self._regions)} unknown that nobody noticed; {len(self.parts)} "
+            f"keys and regions, the largest of {largest:,} operations, judged in "
+            f"{sum(part.seconds for part in self.parts):.2f} s"
         )
 
     @property

@@ -42,8 +42,8 @@ class Recorder:
     """Writes the operations of one process to a sink.
 
     Thread safety. Any thread, if the sink allows it; that of `to_file` does.
-    Invariants. A line is handed over before `invoke` returns and before an outcome's method returns, so a killed process
-    leaves each operation whole, open or unrecorded (not begun).
+    Invariants. A line is handed over before `invoke` returns, and before an outcome's method returns. So a killed
+    process leaves each operation whole, open or not begun.
     """
 
     def __init__(self, sink: Callable[[str], None], name: str, clock: Callable[[], int] = time.monotonic_ns) -> None:

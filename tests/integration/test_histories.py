@@ -69,7 +69,7 @@ def history(tmp_path: Path) -> History:
     return History(tmp_path)
 
 
-# ---- reads --------------------------------------------------------------------------------------------------------
+# ---- reads -----------------------------------------------------------------------------------------------------------
 
 
 def test_reads_in_order(history: History) -> None:
@@ -143,7 +143,7 @@ def test_a_failed_put_that_is_seen(history: History) -> None:
     assert not history.linearizable
 
 
-# ---- unknown outcomes -----------------------------------------------------------------------------------------------
+# ---- unknown outcomes ------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_put_may_appear_late(history: History) -> None:
@@ -206,7 +206,7 @@ def test_many_unknown_puts_that_were_noticed_are_decided(history: History) -> No
     assert not history.linearizable
 
 
-# ---- several rows -----------------------------------------------------------------------------------------------------
+# ---- several rows ----------------------------------------------------------------------------------------------------
 
 
 def test_a_put_of_two_rows_is_seen_whole(history: History) -> None:
@@ -279,7 +279,7 @@ def test_an_unknown_put_may_stay_in_the_log_and_be_shown_later(history: History)
     assert not history.linearizable
 
 
-# ---- conditions -------------------------------------------------------------------------------------------------------
+# ---- conditions ------------------------------------------------------------------------------------------------------
 
 
 def test_find_or_create_succeeds_once(history: History) -> None:
@@ -342,7 +342,7 @@ def test_conditions_beside_reads_from_storage(history: History) -> None:
     assert history.linearizable
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_line_that_was_cut_off_ends_a_file(history: History) -> None:
@@ -368,8 +368,9 @@ def test_a_line_that_was_cut_off_ends_a_file(history: History) -> None:
         ('{"event": "invoke", "id": "a", "at": 1, "op": "read", "keys": [1], "level": "flushed"}', 'at "flushed"'),
         ('{"event": "invoke", "id": "a", "op": "put", "rows": {"1": 1}}', "has no time"),
         (
-            '{"event": "invoke", "id": "a", "at": 1, "op": "put", "rows": {"1": 1}}\n'
-            '{"event": "invoke", "id": "b", "at": 1, "op": "put", "rows": {"1": 1}}',
+            "\n".join(
+                '{"event": "invoke", "id": "%s", "at": 1, "op": "put", "rows": {"1": 1}}' % each for each in "ab"
+            ),
             'operations "a" and "b" write value 1 to key 1',
         ),
     ],

@@ -65,7 +65,7 @@ func judge(part *partition, timeout time.Duration, html string) verdict {
 			reads[each.level]++
 		}
 	}
-	began, steps, specification := time.Now(), part.steps(), model(byID)
+	began, steps, specification := time.Now(), part.steps(), newModel(byID).porcupine()
 	result := porcupine.CheckOperationsTimeout(specification, steps, timeout)
 	said := verdict{
 		Partition: part.name, Verdict: string(result), Operations: len(part.ops), Reads: reads,
@@ -74,7 +74,8 @@ func judge(part *partition, timeout time.Duration, html string) verdict {
 	if result == porcupine.Ok {
 		return said
 	}
-	// Again, to see how far it gets, which takes longer.
+	// Again, to see how far it gets, which takes longer; with a new model, since the first search may not have ended.
+	specification = newModel(byID).porcupine()
 	_, info := porcupine.CheckOperationsVerbose(specification, steps, timeout)
 	said.Why = why(specification, steps, info)
 	if html != "" {

@@ -9,8 +9,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"sort"
-	"strconv"
 	"strings"
 
 	"github.com/anishathalye/porcupine"
@@ -22,28 +22,64 @@ type step struct {
 	half string // "logged", "shown", or "" for the whole
 }
 
-// view is a set of rows as text that can be compared: "key=value@version;" in the order of the keys.
-type view string
-
-type state struct {
-	shown view
-	ahead string // of each write in the log that is not shown yet: its id and "\n"
+// view is a set of rows; there is one of each set, so that views are compared by their address.
+type view struct {
+	text string // "key=value@version;" in the order of the keys
+	rows map[string]row
 }
 
 type row struct{ value, version int64 }
 
-func (v view) rows() map[string]row {
-	rows := map[string]row{}
-	for _, each := range strings.Split(strings.TrimSuffix(string(v), ";"), ";") {
-		if key, rest, found := strings.Cut(each, "="); found {
-			value, version, _ := strings.Cut(rest, "@")
-			rows[key] = row{number(value), number(version)}
-		}
-	}
-	return rows
+type state struct {
+	shown *view
+	ahead string // of each write in the log that is not shown yet: its id and "\n"
 }
 
-func viewOf(rows map[string]row) view {
+// model has the operations of a partition by id, and remembers what it has worked out.
+type model struct {
+	ops     map[string]*op
+	views   map[string]*view
+	changes map[write]change
+	logs    map[state]*view
+}
+
+type write struct {
+	before *view
+	id     string
+}
+
+type change struct {
+	after *view
+	holds bool
+}
+
+func newModel(ops map[string]*op) *model {
+	return &model{ops, map[string]*view{}, map[write]change{}, map[state]*view{}}
+}
+
+// porcupine is the specification for Porcupine, which uses it in one goroutine.
+func (m *model) porcupine() porcupine.Model {
+	return porcupine.Model{
+		Init: func() interface{} { return state{shown: m.view(map[string]row{})} },
+		Step: func(before, input, _ interface{}) (bool, interface{}) {
+			now, what := before.(state), input.(step)
+			switch {
+			case what.stored():
+				return m.logged(now).shows(what.op), now
+			case what.reads():
+				return now.shown.shows(what.op), now
+			case what.half == "shown":
+				return m.show(now, what.op)
+			}
+			return m.write(now, what)
+		},
+		DescribeOperation: func(input, _ interface{}) string { return input.(step).String() },
+		DescribeState:     func(now interface{}) string { return now.(state).String() },
+	}
+}
+
+// view returns the one view that has these rows.
+func (m *model) view(rows map[string]row) *view {
 	keys := make([]string, 0, len(rows))
 	for key := range rows {
 		keys = append(keys, key)
@@ -53,99 +89,84 @@ func viewOf(rows map[string]row) view {
 	for _, key := range keys {
 		fmt.Fprintf(&text, "%s=%d@%d;", key, rows[key].value, rows[key].version)
 	}
-	return view(text.String())
-}
-
-func number(text string) int64 {
-	parsed, _ := strconv.ParseInt(text, 10, 64)
-	return parsed
+	if m.views[text.String()] == nil {
+		m.views[text.String()] = &view{text.String(), rows}
+	}
+	return m.views[text.String()]
 }
 
 // changed returns the rows of v after the write o, and whether its condition holds.
-func (v view) changed(o *op) (view, bool) {
-	rows := v.rows()
-	for _, key := range o.keys {
-		now, there := rows[key]
-		switch o.kind {
-		case "insert":
-			if there {
-				return v, false
+func (m *model) changed(v *view, o *op) (*view, bool) {
+	known, done := m.changes[write{v, o.id}]
+	if !done {
+		known = change{v, v.meets(o)}
+		if known.holds {
+			rows := maps.Clone(v.rows)
+			for _, key := range o.keys {
+				delete(rows, key)
+				if value, put := o.rows[key]; put && o.kind != "compare" {
+					rows[key] = row{value, o.version}
+				}
 			}
-		case "version":
-			if there && now.version > o.version {
-				return v, false
-			}
-		case "compare":
-			if !there || now.value != o.rows[key] {
-				return v, false
-			}
+			known.after = m.view(rows)
 		}
-		if o.kind == "delete" || o.kind == "compare" {
-			delete(rows, key)
-		} else {
-			rows[key] = row{o.rows[key], o.version}
-		}
+		m.changes[write{v, o.id}] = known
 	}
-	return viewOf(rows), true
+	return known.after, known.holds
+}
+
+// meets tells whether the condition of o holds; one that has none is always met.
+func (v *view) meets(o *op) bool {
+	now, there := v.rows[o.keys[0]]
+	switch o.kind {
+	case "insert":
+		return !there
+	case "version":
+		return !there || now.version <= o.version
+	case "compare":
+		return there && now.value == o.rows[o.keys[0]]
+	}
+	return true
 }
 
 // shows tells whether a read of o's keys in v finds what o found.
-func (v view) shows(o *op) bool {
-	rows := v.rows()
-	found := 0
+func (v *view) shows(o *op) bool {
+	seen := 0
 	for _, key := range o.keys {
-		now, there := rows[key]
-		value, seen := o.found[key]
-		if there != seen || there && now.value != value {
+		now, there := v.rows[key]
+		value, found := o.found[key]
+		if there != found || there && now.value != value {
 			return false
 		}
-		if seen {
-			found++
+		if found {
+			seen++
 		}
 	}
-	return found == len(o.found)
-}
-
-// model is the specification of the operations in `ops`, by id.
-func model(ops map[string]*op) porcupine.Model {
-	return porcupine.Model{
-		Init: func() interface{} { return state{} },
-		Step: func(before, input, _ interface{}) (bool, interface{}) {
-			now, what := before.(state), input.(step)
-			switch {
-			case what.stored():
-				return now.logged(ops).shows(what.op), now
-			case what.reads():
-				return now.shown.shows(what.op), now
-			case what.half == "shown":
-				return now.show(what.op)
-			}
-			return now.write(what, ops)
-		},
-		DescribeOperation: func(input, _ interface{}) string { return input.(step).String() },
-		DescribeState:     func(now interface{}) string { return now.(state).String() },
-	}
+	return seen == len(o.found)
 }
 
 // logged is what storage shows.
-func (s state) logged(ops map[string]*op) view {
-	all := s.shown
-	for _, id := range strings.Split(strings.TrimSuffix(s.ahead, "\n"), "\n") {
-		if id != "" {
-			all, _ = all.changed(ops[id])
-		}
+func (m *model) logged(s state) *view {
+	if s.ahead == "" {
+		return s.shown
 	}
-	return all
+	if m.logs[s] == nil {
+		all := s.shown
+		for _, id := range strings.Fields(s.ahead) {
+			all, _ = m.changed(all, m.ops[id])
+		}
+		m.logs[s] = all
+	}
+	return m.logs[s]
 }
 
-// write is a write's whole, or its first half. The condition of one that has none always holds.
-func (s state) write(what step, ops map[string]*op) (bool, state) {
-	after, holds := s.logged(ops).changed(what.op)
+// write is a write's whole, or its first half.
+func (m *model) write(s state, what step) (bool, state) {
+	after, holds := m.changed(m.logged(s), what.op)
 	switch {
 	case what.applied != nil && *what.applied == 0:
 		// A delete by filter first looks for rows at what the owner shows.
-		_, held := s.shown.changed(what.op)
-		return !holds || what.kind == "compare" && !held, s
+		return !holds || what.kind == "compare" && !s.shown.meets(what.op), s
 	case what.applied != nil && !holds:
 		return false, s
 	case !holds:
@@ -157,9 +178,9 @@ func (s state) write(what step, ops map[string]*op) (bool, state) {
 }
 
 // show is the second half of a write: the owner shows it, which is the next in the log.
-func (s state) show(o *op) (bool, state) {
+func (m *model) show(s state, o *op) (bool, state) {
 	if rest, next := strings.CutPrefix(s.ahead, o.id+"\n"); next {
-		after, _ := s.shown.changed(o)
+		after, _ := m.changed(s.shown, o)
 		return true, state{after, rest}
 	}
 	// One whose verdict nobody was told may have changed nothing.
@@ -167,7 +188,7 @@ func (s state) show(o *op) (bool, state) {
 }
 
 func (s state) String() string {
-	text := "{" + strings.ReplaceAll(string(s.shown), "@0;", ";") + "}"
+	text := "{" + strings.ReplaceAll(s.shown.text, "@0;", ";") + "}"
 	if s.ahead != "" {
 		text += ", in the log only: " + strings.Join(strings.Fields(s.ahead), " ")
 	}
