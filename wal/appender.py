@@ -23,7 +23,16 @@ from memwal.wal.applied import AppliedMap
 from memwal.wal.clock import Clock, Ids
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.epoch import EpochGuard
-from memwal.wal.errors import ConcurrentUse, Corrupt, OutcomeUnknown, Poisoned, StoreRefused, StoreUnavailable
+from memwal.wal.errors import (
+    ConcurrentUse,
+    Corrupt,
+    Fenced,
+    FencedAfterWrite,
+    OutcomeUnknown,
+    Poisoned,
+    StoreRefused,
+    StoreUnavailable,
+)
 from memwal.wal.layout import entry_key
 from memwal.wal.manifest import ManifestStore
 from memwal.wal.options import WalOptions
@@ -193,12 +202,18 @@ class WalAppender:
         )
 
     def _prove_ownership(self, key: str) -> None:
-        """Look for a newer epoch in the manifest, unless it was read just now. Raises Fenced, OutcomeUnknown."""
+        """Look for a newer epoch in the manifest, unless it was read just now.
+
+        Raises FencedAfterWrite: Fenced would say that the rows are surely not applied, and its caller would send them
+        to the newer writer, which may have replayed them. Raises OutcomeUnknown.
+        """
         instant = self._instant()
         if max(now - then for now, then in zip(instant, self._proved, strict=True)) < _PROOF_LASTS:
             return
         try:
             self._manifests.owned(self._guard)
+        except Fenced as error:
+            raise FencedAfterWrite(error.region_id, error.ours, error.theirs) from error
         except (StoreUnavailable, StoreRefused) as error:
             raise OutcomeUnknown(
                 f"{key}: written, but the manifest cannot be read to prove that the region is still ours: {error}"

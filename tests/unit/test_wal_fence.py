@@ -457,7 +457,7 @@ def test_an_append_that_beats_the_sentinel_is_replayed() -> None:
 
 
 def test_an_append_that_learns_of_the_fence_after_it_wrote_has_an_unknown_outcome() -> None:
-    """The newer writer replays the entry if its sentinel comes behind it; told that it is fenced, a client would send the
+    """The newer writer replays the entry if its sentinel comes behind it. A client that is told of a fence sends the
     rows again, as surely not applied."""
     told: list[BaseException] = []
 
