@@ -369,7 +369,7 @@ def test_a_line_that_was_cut_off_ends_a_file(history: History) -> None:
         ('{"event": "invoke", "id": "a", "op": "put", "rows": {"1": 1}}', "has no time"),
         (
             "\n".join(
-                '{"event": "invoke", "id": "%s", "at": 1, "op": "put", "rows": {"1": 1}}' % each for each in "ab"
+                f'{{"event": "invoke", "id": "{each}", "at": 1, "op": "put", "rows": {{"1": 1}}}}' for each in "ab"
             ),
             'operations "a" and "b" write value 1 to key 1',
         ),
