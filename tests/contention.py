@@ -28,7 +28,7 @@ from memwal.flush import BaseTable
 from tests.chaos import Kept
 from tests.cluster import Cluster, spread
 from tests.conftest import ROOT, environment, toml
-from tests.histories.clients import Orders
+from tests.histories.clients import Orders, keys_of
 from tests.histories.judge import Judgement, NotLinearizable, expect_linearizable
 from tests.s3_place import Place, on_s3
 
@@ -71,7 +71,7 @@ class Contention:
         ).close()
         base = BaseTable.open(self.place.uri, options)
         self.regions = [str(region) for region in base.regions]
-        self.keys = _keys(base)
+        self.keys = keys_of(base, KEYS)
         self.daemons = [self._daemon(serve, config, each) for each in self.endpoints]
         self.clients: list[Kept] = []
         self.histories: list[Path] = []
@@ -226,14 +226,6 @@ class Contention:
             if time.monotonic() > ends:
                 raise AssertionError(f"not within {PATIENCE} s: {what}")
             self._rest(0.05)
-
-
-def _keys(base: BaseTable) -> dict[int, list[int]]:
-    """The first keys of each region."""
-    buckets = base.route(pa.table({"id": pa.array(range(1, 100 * REGIONS))})).tolist()
-    return {
-        region: [key for key, bucket in enumerate(buckets, 1) if bucket == region][:KEYS] for region in range(REGIONS)
-    }
 
 
 def main() -> int:

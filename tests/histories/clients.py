@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import memwal
+from memwal.flush import BaseTable
 from memwal.ingest.rpc.wire import pack
 from tests.histories.record import Operation, Recorder
 
@@ -39,7 +40,7 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_back
 class Orders:
     """What a process is told. `rule`: of the table, `replace`, `insert` or `version`. `kinds`: of its clients.
     `pause`: longest pause of a client between two operations, in seconds. `column`, `key`: names of two columns of
-    integers. `fill`: values of other columns that a put must have.
+    integers. `fixed`: values of the other columns of the key, by which the clients' rows are told from others' rows.
     """
 
     history: str
@@ -55,7 +56,7 @@ class Orders:
     options: dict[str, str] = field(default_factory=dict)
     key: str = "id"
     column: str = "v"
-    fill: dict[str, Any] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Orders:
@@ -65,6 +66,15 @@ class Orders:
 
     def __str__(self) -> str:
         return json.dumps(asdict(self))
+
+    def named(self, keys: Iterable[int]) -> list[Any]:
+        """Keys as a table takes them."""
+        return [{**self.fixed, self.key: key} if self.fixed else key for key in keys]
+
+    @property
+    def filter(self) -> str | None:
+        """What the clients' rows pass, and no others; None if there are no others."""
+        return " AND ".join(f"{name} = {value!r}" for name, value in self.fixed.items()) or None
 
 
 class Process:
@@ -141,9 +151,10 @@ class Client:
         columns = [self.orders.key, self.orders.column]
         try:
             if scans:
-                found = self.rows(table.scan(columns, level=level).read_all())
+                found = self.rows(table.scan(columns, self.orders.filter, level=level).read_all())
             else:
-                found = self.rows(table.get([key for some in keys.values() for key in some], columns, level=level))
+                named = self.orders.named(key for some in keys.values() for key in some)
+                found = self.rows(table.get(named, columns, level=level))
         except (memwal.Unavailable, memwal.UnknownOutcome, memwal.FencedError) as error:
             for each in reads.values():
                 each.failed(error)
@@ -175,7 +186,8 @@ class Writer(Client):
         elif chosen < 0.88:
             region = self.region()
             keys = self.some(region, 2)
-            self._write([self.begun("delete", region, keys=keys)], lambda **given: self.table.delete(keys, **given))
+            named = self.orders.named(keys)
+            self._write([self.begun("delete", region, keys=keys)], lambda **given: self.table.delete(named, **given))
         elif chosen < 0.92:
             self._delete_all_of_some_keys()
         else:
@@ -189,7 +201,7 @@ class Writer(Client):
         rows = {region: {key: next(self.process.values) for key in self.some(region, 3)} for region in regions}
         if rule != "replace":
             rows = {region: dict(list(some.items())[:1]) for region, some in rows.items()}
-        more, version = dict(self.orders.fill), None
+        more, version = dict(self.orders.fixed), None
         if rule == "version":
             version = time.monotonic_ns() // 30_000_000 + self.chance.randint(-3, 3)
             more["version"] = version
@@ -211,7 +223,7 @@ class Writer(Client):
         region = self.region()
         keys = self.some(region, 2)
         begun = [self.begun("delete", region, keys=[key]) for key in keys]
-        filter = f"{self.orders.key} IN ({', '.join(map(str, keys))})"
+        filter = self._where(f"{self.orders.key} IN ({', '.join(map(str, keys))})")
         self._write(begun, lambda **given: self.table.delete(filter=filter, **given))
 
     def _delete_as_expected(self) -> None:
@@ -220,8 +232,11 @@ class Writer(Client):
         key = self.chance.choice(self.orders.keys[region])
         expected = self._seen.get(key, 1)
         begun = self.begun("compare", region, rows={key: expected})
-        filter = f"{self.orders.key} = {key} AND {self.orders.column} = {expected}"
+        filter = self._where(f"{self.orders.key} = {key} AND {self.orders.column} = {expected}")
         self._write([begun], lambda **given: self.table.delete(filter=filter, **given), _verdict_of_delete)
+
+    def _where(self, condition: str) -> str:
+        return " AND ".join(filter(None, (self.orders.filter, condition)))
 
     def _write(
         self,
@@ -267,6 +282,7 @@ class Prober(Client):
             self._clients[endpoint] = flight.FlightClient(endpoint, generic_options=_OPTIONS)
         columns = [self.orders.key, self.orders.column]
         asked = {"op": "scan", "columns": columns, "level": "latest", "regions": [self.orders.regions[region]]}
+        asked |= {"filter": self.orders.filter} if self.orders.filter else {}
         begun = self.begun("read", region, keys=self.orders.keys[region], level="latest")
         try:
             options = flight.FlightCallOptions(timeout=self.chance.choice((1.0, 3.0)))
@@ -289,6 +305,20 @@ class StorageReader(Client):
 
     def step(self) -> None:
         self.read(self._table, [("durable", "stored")])
+
+
+def keys_of(
+    base: BaseTable, each: int, key: str = "id", fixed: Mapping[str, Any] | None = None
+) -> dict[int, list[int]]:
+    """The first `each` keys of every region."""
+    numbers = range(1, 100 * len(base.regions))
+    schema = pa.schema([base.schema.field(name) for name in base.key])
+    buckets = base.route(pa.Table.from_pylist([{**(fixed or {}), key: number} for number in numbers], schema)).tolist()
+    of = {
+        region: [number for number, bucket in zip(numbers, buckets, strict=True) if bucket == region]
+        for region in set(buckets)
+    }
+    return {region: of[region][:each] for region in sorted(of)}
 
 
 def _verdict_of_put(receipt: Any, first: bool) -> int | None:
