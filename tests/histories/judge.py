@@ -92,14 +92,18 @@ class Judgement:
         return [part for part in self.parts if ", key" not in part.partition]
 
 
-def judge(files: Iterable[Path], *, pictures: Path | None = None, timeout: float = TIMEOUT) -> Judgement:
-    """Judge the files of one history. `pictures`: a directory for an HTML file of each part that is wrong.
+def judge(
+    files: Iterable[Path], *, pictures: Path | None = None, timeout: float = TIMEOUT, order_all: bool = False
+) -> Judgement:
+    """Judge the files of one history. `pictures`: a directory for an HTML file of each part that is wrong. `order_all`:
+    also the unknown operations that nobody noticed, which takes long and gives the same verdicts.
 
     Raises: RuntimeError if the program is not built; ValueError if the files are no history.
     """
     if not JUDGE.path.exists():
         raise RuntimeError(f"{JUDGE.path} is not built; run `make porcupine`")
     words = [str(JUDGE.path), "-timeout", f"{timeout}s", *(["-html", str(pictures)] if pictures else [])]
+    words += ["-all"] if order_all else []
     ran = subprocess.run([*words, *map(str, files)], capture_output=True, text=True)
     if ran.returncode not in (0, 1, 3):
         raise ValueError(ran.stderr.strip())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.histories import simulated
 from tests.histories.judge import Judgement, NotLinearizable, expect_linearizable, judge
 from tests.histories.record import Operation, Recorder
+from tests.simulation.planted import OF_LEASES
 
 KEY, OTHER = 1, 2
 
@@ -402,3 +406,110 @@ def test_the_operation_of_a_killed_client_stays_open(history: History, tmp_path:
     assert not expect_linearizable([killed, tmp_path / "reader.jsonl"]).wrong
     reader.invoke("b", "read", 0, keys=[KEY], level="latest").ok({KEY: 10})
     assert judge([killed, tmp_path / "reader.jsonl"]).wrong
+
+
+# ---- the rules by which unknown operations are left out or bounded ---------------------------------------------------
+
+
+class RandomOperation:
+    """An operation on some of two keys that takes effect between its call and its return, or has an unknown outcome."""
+
+    def __init__(self, number: int, chance: random.Random) -> None:
+        self.number, self.kind = number, chance.choice(["put", "put", "insert", "delete", "read", "read", "read"])
+        self.keys = chance.sample([KEY, OTHER], 1 if self.kind == "insert" else chance.randint(1, 2))
+        self.rows = dict.fromkeys(self.keys, 100 + number)
+        self.level = chance.choice(["latest", "stored"])
+        self.unknown = self.kind != "read" and chance.random() < 0.5
+        self.happens = not self.unknown or chance.random() < 0.5
+        call = chance.randrange(30)
+        effect = call + chance.randrange(1, 8)
+        self.moments = (call, effect, effect + chance.randrange(1, 8))
+        self.wrong = chance.randrange(10) if chance.random() < 0.1 else None
+        self.told: Any = None
+
+    def invoke(self, recorder: Recorder, region: int) -> None:
+        given: dict[str, Any] = {"rows": self.rows} if self.kind in ("put", "insert") else {"keys": self.keys}
+        level = self.level if self.kind == "read" else None
+        self.begun = recorder.invoke(f"c{self.number}", self.kind, region, level=level, **given)
+
+    def take_effect(self, shown: dict[int, int]) -> None:
+        if self.kind == "read":
+            self.told = {key: shown[key] for key in self.keys if key in shown}
+            if self.wrong is not None:
+                self.told = {self.keys[0]: 100 + self.wrong}
+        elif self.happens and not (self.kind == "insert" and self.keys[0] in shown):
+            self.told = 1
+            for key in self.keys:
+                shown.pop(key, None)
+            shown |= {} if self.kind == "delete" else self.rows
+
+    def end(self) -> None:
+        if self.kind == "read":
+            self.begun.ok(self.told)
+        elif not self.unknown:
+            self.begun.ok(applied=self.told or 0 if self.kind == "insert" else None)
+
+
+def random_history(recorder: Recorder, region: int, chance: random.Random, at: list[int]) -> None:
+    """Operations in a random order; now and then a read finds what it should not."""
+    operations = [RandomOperation(number, chance) for number in range(10)]
+    shown: dict[int, int] = {}
+    for time, phase, number in sorted(
+        (time, phase, o.number) for o in operations for phase, time in enumerate(o.moments)
+    ):
+        at[0], operation = time, operations[number]
+        if phase == 0:
+            operation.invoke(recorder, region)
+        elif phase == 1:
+            operation.take_effect(shown)
+        else:
+            operation.end()
+
+
+def test_the_rules_for_unknown_operations_change_no_verdict(tmp_path: Path) -> None:
+    at, path = [0], tmp_path / "random.jsonl"
+    recorder, chance = Recorder.to_file(path, lambda: at[0]), random.Random("histories")
+    for region in range(150):
+        random_history(recorder, region, chance, at)
+    fast, whole = judge([path]), judge([path], order_all=True)
+    verdicts = [{part.partition: part.verdict for part in judged.parts} for judged in (fast, whole)]
+    assert verdicts[0] == verdicts[1]
+    assert min(Counter(verdicts[0].values()).values()) > 30
+    assert sum(part.left_out for part in fast.parts) > 100 > sum(part.left_out for part in whole.parts)
+
+
+# ---- the simulation --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [("log", 3), ("leases", 5)])
+def test_what_clients_see_in_the_simulation_is_linearizable(kind: str, seeds: int, tmp_path: Path) -> None:
+    judged, failed = simulated.judged(range(1, seeds + 1), kind, tmp_path)
+    print(judged)
+    assert failed == []
+    reads: Counter[str] = Counter()
+    for part in judged.parts:
+        reads.update(part.reads)
+    assert reads["latest"] > 50
+    assert reads["stored"] > 10
+
+
+@pytest.mark.parametrize("fault", OF_LEASES)
+def test_a_planted_stale_read_is_found_without_the_oracle(fault: str, tmp_path: Path) -> None:
+    """Of owners that were deposed, by what clients saw alone."""
+    stored = FOUND_BY[fault]
+    for seed in (stored, *range(1, 80)):
+        path = tmp_path / f"{seed}.jsonl"
+        with OF_LEASES[fault]():
+            simulated.record(seed, "leases", path, blind=True)
+        if wrong := judge([path]).wrong:
+            break
+    assert {part.verdict for part in wrong} == {"Illegal"}
+    assert "at latest" in wrong[0].why
+
+
+FOUND_BY = {
+    "reads_without_a_lease": 5,
+    "writes_before_others_stop_reading": 4,
+    "takes_any_owner_for_the_one_that_ended": 36,
+}
+"""Seeds that found a fault when this was written."""

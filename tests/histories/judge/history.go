@@ -161,8 +161,8 @@ func returned(read *line, begun *op) error {
 // onceWritten returns an error where two operations write one value to one key: a read could not tell them apart.
 func onceWritten(all []*op) error {
 	type written struct {
-		key   string
-		value int64
+		region, key string
+		value       int64
 	}
 	writers := map[written]string{}
 	for _, each := range all {
@@ -170,10 +170,10 @@ func onceWritten(all []*op) error {
 			continue
 		}
 		for key, value := range each.rows {
-			if other, twice := writers[written{key, value}]; twice {
+			if other, twice := writers[written{each.region, key, value}]; twice {
 				return fmt.Errorf("operations %q and %q write value %d to key %s", other, each.id, value, key)
 			}
-			writers[written{key, value}] = each.id
+			writers[written{each.region, key, value}] = each.id
 		}
 	}
 	return nil

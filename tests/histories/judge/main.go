@@ -1,6 +1,6 @@
 // Command judge tells whether histories of memwal are linearizable, by Porcupine.
 //
-// judge [-timeout 60s] [-html DIR] FILE... reads the files of one history and prints a JSON object for each key and
+// judge [-timeout 60s] [-html DIR] [-all] FILE... reads the files of one history and prints a JSON object for each key and
 // each region: how many operations, of which reads at which level, and Porcupine's verdict. Exit code 0: all are
 // linearizable; 1: one is not; 3: one took longer than the timeout, and none was found wrong; 2: not a history.
 package main
@@ -33,6 +33,7 @@ type verdict struct {
 func main() {
 	timeout := flag.Duration("timeout", time.Minute, "longest search in a partition")
 	html := flag.String("html", "", "directory for Porcupine's picture of each partition that is not linearizable")
+	all := flag.Bool("all", false, "order every operation whose outcome is unknown, as if nobody's reads told about it")
 	flag.Parse()
 	ops, err := readHistory(flag.Args())
 	if err == nil && flag.NArg() == 0 {
@@ -44,7 +45,7 @@ func main() {
 	}
 	worst := 0
 	for _, part := range partitions(ops) {
-		said := judge(part, *timeout, *html)
+		said := judge(part, *all, *timeout, *html)
 		printed, _ := json.Marshal(said)
 		fmt.Println(string(printed))
 		switch {
@@ -57,7 +58,7 @@ func main() {
 	os.Exit(worst)
 }
 
-func judge(part *partition, timeout time.Duration, html string) verdict {
+func judge(part *partition, all bool, timeout time.Duration, html string) verdict {
 	byID, reads := map[string]*op{}, map[string]int{}
 	for _, each := range part.ops {
 		byID[each.id] = each
@@ -65,7 +66,7 @@ func judge(part *partition, timeout time.Duration, html string) verdict {
 			reads[each.level]++
 		}
 	}
-	began, steps, specification := time.Now(), part.steps(), newModel(byID).porcupine()
+	began, steps, specification := time.Now(), part.steps(all), newModel(byID).porcupine()
 	result := porcupine.CheckOperationsTimeout(specification, steps, timeout)
 	said := verdict{
 		Partition: part.name, Verdict: string(result), Operations: len(part.ops), Reads: reads,

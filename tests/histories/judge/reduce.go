@@ -13,7 +13,6 @@
 package main
 
 import (
-	"math"
 	"sort"
 
 	"github.com/anishathalye/porcupine"
@@ -146,19 +145,22 @@ func until(o *op, times map[cell]int64) int64 {
 	return latest
 }
 
-// steps returns what Porcupine orders, and notes what was left out.
-func (p *partition) steps() []porcupine.Operation {
+// steps returns what Porcupine orders, and notes what was left out. Of `all` operations nothing is left out or bounded.
+func (p *partition) steps(all bool) []porcupine.Operation {
 	found, split := notice(p.ops), false
 	for _, each := range p.ops {
 		split = split || each.stored()
 	}
-	var all []porcupine.Operation
+	var steps []porcupine.Operation
 	clients := map[string]int{}
 	add := func(o *op, half string, ret int64) {
+		if all {
+			ret = forever
+		}
 		if _, known := clients[o.client]; !known {
 			clients[o.client] = len(clients)
 		}
-		all = append(all, porcupine.Operation{
+		steps = append(steps, porcupine.Operation{
 			ClientId: clients[o.client], Input: step{o, half}, Call: o.call, Return: min(o.ret, ret),
 		})
 	}
@@ -166,8 +168,8 @@ func (p *partition) steps() []porcupine.Operation {
 		open := each.outcome != ok
 		switch {
 		case each.reads():
-			add(each, "", math.MaxInt64)
-		case open && found.unnoticed(each):
+			add(each, "", forever)
+		case open && !all && found.unnoticed(each):
 			p.leftOut++
 			continue
 		case !split:
@@ -182,5 +184,5 @@ func (p *partition) steps() []porcupine.Operation {
 			p.open++
 		}
 	}
-	return all
+	return steps
 }
