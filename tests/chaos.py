@@ -241,8 +241,13 @@ class Scene(Pipeline):
         """What the clients record."""
         return self.directory / "clients.jsonl"
 
+    @property
+    def recorded(self) -> int:
+        """Bytes of the history so far; an operation has some 200."""
+        return self.history.stat().st_size if self.history.exists() else 0
+
     def begin_clients(self, seed: int = 1) -> None:
-        """Let clients put, delete and read rows of their own, once the table is there."""
+        """Let clients put, delete and read rows of their own, once the table is there; return when they do."""
         ends = time.monotonic() + LONGEST
         while True:
             self.look()
@@ -271,6 +276,11 @@ class Scene(Pipeline):
         words = [sys.executable, "-m", "tests.histories.clients", str(orders)]
         self.clients = Kept(words, environment(), self.directory / "clients.log")
         self.clients.look()
+        while self.recorded < 20_000:
+            if time.monotonic() > ends or self.clients.process is None or self.clients.process.poll() is not None:
+                raise AssertionError(f"the clients do not begin: {self.clients.log.read_text()}")
+            self.look()
+            time.sleep(0.1)
 
     def judged(self) -> Judgement:
         """The verdict on what the clients saw. Raises: NotLinearizable."""

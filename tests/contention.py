@@ -55,10 +55,12 @@ class Contention:
         rule: str = "replace",
         place: Place | None = None,
         serve: Sequence[str] = ("memwal.ingest.cli.app", "serve"),
+        commit: str = "1s",
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`serve`: the module that a daemon runs, and its arguments before the configuration."""
-        self.directory, self.seed, self.rule, self.say = directory, seed, rule, say
+        """`serve`: the module that a daemon runs, and its arguments before the configuration. `commit`: the interval of
+        commits; "0s" for none."""
+        self.directory, self.seed, self.rule, self.say, self.commit = directory, seed, rule, say, commit
         self.chance = random.Random(f"contention {seed}")
         self.place = place or Place(str(directory / "table.lance"))
         self.endpoints = spread(2, REGIONS)
@@ -172,7 +174,7 @@ class Contention:
             "table": {"key": ["id"], **self.place.section, "columns": columns, **RULES[self.rule]},
             "regions": {"count": REGIONS},
             "memtable": {"rows_max": 100},
-            "commit": {"interval": "1s"},
+            "commit": {"interval": self.commit},
             "gc": {"interval": "2s", "wal_age_min": "5s", "sst_age_min": "5s", "manifest_age_min": "5s"},
             "daemon": {"endpoints": self.endpoints},
         }
