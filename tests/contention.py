@@ -56,11 +56,13 @@ class Contention:
         place: Place | None = None,
         serve: Sequence[str] = ("memwal.ingest.cli.app", "serve"),
         commit: str = "1s",
+        clients: int = CLIENTS,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`serve`: the module that a daemon runs, and its arguments before the configuration. `commit`: the interval of
-        commits; "0s" for none."""
-        self.directory, self.seed, self.rule, self.say, self.commit = directory, seed, rule, say, commit
+        commits; "0s" for none. `clients`: processes of clients, beside one that reads storage."""
+        self.directory, self.seed, self.rule, self.say = directory, seed, rule, say
+        self.commit, self.processes = commit, clients
         self.chance = random.Random(f"contention {seed}")
         self.place = place or Place(str(directory / "table.lance"))
         self.endpoints = spread(2, REGIONS)
@@ -96,9 +98,9 @@ class Contention:
         for daemon in self.daemons:
             daemon.look()
         self._wait(self._served, "the regions are served")
-        for _ in range(CLIENTS):
-            self._client(["writer", "writer", "prober"])
         self._client(["reader", "reader"])
+        for _ in range(self.processes):
+            self._client(["writer", "writer", "prober"])
 
     def take(self, step: str) -> None:
         """Take one of STEPS, and wait until all regions are served again."""
@@ -131,7 +133,8 @@ class Contention:
             daemon.close()
             daemon.look()
         elif step == "kill a client":
-            self.chance.choice(self.clients[:CLIENTS]).kill()
+            alive = [each for each in self.clients[1:] if each.process is not None and each.process.poll() is None]
+            self.chance.choice(alive).kill()
             self._client(["writer", "writer", "prober"])
         else:
             self._stop(daemon, deposed=step == "stop")

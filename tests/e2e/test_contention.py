@@ -28,7 +28,7 @@ def contention(tmp_path: Path) -> Iterator[Callable[..., Contention]]:
 
 
 def test_what_clients_see_is_linearizable_whoever_was_killed_or_stopped(contention: Callable[..., Contention]) -> None:
-    run = contention(1)
+    run = contention(1, clients=2)
     run.run(0.0, STEPS)
     judged = run.judged()
     print(judged)
@@ -42,7 +42,7 @@ def test_a_deposed_daemon_that_answers_from_memory_is_found(
     contention: Callable[..., Contention], tmp_path: Path
 ) -> None:
     """Without commits, nothing tells it that it was deposed: it answers the probers until it ends."""
-    run = contention(2, serve=("tests.histories.stale_daemon", "serve"), commit="0s")
+    run = contention(2, serve=("tests.histories.stale_daemon", "serve"), commit="0s", clients=1)
     run.begin()
     run.take("stop")
     wrong = wait_until(lambda: judge(run.histories, pictures=tmp_path).wrong, every=1.0)
