@@ -1,7 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run live broker check test test-all soak simulate histories s3-server promtool porcupine kafka peers lint bench lock \
-	docs java browser clean
+.PHONY: help install run live broker check test test-all soak simulate histories s3-server promtool porcupine kafka peers lint bench lock docs java browser clean
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -275,9 +275,9 @@ class Scene(Pipeline):
         )
         words = [sys.executable, "-m", "tests.histories.clients", str(orders)]
         self.clients = Kept(words, environment(), self.directory / "clients.log")
-        self.clients.look()
         while self.recorded < 20_000:
-            if time.monotonic() > ends or self.clients.process is None or self.clients.process.poll() is not None:
+            self.clients.look()
+            if time.monotonic() > ends or self.clients.starts > 1:
                 raise AssertionError(f"the clients do not begin: {self.clients.log.read_text()}")
             self.look()
             time.sleep(0.1)
