@@ -288,10 +288,8 @@ class Scene(Pipeline):
 
     def drain(self) -> None:
         """End the clients, let a last run take what is left, and end the daemons."""
-        if self.clients is not None:
-            self.clients.close(300.0)
-            if self.clients.process is None or self.clients.process.returncode:
-                raise AssertionError(f"the clients: {self.clients.log.read_text()}")
+        if self.clients is not None and (code := self.clients.close(300.0)):
+            raise AssertionError(f"the clients: exit code {code}: {self.clients.log.read_text()}")
         self.finish()
         for each in self.daemons:
             each.close()
