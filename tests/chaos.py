@@ -2,10 +2,12 @@
 
 `python -m tests.chaos --kills 20` runs it by hand: the broker, two daemons with four regions between them, `memwal run`
 on a Spark of two executor processes, and a hand that kills one of all these every few seconds; what was killed is
-started again, as a supervisor would. `--append` takes a table that keeps every event, `--flights FILE` others than
-those of the first week, `--part` how many records a micro-batch reads. `--s3` puts the table on an S3 server, where
-each request takes `--s3-latency` milliseconds more and `--s3-faults` per cent of them fail; Spark's checkpoint stays on
-local disk, as README's "On S3" has it. Exit code 1: a row is missing, doubled or older than it should be.
+started again, as a supervisor would. Beside the flights, clients put, delete and read rows of their own, and Porcupine
+judges their history (`tests/histories`). `--append` takes a table that keeps every event, and has no such clients;
+`--flights FILE` other flights than those of the first week, `--part` how many records a micro-batch reads. `--s3` puts
+the table on an S3 server, where each request takes `--s3-latency` milliseconds more and `--s3-faults` per cent of them
+fail; Spark's checkpoint stays on local disk, as README's "On S3" has it. Exit code 1: a row is missing, doubled or
+older than it should be, or the history is not linearizable.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ from typing import Any
 import lance
 import psutil
 
+from memwal.flush import BaseTable, FlushError
 from tests.cluster import spread
 from tests.conftest import ROOT, environment, toml
 from tests.flights import KEY, WEEK, Flights, in_order
+from tests.histories.clients import Orders, keys_of
+from tests.histories.judge import Judgement, expect_linearizable
 from tests.kafka_server import KafkaServer, Record, jars
 from tests.s3_place import Place, on_s3
 from tests.spark_cluster import quick
@@ -42,6 +47,8 @@ CLUSTER = "local-cluster[2,1,1024]"
 """Spark's master: two executors, each a process of its own with one core."""
 PART = 2000
 """Records that are produced at once, and read by one micro-batch."""
+CLIENTS = {"year": 1, "month": 1, "day": 1, "carrier": "ZZ", "origin": "ZZZ"}
+"""The key of the rows that clients put beside the flights, but for its number of the flight."""
 LONGEST = 1800.0
 """Seconds in which everything must be over."""
 _SHORTLY = 10.0
@@ -215,6 +222,7 @@ class Scene(Pipeline):
         place: Place | None = None,
     ) -> None:
         self.flights, self.append = flights, append
+        self.clients: Kept | None = None
         columns = {each.name: str(each.type) for each in flights.schema}
         key = {"append_only": True} if append else {"key": KEY}
         sections: Sections = {"table": {**key, "columns": columns}, "commit": {"interval": "2s"}}
@@ -228,8 +236,60 @@ class Scene(Pipeline):
             part = [Record(event.value, event.key) for event in events[at : at + self.part]]
             self.kafka.produce(self.topic, part)
 
+    @property
+    def history(self) -> Path:
+        """What the clients record."""
+        return self.directory / "clients.jsonl"
+
+    @property
+    def recorded(self) -> int:
+        """Bytes of the history so far; an operation has some 200."""
+        return self.history.stat().st_size if self.history.exists() else 0
+
+    def begin_clients(self, seed: int = 1) -> None:
+        """Let clients put, delete and read rows of their own, once the table is there; return when they do."""
+        ends = time.monotonic() + LONGEST
+        while True:
+            self.look()
+            try:
+                base = BaseTable.open(self.place.uri, dict(self.place.options))
+                break
+            except (FlushError, OSError, ValueError):
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.2)
+        orders = Orders(
+            history=str(self.history),
+            uri=self.place.uri,
+            endpoints=self.endpoints,
+            regions=[str(region) for region in base.regions],
+            keys=keys_of(base, 3, "flight", CLIENTS),
+            kinds=["writer", "writer", "prober", "reader"],
+            first=1,
+            seed=seed,
+            pause=0.1,
+            options=dict(self.place.options),
+            key="flight",
+            column="distance",
+            fixed=CLIENTS,
+        )
+        words = [sys.executable, "-m", "tests.histories.clients", str(orders)]
+        self.clients = Kept(words, environment(), self.directory / "clients.log")
+        while self.recorded < 20_000:
+            self.clients.look()
+            if time.monotonic() > ends or self.clients.starts > 1:
+                raise AssertionError(f"the clients do not begin: {self.clients.log.read_text()}")
+            self.look()
+            time.sleep(0.1)
+
+    def judged(self) -> Judgement:
+        """The verdict on what the clients saw. Raises: NotLinearizable."""
+        return expect_linearizable([self.history], pictures=self.directory)
+
     def drain(self) -> None:
-        """Let a last run take what is left, and end the daemons."""
+        """End the clients, let a last run take what is left, and end the daemons."""
+        if self.clients is not None and (code := self.clients.close(300.0)):
+            raise AssertionError(f"the clients: exit code {code}: {self.clients.log.read_text()}")
         self.finish()
         for each in self.daemons:
             each.close()
@@ -237,11 +297,17 @@ class Scene(Pipeline):
     def check(self) -> int:
         """Compare the base table with what the flights say; returns its rows."""
         table = lance.dataset(self.place.uri, storage_options=dict(self.place.options)).to_table()
-        found = in_order(table.to_pylist())
+        found = in_order([row for row in table.to_pylist() if row["year"] != CLIENTS["year"]])
         expected = in_order(self.flights.appended() if self.append else self.flights.arrived())
         if found != expected:
             raise AssertionError(difference(found, expected))
         return len(found)
+
+    def close(self) -> None:
+        """End every process."""
+        if self.clients is not None:
+            self.clients.close(5.0)
+        super().close()
 
 
 def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> str:
@@ -314,10 +380,14 @@ def main() -> int:
         began = time.monotonic()
         producing = threading.Thread(target=scene.produce, daemon=True)
         producing.start()
+        if not given.append:
+            scene.begin_clients(given.seed)
         killed = wreck(scene, given.kills, given.every, random.Random(given.seed), print)
         producing.join()
         scene.drain()
         rows = scene.check()
+        if not given.append:
+            print(scene.judged())
         starts = scene.run.starts + sum(each.starts for each in scene.daemons)
         print(f"{rows:,} rows as expected after {dict(killed)}, {starts} starts, {time.monotonic() - began:.0f} s")
         if place is not None:

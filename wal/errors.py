@@ -64,6 +64,28 @@ class OutcomeUnknown(WalError):
     """Storage gave no answer: the write may or may not exist, now or later. Never report it as success or failure."""
 
 
+class FencedAfterWrite(OutcomeUnknown):
+    """An entry was written, and then the manifest showed a newer writer, which replays the entry only if its sentinel
+    comes behind it. `theirs > ours`."""
+
+    def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
+        super().__init__(region_id, ours, theirs)
+        self.region_id = region_id
+        self.ours = ours
+        self.theirs = theirs
+
+    @property
+    def fence(self) -> Fenced:
+        """The error of every other call of the older writer."""
+        return Fenced(self.region_id, self.ours, self.theirs)
+
+    def __str__(self) -> str:
+        return (
+            f"region {self.region_id}: an entry was written, but writer epoch {self.ours} was fenced by epoch "
+            f"{self.theirs} meanwhile, which may have its rows or not"
+        )
+
+
 class Corrupt(WalError):
     """Storage contradicts the protocol. Stop and look; nothing is skipped or repaired silently."""
 

@@ -215,6 +215,8 @@ class RegionCore:
 
     def end(self, error: BaseException) -> BaseException:
         """End the region with `error`, unless it ended before; return the error that every later call gets."""
+        if isinstance(error, wal.FencedAfterWrite):
+            error = error.fence
         if isinstance(error, wal.OutcomeUnknown):  # unknown only to the callers whose rows were in that entry
             error = wal.Poisoned(f"region {self.region}: the writer stopped itself: {error}; open the table again")
         return self.levels.fail(error)

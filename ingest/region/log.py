@@ -227,12 +227,14 @@ class RegionLog:
         self._appender.recode(codec)
 
     def _finish_before(self) -> None:
-        """`finish` for an append of other rows. Raises: Poisoned where the outcome is not known; it is that of the rows
-        before, not of these."""
+        """`finish` for an append of other rows. Raises: Poisoned or Fenced where the outcome is not known; it is that
+        of the rows before, not of these."""
         try:
             self.finish()
         except NOTHING_WRITTEN:
             pass  # those rows linger again: they are tried with these
+        except wal.FencedAfterWrite as error:
+            raise error.fence from error
         except wal.OutcomeUnknown as error:
             raise wal.Poisoned(
                 f"region {self._region}: the writer stopped itself: {error}; open the table again"

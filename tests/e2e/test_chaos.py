@@ -32,9 +32,13 @@ def scene(kafka: KafkaServer, tmp_path: Path) -> Iterator[Callable[..., Scene]]:
 def test_every_flight_is_there_as_it_was_told_last_whoever_was_killed(scene: Callable[..., Scene]) -> None:
     flights = scene(append=False, master="local-cluster[2,1,1024]")
     flights.produce()
+    flights.begin_clients()
     wreck(flights, 4, 5.0, random.Random(1), print)
     flights.drain()
     assert flights.check() == 990
+    judged = flights.judged()
+    print(judged)
+    assert judged.operations > 100
 
 
 def test_every_event_is_there_once_in_a_table_without_a_key(scene: Callable[..., Scene]) -> None:

@@ -46,6 +46,30 @@ def test_the_older_writer_is_refused_with_both_epochs(open_small: Callable[..., 
     assert names(third) == {id: f"row {id} v{int(id == 3)}" for id in range(10)}
 
 
+def test_rows_that_were_written_as_the_region_was_taken_are_not_told_to_be_fenced(
+    open_small: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer writer has them: a client that was told of a fence would send them once more, even without a token."""
+    older, newer = open_small(regions=1), list[Any]()
+    prove = wal.WalAppender._prove_ownership
+
+    def take_over_before(appender: wal.WalAppender, key: str) -> None:
+        if not newer:
+            newer.append(None)
+            newer[0] = open_small()
+        prove(appender, key)
+
+    monkeypatch.setattr("memwal.wal.appender._PROOF_LASTS", 0.0)
+    monkeypatch.setattr(wal.WalAppender, "_prove_ownership", take_over_before)
+    with pytest.raises(memwal.UnknownOutcome, match="writer epoch 1 was fenced by epoch 2"):
+        older.put(made.rows([1]))
+    assert names(newer[0]) == {1: "row 1 v0"}
+    with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+        older.put(made.rows([2]))
+    newer[0].put(made.rows([3]))
+    assert set(names(newer[0])) == {1, 3}
+
+
 def test_the_older_writer_cannot_flush_either(open_small: Callable[..., Any], made: Any, uri: str) -> None:
     older = open_small(regions=1)
     older.put(made.rows(range(10)))

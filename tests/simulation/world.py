@@ -120,6 +120,7 @@ class World:
     """Whether the table has no key."""
     rules = flush.WriteRules()
     chaos: type[Chaos] = Chaos
+    process: type[Process] = Process
     option = " --log"
     """What of the command line chooses this kind."""
 
@@ -251,7 +252,7 @@ class World:
     def live(self) -> None:
         """Steps 2 to 4. Raises what the oracle or an actor raises."""
         for number in range(self.shape.writers):
-            self.processes.append(Process(self, f"writer{number}"))
+            self.processes.append(self.process(self, f"writer{number}"))
         for name in self.shape.visitors:
             self.visitors.append(self.beings()[name.rstrip("0123456789")](self, name))
         type(self).chaos(self)

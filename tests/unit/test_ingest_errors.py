@@ -35,6 +35,7 @@ REGION = UUID(int=7)
     [
         (memwal.wal.errors.Fenced(REGION, 6, 7), FencedError),
         (memwal.wal.errors.OutcomeUnknown("no answer"), UnknownOutcome),
+        (memwal.wal.errors.FencedAfterWrite(REGION, 6, 7), UnknownOutcome),
         (memwal.wal.errors.Poisoned("stopped"), Unavailable),
         (memwal.wal.errors.StoreUnavailable("full"), Unavailable),
         (memwal.wal.errors.Overtaken(memwal.wal.bucket_region(0), 3, 8, 2), Unavailable),

@@ -21,6 +21,7 @@ from memwal.wal import (
     LocalStore,
     ManifestStore,
     ObjectStore,
+    OutcomeUnknown,
     PutOutcome,
     RegionStatus,
     Resized,
@@ -451,6 +452,26 @@ def test_an_append_that_beats_the_sentinel_is_replayed() -> None:
     store.armed = True
     claimed = take(store)
     assert (found(claimed), claimed.applied, claimed.next_position) == ([1], {"q": 1}, 3)
+    with pytest.raises(Fenced):
+        older.append(rows(2), generation=1, applied={})
+
+
+def test_an_append_that_learns_of_the_fence_after_it_wrote_has_an_unknown_outcome() -> None:
+    """The newer writer replays the entry if its sentinel comes behind it. A client that is told of a fence sends the
+    rows again, as surely not applied."""
+    told: list[BaseException] = []
+
+    def append(_: ObjectStore) -> None:
+        clock.advance(60.0)  # so the manifest is read again before the ack
+        with pytest.raises(OutcomeUnknown, match="writer epoch 1 was fenced by epoch 2") as caught:
+            older.append(rows(1), generation=1, applied={"q": 1})
+        told.append(caught.value)
+
+    store, clock = At(is_entry, append), FakeClock()
+    older = WalAppender(store, REGION, (first := take(store)).guard, CODEC, first.next_position, IDS, clock)
+    store.armed = True
+    assert found(take(store)) == [1]
+    assert len(told) == 1
     with pytest.raises(Fenced):
         older.append(rows(2), generation=1, applied={})
 

@@ -16,6 +16,7 @@ from memwal.wal import (
     EntryCodec,
     EntryHeader,
     Fenced,
+    FencedAfterWrite,
     LanceCodec,
     ManifestStore,
     ObjectStore,
@@ -222,7 +223,7 @@ def test_even_with_the_fences_deleted_by_hand_nothing_is_acked_into_nothing(worl
     world.clock.advance(AGE)
     for position in (1, 2, 3):
         world.store.delete(entry_key(REGION, position, "lance"))
-    with pytest.raises(Fenced) as caught:
+    with pytest.raises(FencedAfterWrite) as caught:
         put(sleeper, 9)
     assert (caught.value.ours, caught.value.theirs) == (1, 2)
     with pytest.raises(Fenced):

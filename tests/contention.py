@@ -1,0 +1,264 @@
+"""Clients of several processes contend for few keys of a table while its daemons are killed, stopped and ended.
+
+`python -m tests.contention --seconds 60 --seed 1` (`make histories`) runs two daemons, three processes of clients and a
+reader of storage, records what each client was told, and lets Porcupine judge it; `--rule insert` and `--rule version`
+take tables whose puts have a condition, `--s3` one on an S3 server, of whose requests `--s3-faults` per cent fail. Exit
+code 1: the history is not linearizable; its files and pictures stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import memwal
+from memwal.flush import BaseTable
+from tests.chaos import Kept
+from tests.cluster import Cluster, spread
+from tests.conftest import ROOT, environment, toml
+from tests.histories.clients import Orders, keys_of
+from tests.histories.judge import Judgement, NotLinearizable, expect_linearizable
+from tests.s3_place import Place, on_s3
+
+REGIONS, KEYS = 3, 3
+"""Regions, and keys of each of them."""
+CLIENTS = 3
+"""Processes of clients, beside one that reads storage."""
+MEANWHILE = 20_000
+"""Bytes of history that are recorded while a daemon that was deposed is stopped: some 100 operations."""
+PATIENCE = 90.0
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()), ("version", pa.int64())])
+RULES: dict[str, dict[str, Any]] = {"replace": {}, "insert": {"upsert": "insert"}, "version": {"version": "version"}}
+STEPS = ("kill", "stop", "pause", "drain", "kill a client")
+
+
+class Contention:
+    """Daemons, clients and what is done to them, below `directory`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        seed: int,
+        *,
+        rule: str = "replace",
+        place: Place | None = None,
+        serve: Sequence[str] = ("memwal.ingest.cli.app", "serve"),
+        commit: str = "1s",
+        clients: int = CLIENTS,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`serve`: the module that a daemon runs, and its arguments before the configuration. `commit`: the interval of
+        commits; "0s" for none. `clients`: processes of clients, beside one that reads storage."""
+        self.directory, self.seed, self.rule, self.say = directory, seed, rule, say
+        self.commit, self.processes = commit, clients
+        self.chance = random.Random(f"contention {seed}")
+        self.place = place or Place(str(directory / "table.lance"))
+        self.endpoints = spread(2, REGIONS)
+        config = directory / "table.toml"
+        config.write_text(toml(self._sections()))
+        options = dict(self.place.options)
+        settings = {"table": RULES[rule]}
+        memwal.open(
+            self.place.uri, schema=SCHEMA, key="id", regions=REGIONS, storage_options=options or None, settings=settings
+        ).close()
+        base = BaseTable.open(self.place.uri, options)
+        self.regions = [str(region) for region in base.regions]
+        self.keys = keys_of(base, KEYS)
+        self.daemons = [self._daemon(serve, config, each) for each in self.endpoints]
+        self.clients: list[Kept] = []
+        self.histories: list[Path] = []
+        self.done: Counter[str] = Counter()
+        self._cluster = Cluster(self.place.uri, self.endpoints)
+
+    def run(self, seconds: float, steps: Sequence[str] = STEPS) -> None:
+        """Let the clients work for `seconds`, and take each of `steps` at least once meanwhile."""
+        self.begin()
+        ends, waiting = time.monotonic() + seconds, list(steps)
+        self.chance.shuffle(waiting)
+        while waiting or time.monotonic() < ends:
+            self._rest(self.chance.uniform(0.5, 1.5))
+            self.take(waiting.pop() if waiting else self.chance.choice(list(steps)))
+        self._rest(1.0)
+        self.end()
+
+    def begin(self) -> None:
+        """Start the daemons, then the clients."""
+        for daemon in self.daemons:
+            daemon.look()
+        self._wait(self._served, "the regions are served")
+        self._client(["reader", "reader"])
+        for _ in range(self.processes):
+            self._client(["writer", "writer", "prober"])
+
+    def take(self, step: str) -> None:
+        """Take one of STEPS, and wait until all regions are served again."""
+        self.say(step)
+        self._take(step)
+        self.done[step] += 1
+        self._wait(self._served, f"the regions are served after {step!r}")
+
+    def judged(self) -> Judgement:
+        """Raises: NotLinearizable."""
+        return expect_linearizable(self.histories, pictures=self.directory)
+
+    def close(self) -> None:
+        """End every process."""
+        for each in (*self.clients, *self.daemons):
+            if each.process is not None:
+                with suppress(ProcessLookupError):
+                    each.process.send_signal(signal.SIGCONT)
+            each.close(5.0)
+
+    # ---- what is done to them --------------------------------------------------------------------------------------
+
+    def _take(self, step: str) -> None:
+        daemon = self.chance.choice(self.daemons)
+        if step == "kill":
+            daemon.kill()
+            self._rest(self.chance.uniform(0.0, 1.5))
+            daemon.look()
+        elif step == "drain":
+            daemon.close()
+            daemon.look()
+        elif step == "kill a client":
+            alive = [each for each in self.clients[1:] if each.process is not None and each.process.poll() is None]
+            self.chance.choice(alive).kill()
+            self._client(["writer", "writer", "prober"])
+        else:
+            self._stop(daemon, deposed=step == "stop")
+
+    def _stop(self, daemon: Kept, *, deposed: bool) -> None:
+        """Stop a daemon for a while, or until others have its regions and acknowledge writes there."""
+        assert daemon.process is not None
+        other = next(each for each, kept in zip(self.endpoints, self.daemons, strict=True) if kept is not daemon)
+        daemon.process.send_signal(signal.SIGSTOP)
+        if deposed:
+            alone = Cluster(self.place.uri, [other])
+            self._wait(lambda: len(alone.owners()) == REGIONS, "the other daemon has all regions")
+            before = self._recorded()
+            self._wait(lambda: self._recorded() > before + MEANWHILE, "the clients go on at the other daemon")
+        self._rest(self.chance.uniform(0.3, 1.5))
+        daemon.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End the clients, each after its operation, then the daemons. Raises: AssertionError if one met an error."""
+        running = [each for each in self.clients if each.process is not None and each.process.poll() is None]
+        for each in running:
+            assert each.process is not None
+            each.process.send_signal(signal.SIGTERM)
+        for each in running:
+            assert each.process is not None
+            each.process.wait(PATIENCE)
+        wrong = [
+            each.log.read_text() for each in self.clients if each.process and each.process.returncode not in (0, -9)
+        ]
+        if wrong:
+            raise AssertionError("\n".join(wrong))
+        for daemon in self.daemons:
+            daemon.close()
+
+    # ---- processes -------------------------------------------------------------------------------------------------
+
+    def _sections(self) -> dict[str, dict[str, Any]]:
+        columns = {field.name: str(field.type) for field in SCHEMA}
+        return {
+            "table": {"key": ["id"], **self.place.section, "columns": columns, **RULES[self.rule]},
+            "regions": {"count": REGIONS},
+            "memtable": {"rows_max": 100},
+            "commit": {"interval": self.commit},
+            "gc": {"interval": "2s", "wal_age_min": "5s", "sst_age_min": "5s", "manifest_age_min": "5s"},
+            "daemon": {"endpoints": self.endpoints},
+        }
+
+    def _daemon(self, serve: Sequence[str], config: Path, endpoint: str) -> Kept:
+        port = endpoint.rpartition(":")[2]
+        words = [sys.executable, "-m", *serve, str(config)]
+        environ = environment({**self.place.environ, "MEMWAL__DAEMON__PORT": port, "MEMWAL__LOG__LEVEL": "info"})
+        return Kept(words, environ, self.directory / f"daemon-{port}.log")
+
+    def _client(self, kinds: list[str]) -> None:
+        """Start a process of clients."""
+        number = len(self.clients)
+        path = self.directory / f"p{number}.jsonl"
+        orders = Orders(
+            history=str(path),
+            uri=self.place.uri,
+            endpoints=self.endpoints,
+            regions=self.regions,
+            keys=self.keys,
+            kinds=kinds,
+            first=1 + number * 1_000_000,
+            seed=self.seed,
+            rule=self.rule,
+            options=dict(self.place.options),
+        )
+        words = [sys.executable, "-m", "tests.histories.clients", str(orders)]
+        self.histories.append(path)
+        self.clients.append(Kept(words, environment(), path.with_suffix(".log")))
+        self.clients[-1].look()
+        self._wait(path.exists, "the clients have begun")
+
+    def _recorded(self) -> int:
+        """Bytes of history so far."""
+        return sum(each.stat().st_size for each in self.histories)
+
+    def _served(self) -> bool:
+        return len(self._cluster.owners()) == REGIONS
+
+    def _rest(self, seconds: float) -> None:
+        """Pause; a daemon that ended by itself is started again, as a supervisor would."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            for each in self.daemons:
+                each.look()
+            time.sleep(0.05)
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        ends = time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > ends:
+                raise AssertionError(f"not within {PATIENCE} s: {what}")
+            self._rest(0.05)
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rule", choices=sorted(RULES), default="replace")
+    parser.add_argument("--s3", action="store_true", help="the table is on an S3 server")
+    parser.add_argument("--s3-faults", type=float, default=0.0, help="per cent of the requests that fail")
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    directory = Path(tempfile.mkdtemp(prefix="memwal-contention-"))
+    with ExitStack() as stack:
+        place = stack.enter_context(on_s3(directory)) if given.s3 or given.s3_faults else None
+        run = Contention(directory, given.seed, rule=given.rule, place=place, say=lambda step: print(step, flush=True))
+        stack.callback(run.close)
+        if place is not None and given.s3_faults:
+            place.hurt(given.s3_faults / 100)
+        run.run(given.seconds)
+        print(f"seed {given.seed}, {dict(run.done)}; the history: {directory}")
+    try:
+        print(run.judged())
+    except NotLinearizable as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""`python -m tests.histories.stale_daemon serve CONFIG`: a daemon with a planted fault, which answers reads from memory
+without a proof that it still owns their regions, unless it knows that it does not. Its history must be refused."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from memwal.ingest.cli.app import main
+from memwal.ingest.daemon.balancer import Balancer
+from memwal.wal import ReadLease
+
+
+def _covers(lease: ReadLease, _: int) -> bool:
+    return not lease._guard.fenced
+
+
+if __name__ == "__main__":
+    with (
+        patch.object(ReadLease, "covers", _covers),
+        patch.object(ReadLease, "fresh", property(lambda lease: not lease._guard.fenced)),
+        patch.object(Balancer, "_check", lambda *_: None),
+    ):
+        main()
