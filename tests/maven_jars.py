@@ -62,7 +62,8 @@ class MavenJars:
         """What the lock file names, in its order."""
         lines = self.lock.read_text(encoding="utf-8").splitlines()
         split = [line.split() for line in lines if line and not line.startswith("#")]
-        return [Jar(part, *coordinates.split(":"), digest) for part, coordinates, digest in split]
+        parts = [(part, coordinates.split(":"), digest) for part, coordinates, digest in split]
+        return [Jar(part, group, artifact, version, digest) for part, (group, artifact, version), digest in parts]
 
     def jars(self, part: str) -> list[Path]:
         """The jars of a part; they may not be there yet."""

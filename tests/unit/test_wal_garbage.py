@@ -193,7 +193,7 @@ def test_a_claimer_that_sleeps_before_its_sentinel_acks_nothing_after_the_collec
         assert world.positions() == [4, 5]
 
     store.meanwhile = meanwhile
-    with pytest.raises(Fenced) as caught:
+    with pytest.raises(Fenced if settle else FencedAfterWrite) as caught:
         put(
             world.writer(claim(store, REGION, spec_id=1, codec=CODEC, ids=world.ids, clock=world.clock, settle=settle)),
             9,
