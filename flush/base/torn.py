@@ -7,13 +7,16 @@ Nothing depends on such a version: SSTs are pruned, and loads and resizes are ac
  1. Find the synced version: the first one that has committed every generation that the manifests of the regions list no
     more. It was synced before these were pruned. Looks back `RECENT` versions, as many as a sync covers.
  2. Find the newest version that is whole, this one or a later one: its manifest and transaction can be read, and every
-    file that the synced version lacks is there, with its recorded size and its footer.
+    file that the synced version lacks is there, not shorter than recorded, and ends as Lance's files do.
  3. Rename the manifests of the newer versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
     opening goes on.* The next commit commits the SSTs again.
 
-Without a version of 1 and 2 nothing is changed: then a file was damaged in another way. Only where no region was ever
-claimed, so that the table was never acknowledged, all versions may go. A version that a live process commits at this
-moment is never torn: its files are written before its manifest gets its name.
+Without a version of 1 and 2, or where memwal has not set that version up, nothing is changed: then the table is another
+program's, or a file was damaged in another way. All versions may go only if the table has no data file, and no region
+was ever claimed: its creation was cut off.
+
+A version that a live process commits at this moment is never torn: its files are written before its manifest gets its
+name. One that a live process deletes at this moment may look torn; so the versions are listed again before 3.
 
 Not found: blocks inside of a file of the right size that read as zeros, which POSIX allows and file systems avoid that
 order data before sizes (ext4 by default).
@@ -22,6 +25,7 @@ order data before sizes (ext4 by default).
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +40,7 @@ from memwal.flush.base.fsync import RECENT
 from memwal.flush.base.lost_setup import has_claims
 from memwal.flush.base.manifest import manifest_names
 from memwal.flush.base.open import open_dataset
+from memwal.flush.base.setup import REGIONS
 from memwal.flush.base.state import Fragment, TableState, read_state, versions
 from memwal.wal import Corrupt, ManifestStore, ObjectStore, regions
 from memwal.wal.panics import panics_as_errors
@@ -44,6 +49,8 @@ from memwal.wal.store.local import sync_directory
 TORN = ".torn"
 """Last letters of the names of manifests that were set aside."""
 _HINT = "_versions/latest_version_hint.json"
+_LEGACY_END = struct.pack("<HH", 0, 2) + b"LANC"
+"""Major and minor version and the magic bytes, with which a data file ends."""
 _LOG = logging.getLogger("memwal.opening")
 
 
@@ -69,13 +76,16 @@ def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
 
 def _torn(store: ObjectStore, uri: str) -> list[int]:
     """Steps 1 and 2: the versions to set aside, newest first."""
-    newest = versions(store)[: -RECENT - 2 : -1]
+    listed = versions(store)
+    newest = listed[: -RECENT - 2 : -1]
     states = dict(_since_synced(store, newest))
     synced = next((state for state in reversed(states.values()) if state is not None), None)
     for place, state in enumerate(states.values()):
         if state is not None and synced is not None and _is_whole(store, uri, state, synced):
-            return newest[:place]
-    return newest if len(newest) <= RECENT and not has_claims(store) else []
+            is_safe = REGIONS.decode() in state.settings
+            return newest[:place] if place and is_safe and versions(store) == listed else []
+    vacant = len(newest) <= RECENT and not any(store.list("data/")) and not has_claims(store)
+    return newest if vacant and versions(store) == listed else []
 
 
 def _since_synced(store: ObjectStore, newest: Sequence[int]) -> Iterator[tuple[int, TableState | None]]:
@@ -118,8 +128,7 @@ def _has_files(store: ObjectStore, fragment: Fragment, before: Fragment | None) 
     for key, recorded in fragment.files.items():
         if before is None or key not in before.files:
             path = Path(store.url(key))
-            size = path.stat().st_size if path.exists() else -1
-            if (recorded and size != recorded) or not _has_footer(store.url(key)):
+            if not path.exists() or path.stat().st_size < recorded or not _has_footer(path):
                 return False
     deletions = fragment.deletion_file
     if deletions is None or (before is not None and before.deletion_file == deletions):
@@ -128,11 +137,19 @@ def _has_files(store: ObjectStore, fragment: Fragment, before: Fragment | None) 
     return bool(data) and (deletions.endswith(".bin") or _deleted_rows(data) == fragment.deleted)
 
 
-def _has_footer(path: str) -> bool:
-    """Return whether Lance can open a data file: its footer and the descriptions of its pages."""
+def _has_footer(path: Path) -> bool:
+    """Return whether a data file ends as Lance's do, and Lance can read the descriptions of its pages.
+
+    pylance's reader takes the present format only; files of the legacy format (0.2) have the same last bytes.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(_LEGACY_END)))
+        end = file.read()
+    if end == _LEGACY_END:
+        return True
     try:
         with panics_as_errors:
-            LanceFileReader(path)
+            LanceFileReader(str(path))
     except (OSError, ValueError, RuntimeError):
         return False
     return True
@@ -147,7 +164,7 @@ def _deleted_rows(data: bytes | None) -> int | None:
 
 
 def _index_files(dataset: lance.LanceDataset, store: ObjectStore, known: set[UUID]) -> Iterator[bool]:
-    """Yield whether the files of each index segment have the recorded size, without the segments `known`."""
+    """Yield whether the files of each index segment have at least the recorded size, without the segments `known`."""
     for index in dataset.describe_indices():
         for segment in index.segments:
             uuid = str(segment.uuid)
@@ -155,4 +172,4 @@ def _index_files(dataset: lance.LanceDataset, store: ObjectStore, known: set[UUI
                 continue
             if has_files(segment):
                 sizes = [info.size for info in store.describe(f"_indices/{uuid}/")]
-                yield bool(sizes) and segment.size_bytes in (None, 0, sum(sizes))
+                yield bool(sizes) and sum(sizes) >= (segment.size_bytes or 0)

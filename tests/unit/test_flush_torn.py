@@ -10,6 +10,7 @@ import lance
 import pytest
 
 import memwal
+from memwal.flush.base import torn
 from memwal.flush.base.manifest import manifest_version
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.commits import committer
@@ -124,3 +125,24 @@ def test_a_whole_table_stays_as_it_is(unsynced: Path, open_small: Open, uri: str
     open_small().close()
     assert versions(open_store(uri)) == before
     assert not list(unsynced.rglob("*.torn"))
+
+
+@pytest.mark.parametrize("damage", ["the newest version", "all versions"])
+def test_a_table_that_memwal_has_not_set_up_stays_as_it_is(tmp_path: Path, made: Made, damage: str) -> None:
+    root = tmp_path / "table"
+    for _ in range(2):
+        lance.write_dataset(made.table(range(5)), str(root), mode="append" if root.exists() else "create")
+    for path in Path(root, "_versions").glob("*.manifest") if damage == "all versions" else [manifest(root)]:
+        emptied(path)
+    before = sorted(Path(root, "_versions").iterdir())
+    with pytest.raises(memwal.MemWalError, match="cannot read the newest"):
+        memwal.open(str(root), schema=SCHEMA, key="id")
+    assert sorted(Path(root, "_versions").iterdir()) == before
+
+
+def test_files_of_the_legacy_format_are_whole(tmp_path: Path, made: Made) -> None:
+    lance.write_dataset(made.table(range(5)), str(tmp_path), data_storage_version="legacy")
+    path = new_file(tmp_path, "data")
+    assert torn._has_footer(path)
+    shortened(path)
+    assert not torn._has_footer(path)
