@@ -30,6 +30,7 @@ from memwal.flush.base.manifest import COMMITTED
 from memwal.flush.base.open import open_dataset
 from memwal.flush.base.setup import Setup, setup_metadata
 from memwal.flush.base.sharding import published_regions
+from memwal.flush.base.state import versions
 from memwal.flush.base.torn import TORN
 from memwal.flush.errors import NotALanceTable, TableExists, UnsupportedTable
 from memwal.memtable import IndexSpec, InvalidRows
@@ -116,7 +117,7 @@ def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
         last = clock.monotonic() > until  # before the look, which may take long
         if (dataset := open_dataset(store, uri)) is not None:
             return dataset
-        if is_vacant(store):
+        if is_vacant(store, unfinished=last):
             return None
         if "_versions" not in store.children("") or last:
             _refuse_unfinished_restore(store, uri)
@@ -129,12 +130,15 @@ def _refuse_unfinished_restore(store: ObjectStore, uri: str) -> None:
         raise NotALanceTable(f"{uri}: a restore is not finished here; run `memwal restore` with --resume")
 
 
-def is_vacant(store: ObjectStore) -> bool:
-    """Return whether the table's path holds no version, region or foreign file, so that a table may be created."""
-    if set(store.children("")) - _LEFTOVERS:
+def is_vacant(store: ObjectStore, *, unfinished: bool = False) -> bool:
+    """Return whether the table's path holds no version, region or foreign file, so that a table may be created.
+
+    `unfinished`: also where a creation that was cut off has left what is no version yet.
+    """
+    if set(store.children("")) - _LEFTOVERS or regions(store) or versions(store):
         return False
     top = {key.partition("/")[0] for key in store.list("") if not key.endswith(f".manifest{TORN}")}
-    return not top - _LEFTOVERS and "_versions" not in top and not regions(store)
+    return not top - _LEFTOVERS and (unfinished or "_versions" not in top)
 
 
 def complete(dataset: lance.LanceDataset, setup: Setup) -> None:

@@ -149,6 +149,16 @@ def test_a_creation_that_crashed_is_completed(uri: str, monkeypatch: pytest.Monk
     assert base.indexes == tuple(INDEXES)
 
 
+def test_a_creation_that_was_cut_off_before_its_first_version_begins_again(tmp_path: Path) -> None:
+    uri = tmp_path / "table.lance"
+    for name in ("_transactions/0-a.txn", "_versions/.tmp_1.manifest_b", "_versions/latest_version_hint.json"):
+        (uri / name).parent.mkdir(parents=True, exist_ok=True)
+        (uri / name).write_bytes(b"")
+    assert BaseTable.find(str(uri)) is None
+    create(str(uri))
+    assert BaseTable.find(str(uri)) is not None
+
+
 def _crash(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
