@@ -13,6 +13,8 @@
     _mem_wal/loads/{load id}.json                             the token of a load past the log; advice only (ours)
     _mem_wal/loading.json                                     until when automatic commits wait; advice only (ours)
     _mem_wal/paused/{what}.json                               an operator has paused this of the table (ours)
+    _mem_wal/synced.json                                      {"version":N}: this version of the base table, on a local
+                                                              disk, was synced (ours)
 
 `rev(n)` is the 64-digit binary of n read backwards, so that consecutive numbers spread over an object store's
 key ranges. Source: "MemTable & WAL Specification", Lance documentation. Versions, positions and generations
@@ -34,6 +36,8 @@ STAGED_PREFIX = ROOT + "staged/"
 LOADING_KEY = ROOT + "loading.json"
 """Key of the request of a load that automatic commits wait; advice only."""
 PAUSED_PREFIX = ROOT + "paused/"
+SYNCED_KEY = ROOT + "synced.json"
+"""Key of the number of the newest version of the base table that was synced to a local disk."""
 
 Kind = Literal["log", "manifest", "sst", "commit", "note", "staged", "base", "other"]
 """What a key is for, as requests are counted: WAL entries and snapshots of the applied map; region manifests; SSTs;
@@ -47,7 +51,13 @@ _KINDS: dict[str, Kind] = {
     "fences.json": "note",
     "pruned.json": "note",
 }
-_FOLDERS: dict[str, Kind] = {"staged": "staged", "paused": "note", "loads": "note", "loading.json": "note"}
+_FOLDERS: dict[str, Kind] = {
+    "staged": "staged",
+    "paused": "note",
+    "loads": "note",
+    "loading.json": "note",
+    "synced.json": "note",
+}
 
 # LanceDB's name space for region ids, the bytes "LSMWRITE_SHARD01".
 _REGION_NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")

@@ -8,8 +8,9 @@ In steps, each safe to repeat after a crash:
  2. The scalar and full-text indexes that are missing. A vector index needs rows; see flush.commits.index_catchup.
  3. Lance's MemWAL index, last: where it exists the set-up is complete.
  4. Fsync of all that, on a local disk. *Crash or power cut before: no region was claimed.* Another process may find the
-    table complete before it is synced; so whoever finds a table without a claimed region does this step itself
-    (`sync_unclaimed`).
+    table complete before it is synced; so whoever is about to write to a table does this step itself, where the newest
+    version is not known to be synced (`sync_newest`). So columns and rows of another program's version are on the disk
+    before a row relies on them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from memwal.flush.base.adoptable import expect_fit, expect_key
 from memwal.flush.base.definition import check_definition
 from memwal.flush.base.existing_indexes import all_existing_indexes
 from memwal.flush.base.field_ids import column_ids, field_id, first_ids
-from memwal.flush.base.fsync import sync_new_table
-from memwal.flush.base.lost_setup import has_claims
+from memwal.flush.base.fsync import local_root, sync_new_table, synced_version
 from memwal.flush.base.manifest import COMMITTED
 from memwal.flush.base.open import open_dataset
 from memwal.flush.base.setup import Setup, setup_metadata
@@ -150,20 +150,19 @@ def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
     while True:
         try:
             _complete(dataset, setup)
-            return sync_new_table(dataset)
+            break
         except (OSError, RuntimeError):
             newest = dataset.latest_version
             if newest <= dataset.version:
                 raise
             dataset = dataset.checkout_version(newest)
+    sync_new_table(dataset)  # outside of the loop: what follows a failed fsync proves nothing
 
 
-def sync_unclaimed(store: ObjectStore, dataset: lance.LanceDataset) -> None:
-    """Do step 4 for a table that is complete, unless a region of it was claimed: then it was done before.
-
-    Raises OSError, StoreUnavailable, StoreRefused.
-    """
-    if not store.remote and not has_claims(store):
+def sync_newest(dataset: lance.LanceDataset) -> None:
+    """Do step 4 for the newest version of a table that is complete, unless it was done. Raises OSError."""
+    root = local_root(dataset)
+    if root is not None and synced_version(root) < dataset.version:
         sync_new_table(dataset)
 
 

@@ -3,21 +3,27 @@
 pylance does not fsync. A published SST moves `replay_after`, and its rows are never replayed from the log again: its
 bytes must be on the disk before the manifest edit. A base-table version must be on the disk before the SSTs that it
 replaces are pruned. Object stores need none of this: a finished PUT is durable.
+
+The number of the newest version that was synced is kept in `_mem_wal/synced.json`: rows, columns and markers of this
+version and the ones before it are relied upon. `flush.base.torn` never goes back behind it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import lance
 
 from memwal.flush.base.manifest import manifest_names
-from memwal.wal.store.local import sync_names
+from memwal.wal.layout import SYNCED_KEY
+from memwal.wal.store.local import LocalStore, sync_names
 
 RECENT = 32
 """Versions. A commit and the maintenance after it make fewer."""
@@ -53,18 +59,18 @@ def sync_new_table(dataset: lance.LanceDataset) -> None:
     Raises OSError.
     """
     sync_table(dataset)
-    if (root := _local_root(dataset)) is not None:
+    if (root := local_root(dataset)) is not None:
         sync_names(root.absolute())
 
 
 def sync_table(dataset: lance.LanceDataset) -> None:
-    """Fsync the files of the open version of a Lance table, and the manifests of the RECENT versions up to it.
+    """Fsync the files of the open version of a Lance table, and the manifests of the RECENT versions up to it; note it.
 
     Files of older versions only were synced after the commits that made them. Files first, several at once, then the
     directories that list them. A table on an object store is left alone, and so is a file that is removed meanwhile.
     Raises OSError.
     """
-    if (root := _local_root(dataset)) is None:
+    if (root := local_root(dataset)) is None:
         return
     files, directories = [], [root / name for name in (_DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS, "")]
     for fragment in dataset.get_fragments():
@@ -82,9 +88,37 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     files += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
     _sync_all(files)
     _sync_each(directories)
+    with alone(root):
+        if synced_version(root) < dataset.version:
+            LocalStore(root).put(SYNCED_KEY, json.dumps({"version": dataset.version}).encode())
 
 
-def _local_root(dataset: lance.LanceDataset) -> Path | None:
+def synced_version(root: Path) -> int:
+    """Return the number of the newest version that was synced of the table in the directory `root`; 0 for none.
+
+    Raises OSError.
+    """
+    try:
+        return int(json.loads((root / SYNCED_KEY).read_bytes())["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Hold the lock of the table in the directory `root`, for moments: no other process does what is done inside.
+
+    Raises OSError.
+    """
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def local_root(dataset: lance.LanceDataset) -> Path | None:
     """Return the directory of a table; None where it is on an object store."""
     uri = dataset.uri
     root = Path(unquote(urlsplit(uri).path) if uri.startswith("file://") else uri)

@@ -11,7 +11,7 @@ import lance
 import pyarrow as pa
 
 from memwal.flush.base.caches import LanceCaches, Session
-from memwal.flush.base.create import adopt, complete, create, existing, sync_unclaimed
+from memwal.flush.base.create import adopt, complete, create, existing, sync_newest
 from memwal.flush.base.field_ids import column_ids, field_id, row_field_ids
 from memwal.flush.base.lost_setup import refuse_wiped, refuse_written_over
 from memwal.flush.base.manifest import read_progress
@@ -136,15 +136,17 @@ class BaseTable:
 
     @staticmethod
     @panics_as_errors
-    def find(uri: str, storage_options: Mapping[str, str] | None = None) -> BaseTable | None:
-        """Return the table at `uri`, or None where the path is empty. Completes a creation that crashed half way, and
-        goes back from versions that a power cut left torn (`flush.base.torn`).
+    def find(uri: str, storage_options: Mapping[str, str] | None = None, *, to_write: bool = False) -> BaseTable | None:
+        """Return the table at `uri`, or None where the path is empty. Completes a creation that crashed half way.
 
+        `to_write`: on a local disk, goes back from versions that a power cut left torn (`flush.base.torn`), and syncs
+        the newest version unless that was done.
         Raises NotALanceTable where the path holds something else; NotInitialised; UnsupportedTable.
         """
         store = open_store(uri, storage_options)
         store.children("")  # Our client first: it fails at once, with one line; Lance retries for seconds.
-        set_torn_versions_aside(store, uri)
+        if to_write:
+            set_torn_versions_aside(store, uri)
         dataset = existing(store, uri)
         if dataset is None:
             return None
@@ -153,7 +155,8 @@ class BaseTable:
             refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
             return BaseTable.open(uri, storage_options)
-        sync_unclaimed(store, dataset)
+        if to_write:
+            sync_newest(dataset)
         opened = [dataset]  # on S3 opening it again takes as long as claiming a region
         return _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
 

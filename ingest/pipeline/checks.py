@@ -121,7 +121,7 @@ def _secrets(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def _table(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
-    base = BaseTable.find(settings.table.uri, settings.storage_options(environ))
+    base = BaseTable.find(settings.table.uri, settings.storage_options(environ), to_write=True)
     return None if base is None else find_or_create(settings, environ)[0]
 
 

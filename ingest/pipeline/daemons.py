@@ -102,7 +102,7 @@ def _finder(settings: Settings) -> NotesFinder:
 def _found(settings: Settings) -> RemoteTable | None:
     """Return a client of the daemons that serve the table, None if none answers."""
     options = settings.storage_options(os.environ)
-    if flush.BaseTable.find(settings.table.uri, options) is None:
+    if flush.BaseTable.find(settings.table.uri, options, to_write=True) is None:
         return None
     find, store = _finder(settings), wal.open_store(settings.table.uri, options)
     noted = find()

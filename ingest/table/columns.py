@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from memwal.flush import BaseTable
+from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.shape import Shape
 from memwal.ingest.api.rows import Deletes
 from memwal.ingest.errors import Invalid
@@ -51,6 +52,7 @@ class TableColumns:
                 return []
             before, changed = context.shape, base.shape != context.shape
             if changed:
+                sync_table(base.dataset)  # rows that are acknowledged with the new columns rely on this version
                 context.models.read(base)
                 context = reshaped(context, base)
             waits = [writer.reshape(context) for writer in self._regions.alive]

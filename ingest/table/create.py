@@ -26,7 +26,7 @@ def find_or_create(
     if it has another key or other columns; flush errors if the path holds something else.
     """
     table, options = settings.table, settings.storage_options(environ)
-    base = flush.BaseTable.find(table.uri, options)
+    base = flush.BaseTable.find(table.uri, options, to_write=True)
     if base is not None:
         check_same_table(settings, base)
         return _with_ttl(settings, base), False
@@ -47,7 +47,7 @@ def find_or_create(
         return created, True
     except (flush.TableExists, OSError):
         # Another process creates it at this moment; `find` returns its table, and completes one that is half made.
-        if (base := flush.BaseTable.find(table.uri, options)) is None:
+        if (base := flush.BaseTable.find(table.uri, options, to_write=True)) is None:
             raise
         check_same_table(settings, base)
         return _with_ttl(settings, base), False

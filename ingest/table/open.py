@@ -175,7 +175,7 @@ def _met(
 def refuse_served(settings: Settings, environ: Mapping[str, str], claimant: Claimant, clock: wal.Clock) -> None:
     """Return if `claimant` may claim the table of `settings`, or must create it. Raises: as `LiveOwners.refuse`."""
     options = settings.storage_options(environ)
-    base = flush.BaseTable.find(settings.table.uri, options)
+    base = flush.BaseTable.find(settings.table.uri, options, to_write=True)
     if base is not None:
         owners_of(base, wal.open_store(settings.table.uri, options), settings, environ).refuse(claimant, clock)
 
@@ -232,8 +232,8 @@ def _check_arguments(
     settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool, *, read_only: bool
 ) -> None:
     """Raise Invalid for arguments that contradict an existing table, which would otherwise be ignored."""
-    find = flush.BaseTable.open if read_only else flush.BaseTable.find  # `find` completes a creation that broke off
-    base = find(settings.table.uri, settings.storage_options(os.environ))
+    uri, options = settings.table.uri, settings.storage_options(os.environ)
+    base = flush.BaseTable.open(uri, options) if read_only else flush.BaseTable.find(uri, options, to_write=True)
     if base is None:
         return
     if regions not in (None, base.buckets):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 
 import memwal
 from memwal.flush.base import torn
+from memwal.flush.base.fsync import synced_version
 from memwal.flush.base.manifest import manifest_version
 from memwal.flush.base.state import read_state, versions
+from memwal.flush.base.table import BaseTable
 from memwal.flush.commits import committer
-from memwal.wal import open_store
+from memwal.wal import Corrupt, open_store
 from tests.clean import assert_clean
 from tests.conftest import SCHEMA, Made
 
@@ -140,9 +143,44 @@ def test_a_table_that_memwal_has_not_set_up_stays_as_it_is(tmp_path: Path, made:
     assert sorted(Path(root, "_versions").iterdir()) == before
 
 
+def test_what_another_program_wrote_is_synced_before_rows_rely_on_it(open_small: Open, uri: str, made: Made) -> None:
+    with open_small(regions=1) as table:
+        table.put(made.rows(range(5)))
+    lance.dataset(uri).add_columns({"extra": "cast(null as string)"})
+    with memwal.open(uri) as table:
+        assert synced_version(Path(uri)) == lance.dataset(uri).version
+        lance.dataset(uri).add_columns({"more": "cast(null as string)"})
+        table.put([{**made.row(7), "extra": "", "more": "x"}])
+        assert synced_version(Path(uri)) == lance.dataset(uri).version
+
+
+def test_a_synced_version_is_never_set_aside(unsynced: Path, open_small: Open, uri: str) -> None:
+    open_small().close()
+    new_file(unsynced, "data").unlink()
+    before = sorted(Path(uri, "_versions").iterdir())
+    open_small().close()
+    assert sorted(Path(uri, "_versions").iterdir()) == before
+
+
+def test_a_look_from_storage_changes_nothing(unsynced: Path, uri: str) -> None:
+    emptied(manifest(unsynced))
+    before = sorted(Path(uri, "_versions").iterdir())
+    with pytest.raises(Corrupt):
+        BaseTable.find(uri)
+    assert sorted(Path(uri, "_versions").iterdir()) == before
+
+
+def test_one_process_at_a_time_judges_and_renames(unsynced: Path, uri: str) -> None:
+    emptied(manifest(unsynced))
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: torn.set_torn_versions_aside(open_store(uri), uri), range(8)))
+    assert sorted(map(len, done)) == [0] * 7 + [1]
+
+
 def test_files_of_the_legacy_format_are_whole(tmp_path: Path, made: Made) -> None:
     lance.write_dataset(made.table(range(5)), str(tmp_path), data_storage_version="legacy")
-    path = new_file(tmp_path, "data")
-    assert torn._has_footer(path)
+    path, store = new_file(tmp_path, "data"), open_store(str(tmp_path))
+    key = str(path.relative_to(tmp_path))
+    assert not torn._is_cut_off(store, key, 1, torn._DATA_END)
     shortened(path)
-    assert not torn._has_footer(path)
+    assert torn._is_cut_off(store, key, 1, torn._DATA_END)

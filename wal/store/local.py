@@ -65,6 +65,7 @@ def sync_names(path: Path) -> None:
     Any of them may be new: Lance creates the directories of a table that it writes, and does not sync them. One that
     this process must not read was there before, and is passed over. Raises OSError.
     """
+    path = path.resolve()
     device = path.stat().st_dev
     for above in path.parents:
         if above.stat().st_dev != device:
