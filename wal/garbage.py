@@ -8,7 +8,7 @@ What must stay, and why:
    has not filled, and the next claim put its sentinel there. Without it the sleeper's put would be answered CREATED and
    its rows would never be replayed. This holds for any writer of the format, Lance's included.
    A put of a sentinel that got no answer may land when its slot, which an older writer had filled, was collected. It
-   then stands below the fence and has the fence's epoch. So entries above a younger one stay as well.
+   then stands below the fence and has the fence's epoch. So entries without rows above a younger one stay as well.
  * The newest entry that carries the applied map, and everything above it: the next claim looks for the map there.
  * The snapshot of that map, where the entry names one; `wal.snapshots` tells which others may go.
  * Entries younger than a minimum age: a reader with an older manifest may still read them. One that reads too late
@@ -116,8 +116,8 @@ class WalCollector:
         last_old = max(old, default=0)
         considered = [position for position in below if position <= last_old]
         fences, unreadable = self._fences.among(considered)
-        fences |= _above_younger(considered, entries)
-        condemned = [position for position in old if position not in fences and position not in unreadable]
+        kept = fences | unreadable | self._possible_fences(considered) if old else fences
+        condemned = [position for position in old if position not in kept]
         snapshots = [each for each in self._superseded(last, newest) if each.modified <= self._clock.now() - min_age]
         if not dry_run:
             self._index.save(self._fences.epochs(fences))
@@ -145,6 +145,19 @@ class WalCollector:
                 found[parsed.position] = each
         return dict(sorted(found.items()))
 
+    def _possible_fences(self, positions: Sequence[int]) -> set[int]:
+        """Those of `positions` that are above an entry which storage got later, and may be fences, or are gone.
+
+        Requires: the epochs were read before. The log is listed again, since a slot may have been collected and filled
+        by a late put meanwhile. A claim's fence has no rows; one of another program may have.
+        """
+        entries = self._entries()
+        here = [position for position in positions if position in entries]
+        above = _above_younger(here, entries)
+        headers = zip(above, self._each(self._readable_header, above), strict=True)
+        rows = {at for at, header in headers if isinstance(header, EntryHeader) and not _may_be_fence(header)}
+        return set(positions) - set(here) | set(above) - rows
+
     def _superseded(self, last: int, newest: EntryHeader | None) -> list[ObjectInfo]:
         return [] if newest is None else superseded(self._store, self._region_id, last, newest.snapshot)
 
@@ -170,8 +183,12 @@ class WalCollector:
             return list(pool.map(work, items))
 
 
-def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) -> set[int]:
+def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) -> list[int]:
     """Those of `positions`, ascending, that stand above an entry which storage got later: it came into a collected
-    slot."""
+    slot, or storage's times are not in order."""
     newest = accumulate((entries[position].modified for position in positions), max)
-    return {position for position, latest in zip(positions, newest, strict=True) if entries[position].modified < latest}
+    return [position for position, latest in zip(positions, newest, strict=True) if entries[position].modified < latest]
+
+
+def _may_be_fence(header: EntryHeader) -> bool:
+    return header.sentinel or header.applied is None
