@@ -101,6 +101,14 @@ class Process:
         return 1 if self.errors else 0
 
 
+def by_key(rows: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Value by key. Raises AssertionError if a key comes twice."""
+    found = list(rows)
+    if len(one := dict(found)) < len(found):
+        raise AssertionError(f"a read showed a key twice: {sorted(found)}")
+    return one
+
+
 class Client:
     """A thread of operations."""
 
@@ -137,9 +145,9 @@ class Client:
         return self.chance.sample(keys, self.chance.randint(1, min(most, len(keys))))
 
     def rows(self, found: pa.Table) -> dict[int, int]:
-        """Value by key."""
+        """Value by key. Raises AssertionError if a key comes twice."""
         keys, values = (found.column(name).to_pylist() for name in (self.orders.key, self.orders.column))
-        return dict(zip(keys, values, strict=True))
+        return by_key(zip(keys, values, strict=True))
 
     def read(self, table: Any, levels: Sequence[tuple[str, str]]) -> None:
         """Get keys of some regions, or scan all: each region is read at one moment, of its own."""

@@ -25,6 +25,7 @@ from memwal.ingest.read.reader import Reader
 from memwal.ingest.region.core import RegionCore
 from memwal.ingest.region.write_queue import Write
 from memwal.ingest.table.stored import StoredTable
+from tests.histories.clients import by_key
 from tests.histories.judge import Judgement, judge
 from tests.histories.record import Operation, Recorder, Steps
 from tests.simulation.actors import StorageReader, Visitor
@@ -97,7 +98,7 @@ class RecordingOracle(Oracle):
         found = list(rows)
         begun_here = {} if who.endswith(("flushed", "committed")) else self._reads.pop(greenlet.getcurrent(), {})
         for region, begun in begun_here.items():
-            begun.ok({key: value for key, value in found if self.region_of[key] == region})
+            begun.ok(by_key((key, value) for key, value in found if self.region_of[key] == region))
         return {} if self.blind else super().check(who, found, floors, durable=durable)
 
     def check_one_of(self, *given: Any) -> None:

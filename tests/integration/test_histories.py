@@ -346,6 +346,24 @@ def test_conditions_beside_reads_from_storage(history: History) -> None:
     assert history.linearizable
 
 
+@pytest.mark.parametrize("kind", ["insert", "version"])
+def test_a_write_whose_verdict_nobody_was_told_is_not_in_storage_alone_for_ever(history: History, kind: str) -> None:
+    """It returned: what it has changed in the log, its owner shows."""
+    history.add((0, 9), kind, rows={KEY: 10}, **({"version": 1} if kind == "version" else {}))
+    history.read((10, 11), 10, level="stored")
+    assert history.linearizable
+    history.read((12, 13), None)
+    assert not history.linearizable
+
+
+def test_a_write_whose_verdict_nobody_was_told_may_have_changed_nothing(history: History) -> None:
+    history.add((0, 1), "insert", 1, rows={KEY: 10})
+    history.add((2, 3), "insert", rows={KEY: 11})
+    history.read((4, 5), 10, level="stored")
+    history.read((6, 7), 10)
+    assert history.linearizable
+
+
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,8 @@ class End(Producer):
         base = flush.BaseTable.open(world.uri)
         if flush.is_being_resized(base, self.store, clock=self.clock):
             options: dict[str, Any] = {"clock": self.clock, "ids": self.host.ids, "options": world.wal_options}
-            flush.resize(world.uri, None, self.store, base.buckets, at_once=1, **options)
+            with suppress(flush.InvalidResize):  # a daemon has finished it meanwhile
+                flush.resize(world.uri, None, self.store, base.buckets, at_once=1, **options)
 
     def _served(self) -> bool:
         """Whether some client can read everything, and no daemon still sleeps or opens."""

@@ -102,10 +102,16 @@ class Disk:
     scheduler: Scheduler
     created: dict[str, float] = field(default_factory=dict)
     """In order of creation."""
+    seen: dict[str, float] = field(default_factory=dict)
+    """Files that Lance wrote itself, and when they were listed first."""
     refilled: set[tuple[str, bytes]] = field(default_factory=set)
     """Objects put into slots that were filled once, and collected."""
     pending: list[tuple[str, bytes]] = field(default_factory=list)
     """Puts that were not answered and have not landed yet."""
+
+    def modified(self, key: str) -> float:
+        """When an object was written; of a file that Lance wrote itself, when it was listed first."""
+        return self.created.get(key) or self.seen.setdefault(key, START + self.scheduler.elapsed)
 
     def create(self, key: str, data: bytes) -> PutOutcome:
         """What a put-if-absent does when it reaches the storage."""
@@ -187,7 +193,7 @@ class SimulatedStore:
     def describe(self, prefix: str) -> list[ObjectInfo]:
         def described() -> list[ObjectInfo]:
             sizes = {each.key: each.size for each in self._inner.describe(prefix)}
-            return [ObjectInfo(key, sizes[key], self._disk.created.get(key, 0.0)) for key in self._listed(prefix)]
+            return [ObjectInfo(key, sizes[key], self._disk.modified(key)) for key in self._listed(prefix)]
 
         return self._call("describe", prefix, described, _count)
 

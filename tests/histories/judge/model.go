@@ -33,6 +33,8 @@ type row struct{ value, version int64 }
 type state struct {
 	shown *view
 	ahead string // of each write in the log that is not shown yet: its id and "\n"
+	// The same of each write whose first half changed nothing, and whose second half is to come.
+	nothing string
 }
 
 // model has the operations of a partition by id, and remembers what it has worked out.
@@ -169,22 +171,24 @@ func (m *model) write(s state, what step) (bool, state) {
 		return !holds || what.kind == "compare" && !s.shown.meets(what.op), s
 	case what.applied != nil && !holds:
 		return false, s
-	case !holds:
+	case !holds && what.half == "":
 		return true, s
+	case !holds:
+		return true, state{s.shown, s.ahead, s.nothing + what.id + "\n"}
 	case what.half == "":
 		return true, state{shown: after}
 	}
-	return true, state{s.shown, s.ahead + what.id + "\n"}
+	return true, state{s.shown, s.ahead + what.id + "\n", s.nothing}
 }
 
 // show is the second half of a write: the owner shows it, which is the next in the log.
 func (m *model) show(s state, o *op) (bool, state) {
 	if rest, next := strings.CutPrefix(s.ahead, o.id+"\n"); next {
 		after, _ := m.changed(s.shown, o)
-		return true, state{after, rest}
+		return true, state{after, rest, s.nothing}
 	}
-	// One whose verdict nobody was told may have changed nothing.
-	return o.conditional() && o.applied == nil && !strings.Contains(s.ahead, o.id+"\n"), s
+	before, rest, nothing := strings.Cut("\n"+s.nothing, "\n"+o.id+"\n")
+	return nothing, state{s.shown, s.ahead, strings.TrimPrefix(before+"\n"+rest, "\n")}
 }
 
 func (s state) String() string {
