@@ -23,7 +23,7 @@ import lance
 
 from memwal.flush.base.manifest import manifest_names
 from memwal.wal.layout import SYNCED_KEY
-from memwal.wal.store.local import LocalStore, sync_names
+from memwal.wal.store.local import sync_names
 
 RECENT = 32
 """Versions. A commit and the maintenance after it make fewer."""
@@ -90,7 +90,7 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     _sync_each(directories)
     with alone(root):
         if synced_version(root) < dataset.version:
-            LocalStore(root).put(SYNCED_KEY, json.dumps({"version": dataset.version}).encode())
+            _note(root, dataset.version)
 
 
 def synced_version(root: Path) -> int:
@@ -102,6 +102,17 @@ def synced_version(root: Path) -> int:
         return int(json.loads((root / SYNCED_KEY).read_bytes())["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return 0
+
+
+def _note(root: Path, version: int) -> None:
+    """Write the note so that a power cut leaves the new one or the former one. Requires: the table's lock."""
+    path = root / SYNCED_KEY
+    temporary = path.with_name(f".memwal-put-{path.name}")
+    path.parent.mkdir(exist_ok=True)
+    temporary.write_bytes(json.dumps({"version": version}).encode())
+    _sync(temporary)
+    temporary.replace(path)
+    _sync_each([path.parent, root])
 
 
 @contextmanager

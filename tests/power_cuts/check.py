@@ -180,7 +180,7 @@ class _Table:
         opened = self.history.opened
         if not opened.done:
             return self._begun_again()
-        assert BaseTable.find(str(self.uri)) is not None
+        assert BaseTable.find(str(self.uri), to_write=True) is not None
         torn = any((self.uri / "_versions").glob(f"*{TORN}"))
         self.verify("after the cut")
         self.check_levels("after the cut")

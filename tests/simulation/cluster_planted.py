@@ -103,9 +103,9 @@ PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
 }
 
 FOUND_BY = {
-    "carries_the_highest_only": 48,
+    "carries_the_highest_only": 52,
     "claims_with_an_empty_map": 20,
-    "collects_the_snapshot_that_is_named": 10,
+    "collects_the_snapshot_that_is_named": 20,
     "resends_without_the_token": 66,
     "takes_a_lost_answer_for_not_written": 34,
 }

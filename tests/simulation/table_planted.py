@@ -181,8 +181,7 @@ FOUND_BY = {
     "marker_on_the_deletes_pass": 4,
     "commits_without_the_first_generation": 2,
     "commits_the_oldest_row_of_each_key": 3,
-    "leaves_out_the_deletes_of_a_second_try": 23,  # only where a conflict follows a deletes pass: rare
-    "collects_flushes_under_way": 2,
+    "leaves_out_the_deletes_of_a_second_try": 32,  # only where a conflict follows a deletes pass: rare
     "records_a_load_after_its_rows": 5,
 }
 """As `planted.FOUND_BY`."""
