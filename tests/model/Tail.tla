@@ -87,13 +87,13 @@ ReadEntry ==
                                    [] me.follows -> "follow"
                                    [] OTHER -> "check"]
           ELSE IF Exists(p) THEN [me EXCEPT !.at = p]
-          ELSE IF Bug = "MissingIsTheEnd" THEN [me EXCEPT !.top = me.at]
           ELSE [me EXCEPT !.pc = "missing"])
 
 ExplainMissing ==
   LET me == reader
+      newest == IF Bug = "ExplainedByTheKnownManifest" THEN me.known ELSE manifest
   IN /\ me.pc = "missing"
-     /\ Becomes(IF manifest.after > me.at THEN Anew(me) ELSE [me EXCEPT !.pc = "corrupt"])
+     /\ Becomes(IF newest.after > me.at THEN Anew(me) ELSE [me EXCEPT !.pc = "corrupt"])
 
 (* The manifest again.  It stays the known one beside a flush, which the next look finds out. *)
 CheckNotFlushed ==
