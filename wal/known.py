@@ -13,7 +13,8 @@ from memwal.wal.region_manifest import RegionManifest
 @dataclass(frozen=True)
 class Released:
     """What an owner tells the claimer that it released the region to. It answers no read and acknowledges nothing any
-    more, and had waited for the leases of those before it. (model: Log!Release, Log!HearRelease)"""
+    more, and had waited for the leases of those before it. (model: Log!Release, Log!HearRelease,
+    Lease!HearRelease)"""
 
     manifest: RegionManifest
     """The newest that it knows, of its own epoch."""

@@ -7,14 +7,17 @@ newest manifest has our epoch, or an entry was created in our next slot. A proof
 
 1. **Promise.** A writer's manifest says how long its leases last (`read_lease`, milliseconds; it is in the same
    version as the claim). A claim raises the value where it is below its own, and never lowers it.
+   (model: Lease!RaiseEpoch)
 2. **Read.** A read that begins within `read_lease` of the newest proof is answered from memory. Any other proves
    ownership first: one request. Idle regions make no request; appends are proofs. A read that sees a committed
    generation which it still has in a memtable proves ownership anew, whatever its lease: another owner may have
-   committed other rows under that number.
+   committed other rows under that number. (model: Lease!BeginRead, Lease!LookAtLease, Lease!Answer)
 3. **Wait.** A new owner answers no read, makes no write visible and acknowledges none until the lease in the manifest
    before its own has passed since its sentinel was put. Replay runs meanwhile, so mostly there is no wait.
+   (model: Lease!PutSentinel)
 4. **Release.** An owner that closes in order stops giving leases, then writes a manifest whose `read_lease` is 0: the
    next owner need not wait. It must have waited itself; otherwise the lease of the owner before it stands.
+   (model: Lease!EndReads, Lease!WriteRelease)
 5. **Resize.** Keys change their region, so a resize waits the same way for every region before it decides.
 
 Why no read is too old: let the old owner begin its last proof at time p, and the new owner put its sentinel at s. The
@@ -79,7 +82,10 @@ class ReadLease:
         self._since = max(self._since, begun)
 
     def prove(self) -> None:
-        """Ask storage whether the region is still ours. Raises: Fenced, Corrupt, StoreUnavailable, StoreRefused."""
+        """Ask storage whether the region is still ours. (model: Lease!BeginProof, Lease!EndProof)
+
+        Raises: Fenced, Corrupt, StoreUnavailable, StoreRefused.
+        """
         self._begun += 1
         number, begun = self._begun, self.begin()
         self._known = self._manifests.owned(self._guard, self._known)

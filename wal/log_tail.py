@@ -2,11 +2,11 @@
 
 A look, in steps. T is the last position that was read.
 
- 1. Read the entry in slot T+1, then on until a slot T'+1 is missing.
+ 1. Read the entry in slot T+1, then on until a slot T'+1 is missing. (model: Tail!BeginLook, Tail!ReadSlot)
  2. *Then* ask for the newest manifest: probe the version behind the known one, then read the known one, which proves
     that no version was pruned there (`wal.manifest`).
  3. If that manifest has the known `replay_after` and generation, T' is the end of the log and the look is done.
-    Otherwise rows were flushed meanwhile: `Overtaken`, and the caller begins anew.
+    Otherwise rows were flushed meanwhile: `Overtaken`, and the caller begins anew. (model: Tail!FollowManifest)
 
 Invariant. After a look, every entry above `manifest.replay_after` that was created before the look began was returned,
 once, by this look or an earlier one since `begin`.
@@ -80,6 +80,7 @@ class LogTail:
 
     def begin(self, manifest: RegionManifest | None = None) -> list[Entry]:
         """Read the newest manifest, and return the entries behind its `replay_after` as `wal.replay.replay` does.
+        (model: Tail!ReadManifest, Tail!ReadEntry, Tail!CheckNotFlushed)
 
         `manifest`: a version that exists, where the search for the newest one starts.
         """

@@ -52,7 +52,7 @@ class Listed:
 
 def find_tip(store: ObjectStore, region_id: UUID, suffix: str, last_seen: int, readers: int = 1) -> int:
     """Highest existing position, 0 where there is no entry. `last_seen`: a position known to have existed, 0 for none;
-    where entries were collected, `replay_after` or a position above it.
+    where entries were collected, `replay_after` or a position above it. (model: Tail!ListTip, Tail!ProbeTip)
 
     Raises Corrupt where the region holds entries of another format or a hole shows, StoreUnavailable, StoreRefused.
     """
@@ -243,7 +243,8 @@ def _expect_not_flushed(store: ObjectStore, region_id: UUID, tip: int) -> None:
 
 
 def _raise_missing(reader: EntryReader, position: int, guard: EpochGuard | None = None) -> NoReturn:
-    """Raise for the missing entry at `position`, below the tip, what the newest manifest says.
+    """Raise for the missing entry at `position`, below the tip, what the newest manifest says. (model:
+    Tail!ExplainMissing)
 
     Fenced where a newer claim owns the region, whose flushes may have let the entry go; Overtaken where its rows
     are in an SST; else Corrupt.

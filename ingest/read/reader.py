@@ -83,7 +83,7 @@ class Reader:
         self._nearness, self._share = Nearness(), HiddenShare()
 
     def base(self) -> BaseTable:
-        """Open and return the latest version of the base table. (model: Commit!ReadBase)"""
+        """Open and return the latest version of the base table. (model: Commit!ReadBase, Tail!ReadBase)"""
         # Storage is asked outside the lock, so that reads do not wait for each other's round trips.
         latest = self._base.latest()
         with self._lock:

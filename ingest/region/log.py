@@ -210,6 +210,7 @@ class RegionLog:
         Returns the position that closes them; the newest one when there are no rows to write. If the rows given came to
         nothing by what is stored, nobody had claimed the region by then. `alone`: write the map in an entry of its own
         even without rows. Raises: as `WalAppender.append`; what lingers is kept then.
+        (model: Lease!SendEntry, Lease!Acknowledge)
         """
         self._finish_before()
         begun, before = self._lease.begin(), self.position

@@ -229,6 +229,8 @@ Late ==
   /\ collector = [c \in Collectors |-> [pc |-> "idle", gone |-> {}, newest |-> Empty]]
   /\ chain = [v \in Versions |-> CASE v = 1 -> 1 [] v = 2 -> 3 [] OTHER -> 0]
 LateSpec == Late /\ [][Next]_vars
+(* To keep this small, what follows a collection that began before the last version was there is left out. *)
+CollectsLate == \A c \in Collectors : collector[c].pc # "idle" => Newest = MaxVersion
 Symmetry == Permutations(Writers) \cup Permutations(Collectors)
 
 -----------------------------------------------------------------------------

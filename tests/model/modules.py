@@ -7,6 +7,7 @@ sanity = ["…"]                # invariants that must be violated: the model is
 [configurations.NAME]         # of `make test`, unless large = true: of `make model` only
 constants = {Name = "…"}      # in the syntax of a TLC configuration file
 symmetry = "…"                # optional: a set of permutations
+constraint = "…"              # optional: states that do not fulfil it are not followed
 properties = ["…"]            # optional: temporal properties; TLC allows no symmetry beside them
 specification = "Spec"        # the default
 unused = ["…"]                # actions that this configuration never takes
