@@ -51,7 +51,7 @@ def test_rows_that_were_written_as_the_region_was_taken_are_not_told_to_be_fence
 ) -> None:
     """The newer writer has them: a client that was told of a fence would send them once more, even without a token."""
     older, newer = open_small(regions=1), list[Any]()
-    prove = wal.WalAppender._prove_ownership
+    prove = wal.WalAppender._prove_created
 
     def take_over_before(appender: wal.WalAppender, key: str) -> None:
         if not newer:
@@ -60,7 +60,7 @@ def test_rows_that_were_written_as_the_region_was_taken_are_not_told_to_be_fence
         prove(appender, key)
 
     monkeypatch.setattr("memwal.wal.appender._PROOF_LASTS", 0.0)
-    monkeypatch.setattr(wal.WalAppender, "_prove_ownership", take_over_before)
+    monkeypatch.setattr(wal.WalAppender, "_prove_created", take_over_before)
     with pytest.raises(memwal.UnknownOutcome, match="writer epoch 1 was fenced by epoch 2"):
         older.put(made.rows([1]))
     assert names(newer[0]) == {1: "row 1 v0"}
