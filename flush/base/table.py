@@ -155,10 +155,11 @@ class BaseTable:
             refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
             return BaseTable.open(uri, storage_options)
-        if to_write:
-            sync_newest(dataset)
         opened = [dataset]  # on S3 opening it again takes as long as claiming a region
-        return _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
+        base = _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
+        if to_write:
+            sync_newest(base.dataset)
+        return base
 
     @staticmethod
     @panics_as_errors
