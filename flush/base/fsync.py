@@ -23,7 +23,7 @@ import lance
 
 from memwal.flush.base.manifest import manifest_names
 from memwal.wal.layout import SYNCED_KEY
-from memwal.wal.store.local import sync_names
+from memwal.wal.store.local import TEMPORARY, sync_names
 
 RECENT = 32
 """Versions. A commit and the maintenance after it make fewer."""
@@ -60,7 +60,7 @@ def sync_new_table(dataset: lance.LanceDataset) -> None:
     """
     sync_table(dataset)
     if (root := local_root(dataset)) is not None:
-        sync_names(root.absolute())
+        sync_names(root)
 
 
 def sync_table(dataset: lance.LanceDataset) -> None:
@@ -107,7 +107,7 @@ def synced_version(root: Path) -> int:
 def _note(root: Path, version: int) -> None:
     """Write the note so that a power cut leaves the new one or the former one. Requires: the table's lock."""
     path = root / SYNCED_KEY
-    temporary = path.with_name(f".memwal-put-{path.name}")
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
     path.parent.mkdir(exist_ok=True)
     temporary.write_bytes(json.dumps({"version": version}).encode())
     _sync(temporary)

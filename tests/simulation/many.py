@@ -42,11 +42,6 @@ def results(start: int, seeds: int, workers: int, *, kind: str) -> Iterator[Resu
         yield from pool.map(partial(_result, kind), range(start, start + seeds), chunksize=_CHUNK)
 
 
-def outcomes(start: int, seeds: int, workers: int, *, kind: str) -> Iterator[str]:
-    """As `results`, what they said alone."""
-    return (result.said for result in results(start, seeds, workers, kind=kind))
-
-
 def _result(kind: str, seed: int) -> Result:
     try:
         return Result("", simulate(seed, kind=KINDS[kind]).cells)
