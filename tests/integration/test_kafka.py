@@ -63,20 +63,21 @@ def stream(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) 
 def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
     kafka: KafkaServer, kafka_connector: dict[str, str], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    uri = str(tmp_path / "t.lance")
+    uri, topic = str(tmp_path / "t.lance"), "example-flights"  # the tutorial's test has the topic flights of this broker
     changes = {
         "MEMWAL__TABLE__URI": uri,
         "MEMWAL__SOURCE__BROKERS": kafka.brokers,
+        "MEMWAL__SOURCE__TOPICS": json.dumps([topic]),
         "MEMWAL__SOURCE__SPARK": json.dumps(kafka_connector),
         "MEMWAL__SOURCE__MAX_OFFSETS_PER_TRIGGER": "200",
         "MEMWAL__SINK__CHECKPOINT": str(tmp_path / "checkpoint"),
     }
-    kafka.create_topic("flights", partitions=4)
+    kafka.create_topic(topic, partitions=4)
     carriers: list[dict[str, bytes]] = [{}, {"carrier": b"UA"}]
     events = [sent(id, version, headers=carriers[id % 2]) for id in range(100) for version in (1, 2, 3)]
     ends = [sent(id, op="D") for id in range(10)] + [Record(None, str(id).encode()) for id in range(10, 20)]
     big = "x" * (10 << 20)
-    kafka.produce("flights", [*events, *ends, sent(10, 4), sent(1000, note=big)])
+    kafka.produce(topic, [*events, *ends, sent(10, 4), sent(1000, note=big)])
     ran = cli("run", EXAMPLE, "--once", env=changes)
     assert (ran.code, ran.error_lines) == (0, [])
     rows = rows_at(uri)
@@ -96,11 +97,11 @@ def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
     assert rows[20]["carrier"] == "??"
 
     # A record that cannot be read ends the run before anything of its micro-batch is written.
-    kafka.produce("flights", [*(sent(id, 5) for id in range(20, 40)), Record(b'{"id": 1', partition=3)])
+    kafka.produce(topic, [*(sent(id, 5) for id in range(20, 40)), Record(b'{"id": 1', partition=3)])
     ran = cli("run", EXAMPLE, "--once", env=changes)
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "not JSON: Expecting ',' delimiter" in ran.err
-    assert "of partition 3 of topic flights" in ran.err
+    assert "of partition 3 of topic example-flights" in ran.err
     assert rows_at(uri)[20]["dep"] == 3
 
 

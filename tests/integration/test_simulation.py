@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.many import outcomes
+from tests.simulation.many import results
 from tests.simulation.planted import OF_LEASES, PLANTED, WITHOUT_A_KEY, found_by
 from tests.simulation.world import AppendWorld, SeedFailed, simulate
 
@@ -24,20 +24,20 @@ SEEDS_OF_LEASES = 8
 
 
 def test_no_seed_breaks_a_promise() -> None:
-    failed = [said for said in outcomes(1, SEEDS, workers=2, kind="log") if said]
+    failed = [result.said for result in results(1, SEEDS, workers=2, kind="log") if result.said]
     assert failed == []
 
 
 @pytest.mark.timeout(900)
 def test_no_seed_breaks_a_promise_without_a_key() -> None:
-    failed = [said for said in outcomes(1, SEEDS_WITHOUT_A_KEY, workers=2, kind="append") if said]
+    failed = [result.said for result in results(1, SEEDS_WITHOUT_A_KEY, workers=2, kind="append") if result.said]
     assert failed == []
     assert sum(simulate(seed, kind=AppendWorld).acked for seed in (2, 4, 7)) > 30, "little of the log is run"
     assert simulate(7, kind=AppendWorld) == simulate(7, kind=AppendWorld)
 
 
 def test_no_owner_answers_a_read_with_rows_that_are_not_the_newest() -> None:
-    failed = [said for said in outcomes(1, SEEDS_OF_LEASES, workers=2, kind="leases") if said]
+    failed = [result.said for result in results(1, SEEDS_OF_LEASES, workers=2, kind="leases") if result.said]
     assert failed == []
 
 

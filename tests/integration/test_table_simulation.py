@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.simulation.many import outcomes
+from tests.simulation.many import results
 from tests.simulation.table_planted import PLANTED_IN_TABLE, found_in_table_by
 from tests.simulation.table_world import TableWorld
 from tests.simulation.world import SeedFailed, simulate
@@ -17,7 +17,7 @@ SEEDS = 5
 
 @pytest.mark.timeout(900)
 def test_no_seed_breaks_a_promise() -> None:
-    failed = [said for said in outcomes(1, SEEDS, workers=2, kind="table") if said]
+    failed = [result.said for result in results(1, SEEDS, workers=2, kind="table") if result.said]
     assert failed == []
 
 
