@@ -105,10 +105,11 @@ model: java $(STAMP) ## TLC over all configurations of tests/model, the large on
 histories: $(STAMP) porcupine ## contention of several processes for SECONDS=60 with SEED=1, its history judged by Porcupine; ARGS=--s3
 	@$(BIN)/python -m tests.contention --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(ARGS)
 
-lint: $(STAMP) ## ruff and mypy --strict
+lint: $(STAMP) ## ruff, mypy --strict, and every test's module imported: pytest would tell of one that fails after all the others
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --strict -m memwal -p memwal.ingest -p memwal.memtable -p memwal.wal -p memwal.flush -p bench
+	@found=$$($(BIN)/python -m pytest --collect-only -qq) || { echo "$$found"; exit 1; }
 
 bench: $(STAMP) ## put and query paths beside Lance's own writer
 	@$(BIN)/python -m bench $(ARGS)
