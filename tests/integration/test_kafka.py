@@ -63,7 +63,7 @@ def stream(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) 
 def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
     kafka: KafkaServer, kafka_connector: dict[str, str], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    uri, topic = str(tmp_path / "t.lance"), "example-flights"  # the tutorial's test has the topic flights of this broker
+    uri, topic = str(tmp_path / "t.lance"), "example-flights"  # flights is the tutorial's, on the same broker
     changes = {
         "MEMWAL__TABLE__URI": uri,
         "MEMWAL__SOURCE__BROKERS": kafka.brokers,
