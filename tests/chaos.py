@@ -150,6 +150,9 @@ def _ended(processes: Sequence[psutil.Process], within: float) -> list[str]:
 class Pipeline:
     """Two daemons and a `memwal run` from a topic into one table, below `directory`; `look` starts what has ended."""
 
+    PROGRAM = "memwal.ingest.cli.app"
+    """The module that is memwal's command."""
+
     def __init__(
         self, directory: Path, kafka: KafkaServer, place: Place, sections: Sections, *, master: str, part: int = PART
     ) -> None:
@@ -185,7 +188,7 @@ class Pipeline:
     def _kept(self, command: str, name: str, port: str = "") -> Kept:
         ports = {"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {}
         env = environment({**self.place.environ, **ports})
-        words = [sys.executable, "-m", "memwal.ingest.cli.app", command, str(self.config)]
+        words = [sys.executable, "-m", self.PROGRAM, command, str(self.config)]
         return Kept(words, env, self.directory / f"{command}-{name}.log")
 
     def look(self) -> None:

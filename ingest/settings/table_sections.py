@@ -293,8 +293,8 @@ class GcSettings(Section):
     changes_age_min: Duration = Field(
         0.0,
         description=(
-            "minimum age before a change can no longer be read by `changes` and `memwal tail`; keeps WAL entries, "
-            "region manifests and versions of the base table that long. 0 = no longer than they are kept anyway"
+            "minimum age before a change can no longer be read by `changes` and `memwal tail`; keeps WAL entries "
+            "and region manifests that long, versions of the base table two hours longer. 0 = no longer than they are kept anyway"
         ),
     )
     orphan_age_min: OrphanAge = Field(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -172,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 where something is wrong."""
     options = options_of(arguments)
     os.chdir(ROOT)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what was started
     with ExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memwal-soak-")))
         directory.mkdir(parents=True, exist_ok=True)

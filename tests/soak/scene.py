@@ -56,6 +56,8 @@ still."""
 class Scene(Pipeline):
     """Everything that runs; `place` is on S3 behind a proxy."""
 
+    PROGRAM = "tests.soak.command"
+
     def __init__(self, directory: Path, kafka: KafkaServer, place: Place, rate: float, seed: int) -> None:
         """`rate`: records per second."""
         self.temporary = directory / "temporary"
@@ -120,7 +122,7 @@ class Scene(Pipeline):
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `memwal WORDS… CONFIG` as an operator does."""
-        command = [sys.executable, "-m", "memwal.ingest.cli.app", *words]
+        command = [sys.executable, "-m", self.PROGRAM, *words]
         return subprocess.run(command, env=self.run.env, capture_output=True, text=True, timeout=PATIENCE)
 
     def _kept(self, command: str, name: str, port: str = "") -> Kept:
