@@ -294,7 +294,8 @@ class GcSettings(Section):
         0.0,
         description=(
             "minimum age before a change can no longer be read by `changes` and `memwal tail`; keeps WAL entries "
-            "and region manifests that long, versions of the base table two hours longer. 0 = no longer than they are kept anyway"
+            "and region manifests that long, versions of the base table two hours longer. "
+            "0 = no longer than they are kept anyway"
         ),
     )
     orphan_age_min: OrphanAge = Field(
