@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -251,12 +252,13 @@ def main() -> int:
         if place is not None and given.s3_faults:
             place.hurt(given.s3_faults / 100)
         run.run(given.seconds)
-        print(f"seed {given.seed}, {dict(run.done)}; the history: {directory}")
+        print(f"seed {given.seed}, {dict(run.done)}")
     try:
         print(run.judged())
     except NotLinearizable as error:
-        print(error)
+        print(f"{error}\nthe history: {directory}")
         return 1
+    shutil.rmtree(directory)
     return 0
 
 

@@ -115,9 +115,9 @@ class RoutedWrite:
         if "positions" in error.details:
             return UnknownOutcome(error.message, error.details)
         missing = sum(rows.num_rows for rows in self._waiting)
+        advice = "" if "same token" in str(error) else "; retry with the same token"
         return UnknownOutcome(
-            f"of {self._given} rows {self._given - missing} were applied, the others were not: {error}; retry with the "
-            "same token"
+            f"of {self._given} rows {self._given - missing} were applied, the others were not: {error}{advice}"
         )
 
     def _parts(self) -> list[Part]:

@@ -10,6 +10,7 @@ Every write is durable: one that is not may be seen and lost, and no level promi
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -254,7 +255,10 @@ def main() -> int:
         print(f"{kind}: {given.seeds} seeds in {time.monotonic() - began:.0f} s; {said}")
         print("\n".join(failed))
         wrong = wrong or bool(failed)
-    print(f"the histories: {directory}")
+    if wrong:
+        print(f"the histories: {directory}")
+    else:
+        shutil.rmtree(directory)
     return 1 if wrong else 0
 
 
