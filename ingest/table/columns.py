@@ -78,7 +78,7 @@ class TableColumns:
             if set(given.column_names) <= set(admission.context.schema.names):
                 raise
         self.take_over()  # an unknown column may have been added just now
-        for name in given.column_names:
+        for name in set(given.column_names).difference(self.base.schema.names):
             if (gone := self._reader.gone.get(name)) is not None:
                 raise Invalid(f"{gone}: leave it out of the rows, or give it its new name")
         return self.admission, self.admission.conform(given, deletes)

@@ -68,6 +68,19 @@ def test_a_column_dropped_from_a_table_in_use(
         assert dropped not in again.scan(limit=1).read_all().column_names
 
 
+def test_a_put_with_the_name_of_a_dropped_column_that_another_has_now(
+    open_small: Callable[..., Any], uri: str, made: Made
+) -> None:
+    table = open_small()
+    filled(table, made)
+    lance.dataset(uri).drop_columns(["price"])
+    table.scan().read_all()  # the table knows that it is gone
+    lance.dataset(uri).alter_columns({"path": "name", "name": "price"})
+    row = {name: value for name, value in made.row(40).items() if name not in {"name", "price"}}
+    table.put([row | {"price": "ten"}])
+    assert [row["price"] for row in table.get([40]).to_pylist()] == ["ten"]
+
+
 def test_what_lance_refuses_while_rows_may_be_on_their_way(
     open_small: Callable[..., Any], uri: str, made: Made
 ) -> None:
