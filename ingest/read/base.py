@@ -135,8 +135,14 @@ class BaseReads:
         return BaseMatch(self._dataset, self._base.indexes).best(query, k, self._live(filter), columns)
 
     def check(self, filter: str) -> None:
-        """Plan a scan with `filter`. Raises: ValueError or OSError of Lance if it does not parse or fit the schema."""
-        self._dataset.scanner(columns=self._key or self._dataset.schema.names[:1], filter=filter).explain_plan()
+        """Plan a scan with `filter`. Lance stops at what it does not understand and takes what it has read for the
+        whole; DataFusion reads to the end, so it is asked as well, as for a memtable.
+
+        Raises: ValueError or OSError of Lance if it does not parse or fit the schema; InvalidRows of DataFusion.
+        """
+        schema = self._dataset.schema
+        self._dataset.scanner(columns=self._key or schema.names[:1], filter=filter).explain_plan()
+        evaluate(filter, translate(filter, schema), schema.empty_table(), np.arange(0), 0)
 
     def raise_filter_error(self, filter: str) -> None:
         """Raise InvalidRows if `filter` fails on a row, with the error that a row of a memtable would give."""

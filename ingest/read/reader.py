@@ -379,7 +379,7 @@ class Reader:
     # ---- requests ------------------------------------------------------------------------------------------------
 
     def _check_filter(self, merged_view: MergedView, filter: str | None, known: KnownColumns) -> None:
-        """Let Lance plan `filter`, once per text; Lance decides for every level if it is valid. Raises: Invalid."""
+        """Plan `filter`, once per text: it is valid at every level or at none. Raises: Invalid."""
         if filter is None or (known.version, filter) in self._planned:
             return
         check_filter(filter, merged_view.base.check, known.schema.names, known.gone)

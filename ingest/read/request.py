@@ -57,7 +57,7 @@ def checked_limit(limit: Any) -> int | None:
 def check_filter(
     filter: Any, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
 ) -> None:
-    """Let Lance plan `filter`; Lance decides for every level if it is valid. Raises: Invalid.
+    """Let Lance and DataFusion plan `filter`, so that it is valid at every level or at none. Raises: Invalid.
 
     `plan`: `BaseReads.check`. `columns`: of the table. `gone`: as for `checked_columns`.
     """
@@ -68,6 +68,9 @@ def check_filter(
         raise Invalid(f"filter {shown(filter)}: {reason}")
     try:
         plan(filter)
+    except InvalidRows as error:  # of DataFusion; its message names the filter
+        unknown = unknown_column(filter, columns, gone)
+        raise Invalid(f"filter {shown(filter)}: {unknown}" if unknown else str(error)) from None
     except (ValueError, OSError) as error:
         reason = unknown_column(filter, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
         raise Invalid(f"filter {filter!r}: {reason}") from None
