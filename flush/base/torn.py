@@ -10,8 +10,9 @@ Under the table's lock, in an opening that is about to write:
  1. Look at the versions above the noted one, newest first, until one is whole. The noted version and those before it
     are relied upon, and not looked at: what is wrong with them is damage, which only a backup mends.
  2. A version is torn if its manifest or its transaction cannot be parsed, or if a file that the noted version lacks is
-    missing, shorter than recorded, or ends without the last bytes of its format. Anything else that fails, such as a
-    read or a manifest of a later Lance, is no proof, and the version counts as whole.
+    missing, shorter than recorded, ends without the last bytes of its format, or does not hold the recorded number of
+    deletions. Anything else that fails, such as a read or a manifest of a later Lance, is no proof, and the version
+    counts as whole.
  3. Rename the manifests of the torn versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
     opening goes on.* The next commit commits the SSTs again.
 
@@ -19,8 +20,8 @@ Without a noted version no row was ever acknowledged, or an older memwal wrote t
 only of a table without data files and claimed regions: its creation by memwal was cut off.
 
 A version that a live process commits at this moment is never torn: its files are written before its manifest gets its
-name. Not found: zeros in place of the blocks of a file of the right size, which POSIX allows and file systems avoid
-that order data before sizes (ext4 by default); a deletion file of many rows (`.bin`) that is cut off.
+name. Not found: zeros in place of blocks within a data or index file of the right size, which POSIX allows and file
+systems avoid that order data before sizes (ext4 by default).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from itertools import chain, count
 from pathlib import Path
 from uuid import UUID
 
+from memwal.flush.base.deletions import is_whole
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.base.fsync import alone, synced_version
 from memwal.flush.base.lost_setup import has_claims
@@ -44,7 +46,7 @@ from memwal.wal.store.local import sync_directory
 TORN = ".torn"
 """Last letters of the names of manifests that were set aside."""
 _HINT = "_versions/latest_version_hint.json"
-_DATA_END, _DELETIONS_END = b"LANC", b"ARROW1"
+_DATA_END = b"LANC"
 _LOG = logging.getLogger("memwal.opening")
 
 
@@ -114,7 +116,8 @@ def _lacks_files(store: ObjectStore, fragment: Fragment, before: Fragment | None
     key = fragment.deletion_file
     if key is None or (before is not None and before.deletion_file == key):
         return False
-    return _is_cut_off(store, key, 1, b"" if key.endswith(".bin") else _DELETIONS_END)
+    deletions = store.get(key)
+    return deletions is None or not is_whole(key, deletions, fragment.deleted)
 
 
 def _is_cut_off(store: ObjectStore, key: str, size: int, end: bytes) -> bool:

@@ -45,6 +45,12 @@ def zeroed_end(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
 
 
+def zeroed_middle(path: Path) -> None:
+    data = path.read_bytes()
+    begin, end = len(data) // 3, len(data) * 2 // 3
+    path.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
+
+
 @pytest.fixture
 def unsynced(open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table whose newest version updates, deletes and adds rows; the power failed before it was synced."""
@@ -91,6 +97,30 @@ def test_every_kind_of_file_of_a_version_is_looked_at(unsynced: Path, open_small
         expect_all_rows(table, "latest")
         table.commit()
         expect_all_rows(table, "committed")
+    assert_clean(open_store(uri), uri)
+
+
+@pytest.mark.parametrize("damage", [emptied, shortened, zeroed_middle])
+@pytest.mark.parametrize("rows", [100, 6000])
+def test_a_deletion_file_of_any_size_is_looked_at(
+    open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyPatch, rows: int, damage: Callable[[Path], None]
+) -> None:
+    with open_small(regions=1) as table:
+        table.put(made.rows(range(rows)))
+        table.flush()
+        table.commit()
+        table.delete([id for id in range(rows) if id % 50])
+        table.flush()
+        monkeypatch.setattr(committer, "_prune_all", lambda *arguments: None)
+        table.commit()
+        monkeypatch.undo()
+    path = new_file(Path(uri), "_deletions")
+    assert path.suffix == (".bin" if rows > 5000 else ".arrow")
+    damage(path)
+    with open_small() as table:
+        assert len(table) == rows // 50
+        table.commit()
+        assert len(table.scan(level="committed").read_all()) == rows // 50
     assert_clean(open_store(uri), uri)
 
 
