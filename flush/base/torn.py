@@ -138,8 +138,14 @@ def _lacking_segments(store: ObjectStore, uri: str, version: int, known: frozens
         for segment in index.segments:
             of_lance = index.name.startswith("__lance_") or segment.base_id is not None
             if not of_lance and UUID(str(segment.uuid)) not in known and has_files(segment):
-                sizes = [info.size for info in store.describe(f"_indices/{segment.uuid}/")]
+                files = store.describe(f"_indices/{segment.uuid}/")
+                sizes = [info.size for info in files if not _is_temporary(info.key)]
                 yield not sizes or sum(sizes) < (segment.size_bytes or 0)
+
+
+def _is_temporary(key: str) -> bool:
+    """Return whether an object has the name under which Lance writes a file that it renames then."""
+    return key.rpartition("/")[2].startswith(".tmp")
 
 
 def _unused(path: Path) -> Path:

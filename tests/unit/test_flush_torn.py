@@ -100,6 +100,17 @@ def test_every_kind_of_file_of_a_version_is_looked_at(unsynced: Path, open_small
     assert_clean(open_store(uri), uri)
 
 
+def test_a_file_of_an_index_that_has_only_its_temporary_name_is_missing(
+    unsynced: Path, open_small: Open, uri: str
+) -> None:
+    before = versions(open_store(uri))
+    path = new_file(unsynced, "_indices")
+    path.rename(path.with_name(".tmpUfvsf6"))
+    with open_small() as table:
+        assert versions(open_store(uri))[-1] < before[-1]
+        expect_all_rows(table, "latest")
+
+
 @pytest.mark.parametrize("damage", [emptied, shortened, zeroed_middle])
 @pytest.mark.parametrize("rows", [100, 6000])
 def test_a_deletion_file_of_any_size_is_looked_at(
