@@ -15,6 +15,8 @@ Under the table's lock, in an opening that is about to write:
     counts as whole.
  3. Rename the manifests of the torn versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
     opening goes on.* The next commit commits the SSTs again.
+ 4. Do the same with tags that are no JSON: while there is one, Lance lists none, so collections and backups fail. Lance
+    does not fsync tags, and gives them their names when they are whole.
 
 Without a noted version no row was ever acknowledged, or an older memwal wrote the table. Then versions are set aside
 only of a table without data files and claimed regions: its creation by memwal was cut off.
@@ -26,6 +28,7 @@ systems avoid that order data before sizes (ext4 by default).
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from itertools import chain, count
@@ -46,6 +49,7 @@ from memwal.wal.store.local import sync_directory
 TORN = ".torn"
 """Last letters of the names of manifests that were set aside."""
 _HINT = "_versions/latest_version_hint.json"
+_TAGS = "_refs/tags"
 _DATA_END = b"LANC"
 _LOG = logging.getLogger("memwal.opening")
 
@@ -66,6 +70,7 @@ def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
         if torn:
             (root / _HINT).unlink(missing_ok=True)
             sync_directory(root / "_versions")
+        _set_torn_tags_aside(root / _TAGS)
     if torn:
         numbers = ", ".join(map(str, reversed(torn)))
         _LOG.warning(
@@ -73,6 +78,22 @@ def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
             "are committed again from the SSTs", uri, numbers, TORN,
         )  # fmt: skip
     return torn
+
+
+def _set_torn_tags_aside(tags: Path) -> None:
+    """Step 4."""
+    for path in sorted(tags.glob("*.json")):
+        try:
+            json.loads(path.read_bytes())
+        except FileNotFoundError:  # it was deleted just now
+            continue
+        except ValueError:
+            path.rename(_unused(path))
+            sync_directory(tags)
+            _LOG.warning(
+                "%s: a power cut left this tag torn, and no tag could be listed; it was renamed to *%s. A tag that is "
+                "still needed must be made again", path, TORN,
+            )  # fmt: skip
 
 
 def _torn(store: ObjectStore, uri: str, noted: int) -> list[int]:

@@ -18,7 +18,7 @@ def unlike_searches(table: Any, rows: Sequence[tuple[int, int]], level: str) -> 
     Searches for the lowest, the middle and the highest value, and for the vector of a row of each.
     """
     values = sorted({value for _, value in rows})
-    for value in {values[0], values[len(values) // 2], values[-1]} if values else ():
+    for value in sorted({values[0], values[len(values) // 2], values[-1]}) if values else ():
         ids = sorted(id for id, its in rows if its == value)
         if (counted := table.count(filter=f"n = {value}", level=level)) != len(ids):
             return f"n = {value} counts {counted} rows, not {len(ids)}"

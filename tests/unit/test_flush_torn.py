@@ -211,6 +211,19 @@ def test_a_look_from_storage_changes_nothing(unsynced: Path, uri: str) -> None:
     assert sorted(Path(uri, "_versions").iterdir()) == before
 
 
+def test_a_torn_tag_is_set_aside_and_others_stay(unsynced: Path, open_small: Open, uri: str) -> None:
+    dataset = lance.dataset(uri)
+    for name in ("whole", "torn", "torn-2"):
+        dataset.tags.create(name, 2)
+    emptied(unsynced / "_refs/tags/torn.json")
+    shortened(unsynced / "_refs/tags/torn-2.json")
+    with pytest.raises(RuntimeError, match="EOF while parsing"):
+        dataset.tags.list()
+    open_small().close()
+    assert set(lance.dataset(uri).tags.list()) == {"whole"}
+    assert len(list(unsynced.rglob("*.json.torn"))) == 2
+
+
 def test_one_process_at_a_time_judges_and_renames(unsynced: Path, uri: str) -> None:
     emptied(manifest(unsynced))
     with ThreadPoolExecutor(8) as pool:
