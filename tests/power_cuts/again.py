@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,27 @@ from tests.power_cuts.model import Recording
 from tests.power_cuts.record import python, record
 from tests.power_cuts.workloads import OPENED
 
-_SAMPLED = 100
+_SAMPLED = 300
+_MANIFEST = re.compile(r"^(?!.*_mem_wal/).*/_versions/[0-9]+\.manifest$")
 
 
 def first_cuts(recording: Recording, seed: int, number: int) -> list[State]:
-    """Return `number` states after which a table can be opened, half of them with a torn base table if there are some.
+    """Return `number` states after which a table can be opened, the first half with a torn version if there are some.
 
     Without states with zeros in the base, which may be beyond recovery.
     """
     states = [state for state in sample(recording, seed, _SAMPLED) if state.lost and not state.zeroed]
     usable = [state for state in states if _tables(state)]
     random.Random(seed).shuffle(usable)
-    of_base = [state for state in usable if any("/_versions/" in lost for lost in state.lost)]
-    others = [state for state in usable if state not in of_base]
-    return [*of_base[: number // 2], *others, *of_base[number // 2 :]][:number]
+    torn = [state for state in usable if _has_torn_version(state)]
+    others = [state for state in usable if not _has_torn_version(state)]
+    half = (number + 1) // 2
+    return [*torn[:half], *others, *torn[half:]][:number]
+
+
+def _has_torn_version(state: State) -> bool:
+    manifests = (data for path, data in state.tree.items() if _MANIFEST.search(path))
+    return any(not (data or b"").endswith(b"LANC") for data in manifests)
 
 
 def recorded_again(first: State, place: Path) -> Recording:
