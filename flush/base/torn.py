@@ -13,9 +13,11 @@ Under the table's lock, in an opening that is about to write:
     missing, shorter than recorded, ends without the last bytes of its format, or does not hold the recorded number of
     deletions. Anything else that fails, such as a read or a manifest of a later Lance, is no proof, and the version
     counts as whole.
- 3. Rename the manifests of the torn versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
+ 3. Below the whole version only those are set aside whose manifest or transaction cannot be parsed: no reader needs
+    them, but a collection reads every manifest, and would fail for ever.
+ 4. Rename the manifests of the torn versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
     opening goes on.* The next commit commits the SSTs again.
- 4. Do the same with tags that are no JSON: while there is one, Lance lists none, so collections and backups fail. Lance
+ 5. Do the same with tags that are no JSON: while there is one, Lance lists none, so collections and backups fail. Lance
     does not fsync tags, and gives them their names when they are whole.
 
 Without a noted version no row was ever acknowledged, or an older memwal wrote the table. Then versions are set aside
@@ -74,14 +76,14 @@ def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
     if torn:
         numbers = ", ".join(map(str, reversed(torn)))
         _LOG.warning(
-            "%s: a power cut left version %s of the base table torn; its manifest was renamed to *%s, and the rows "
-            "are committed again from the SSTs", uri, numbers, TORN,
+            "%s: a power cut left version %s of the base table torn; its manifest was renamed to *%s, and rows that "
+            "no other version has are committed again from the SSTs", uri, numbers, TORN,
         )  # fmt: skip
     return torn
 
 
 def _set_torn_tags_aside(tags: Path) -> None:
-    """Step 4."""
+    """Step 5."""
     for path in sorted(tags.glob("*.json")):
         try:
             json.loads(path.read_bytes())
@@ -97,7 +99,7 @@ def _set_torn_tags_aside(tags: Path) -> None:
 
 
 def _torn(store: ObjectStore, uri: str, noted: int) -> list[int]:
-    """Steps 1 and 2: the versions to set aside, newest first."""
+    """Steps 1 to 3: the versions to set aside, newest first."""
     listed = versions(store)[::-1]
     newer = [version for version in listed if version > noted]
     if noted and noted not in listed:
@@ -108,7 +110,8 @@ def _torn(store: ObjectStore, uri: str, noted: int) -> list[int]:
     for place, version in enumerate(newer):
         state = _state(store, version)
         if state is not None and not _is_torn(store, uri, state, before):
-            return newer[:place] if noted or REGIONS.decode() in state.settings else []
+            torn = newer[:place] + [below for below in newer[place + 1 :] if _state(store, below) is None]
+            return torn if noted or REGIONS.decode() in state.settings else []
     return newer
 
 

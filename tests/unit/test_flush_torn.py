@@ -20,6 +20,7 @@ from memwal.flush.commits import committer
 from memwal.wal import Corrupt, open_store
 from tests.clean import assert_clean
 from tests.conftest import SCHEMA, Made
+from tests.power_cuts.workloads import collect
 
 Open = Callable[..., Any]
 
@@ -97,6 +98,21 @@ def test_every_kind_of_file_of_a_version_is_looked_at(unsynced: Path, open_small
         expect_all_rows(table, "latest")
         table.commit()
         expect_all_rows(table, "committed")
+    assert_clean(open_store(uri), uri)
+
+
+def test_a_torn_version_below_a_whole_one_is_set_aside_so_that_collections_can_read_all(
+    unsynced: Path, open_small: Open, uri: str
+) -> None:
+    *_, torn_one, newest = before = versions(open_store(uri))
+    assert torn_one > synced_version(unsynced)
+    emptied(next((unsynced / "_versions").glob(f"*{2**64 - 1 - torn_one}.manifest")))
+    with open_small() as table:
+        assert [version for version in versions(open_store(uri)) if version <= newest] == [*before[:-2], newest]
+        expect_all_rows(table, "latest")
+        table.commit()
+        expect_all_rows(table, "committed")
+    collect(unsynced)
     assert_clean(open_store(uri), uri)
 
 
