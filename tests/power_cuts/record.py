@@ -275,7 +275,8 @@ class _Recorder:
             self._wrote(call, inode, raw(call.arguments[1]), int(call.arguments[3]))
 
     def _wrote(self, call: Call, inode: int, data: bytes, offset: int) -> None:
-        self._add(call, "data", inode, data=data[: call.result], offset=offset)
+        if call.result:  # the end of a file is copied as a write of nothing
+            self._add(call, "data", inode, data=data[: call.result], offset=offset)
 
     def _copy_file_range(self, call: Call) -> None:
         self._copied(call, call.arguments[2], call.arguments[0], call.arguments[1], call.arguments[3])

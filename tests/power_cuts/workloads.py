@@ -92,7 +92,8 @@ class Run:
         if kind.get("vectors"):
             self._with_vectors.add(name)
         with self.marked("open", name, keyed=bool(key), kind=kind):
-            return open_table(self.disk / name, key=key, **kind, **({"commit": UPKEEP} if upkeep else {}))
+            sections = {"commit": UPKEEP} if upkeep else {}
+            return open_table(self.disk / name, key=key, **kind, **sections)
 
     def put(self, table: Any, name: str, ids: Sequence[int], token: str | None = None, *, durable: bool = True) -> None:
         """Put new rows of `ids`, all with one value."""
