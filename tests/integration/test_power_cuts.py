@@ -20,7 +20,7 @@ from tests.power_cuts.searches import unlike_searches
 from tests.power_cuts.workloads import open_table, row, vector
 
 SEED = 1
-CUTS, CUTS_OF_A_FAULT = 120, 40
+CUTS, CUTS_OF_A_FAULT = 40, 40
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
