@@ -10,27 +10,34 @@ Under the table's lock, in an opening that is about to write:
  1. Look at the versions above the noted one, newest first, until one is whole. The noted version and those before it
     are relied upon, and not looked at: what is wrong with them is damage, which only a backup mends.
  2. A version is torn if its manifest or its transaction cannot be parsed, or if a file that the noted version lacks is
-    missing, shorter than recorded, or ends without the last bytes of its format. Anything else that fails, such as a
-    read or a manifest of a later Lance, is no proof, and the version counts as whole.
- 3. Rename the manifests of the torn versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
+    missing, shorter than recorded, ends without the last bytes of its format, or does not hold the recorded number of
+    deletions. Anything else that fails, such as a read or a manifest of a later Lance, is no proof, and the version
+    counts as whole.
+ 3. Below the whole version only those are set aside whose manifest or transaction cannot be parsed: no reader needs
+    them, but a collection reads every manifest, and would fail for ever.
+ 4. Rename the manifests of the torn versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
     opening goes on.* The next commit commits the SSTs again.
+ 5. Do the same with tags that are no JSON: while there is one, Lance lists none, so collections and backups fail. Lance
+    does not fsync tags, and gives them their names when they are whole.
 
 Without a noted version no row was ever acknowledged, or an older memwal wrote the table. Then versions are set aside
 only of a table without data files and claimed regions: its creation by memwal was cut off.
 
 A version that a live process commits at this moment is never torn: its files are written before its manifest gets its
-name. Not found: zeros in place of the blocks of a file of the right size, which POSIX allows and file systems avoid
-that order data before sizes (ext4 by default); a deletion file of many rows (`.bin`) that is cut off.
+name. Not found: zeros in place of blocks within a data or index file of the right size, which POSIX allows and file
+systems avoid that order data before sizes (ext4 by default).
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
 from uuid import UUID
 
+from memwal.flush.base.deletions import is_whole
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.base.fsync import alone, synced_version
 from memwal.flush.base.lost_setup import has_claims
@@ -44,7 +51,8 @@ from memwal.wal.store.local import sync_directory
 TORN = ".torn"
 """Last letters of the names of manifests that were set aside."""
 _HINT = "_versions/latest_version_hint.json"
-_DATA_END, _DELETIONS_END = b"LANC", b"ARROW1"
+_TAGS = "_refs/tags"
+_DATA_END = b"LANC"
 _LOG = logging.getLogger("memwal.opening")
 
 
@@ -64,17 +72,34 @@ def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
         if torn:
             (root / _HINT).unlink(missing_ok=True)
             sync_directory(root / "_versions")
+        _set_torn_tags_aside(root / _TAGS)
     if torn:
         numbers = ", ".join(map(str, reversed(torn)))
         _LOG.warning(
-            "%s: a power cut left version %s of the base table torn; its manifest was renamed to *%s, and the rows "
-            "are committed again from the SSTs", uri, numbers, TORN,
+            "%s: a power cut left version %s of the base table torn; its manifest was renamed to *%s, and rows that "
+            "no other version has are committed again from the SSTs", uri, numbers, TORN,
         )  # fmt: skip
     return torn
 
 
+def _set_torn_tags_aside(tags: Path) -> None:
+    """Step 5."""
+    for path in sorted(tags.glob("*.json")):
+        try:
+            json.loads(path.read_bytes())
+        except FileNotFoundError:  # it was deleted just now
+            continue
+        except ValueError:
+            path.rename(_unused(path))
+            sync_directory(tags)
+            _LOG.warning(
+                "%s: a power cut left this tag torn, and no tag could be listed; it was renamed to *%s. A tag that is "
+                "still needed must be made again", path, TORN,
+            )  # fmt: skip
+
+
 def _torn(store: ObjectStore, uri: str, noted: int) -> list[int]:
-    """Steps 1 and 2: the versions to set aside, newest first."""
+    """Steps 1 to 3: the versions to set aside, newest first."""
     listed = versions(store)[::-1]
     newer = [version for version in listed if version > noted]
     if noted and noted not in listed:
@@ -85,7 +110,8 @@ def _torn(store: ObjectStore, uri: str, noted: int) -> list[int]:
     for place, version in enumerate(newer):
         state = _state(store, version)
         if state is not None and not _is_torn(store, uri, state, before):
-            return newer[:place] if noted or REGIONS.decode() in state.settings else []
+            torn = newer[:place] + [below for below in newer[place + 1 :] if _state(store, below) is None]
+            return torn if noted or REGIONS.decode() in state.settings else []
     return newer
 
 
@@ -114,7 +140,8 @@ def _lacks_files(store: ObjectStore, fragment: Fragment, before: Fragment | None
     key = fragment.deletion_file
     if key is None or (before is not None and before.deletion_file == key):
         return False
-    return _is_cut_off(store, key, 1, b"" if key.endswith(".bin") else _DELETIONS_END)
+    deletions = store.get(key)
+    return deletions is None or not is_whole(key, deletions, fragment.deleted)
 
 
 def _is_cut_off(store: ObjectStore, key: str, size: int, end: bytes) -> bool:
@@ -135,8 +162,14 @@ def _lacking_segments(store: ObjectStore, uri: str, version: int, known: frozens
         for segment in index.segments:
             of_lance = index.name.startswith("__lance_") or segment.base_id is not None
             if not of_lance and UUID(str(segment.uuid)) not in known and has_files(segment):
-                sizes = [info.size for info in store.describe(f"_indices/{segment.uuid}/")]
+                files = store.describe(f"_indices/{segment.uuid}/")
+                sizes = [info.size for info in files if not _is_temporary(info.key)]
                 yield not sizes or sum(sizes) < (segment.size_bytes or 0)
+
+
+def _is_temporary(key: str) -> bool:
+    """Return whether an object has the name under which Lance writes a file that it renames then."""
+    return key.rpartition("/")[2].startswith(".tmp")
 
 
 def _unused(path: Path) -> Path:

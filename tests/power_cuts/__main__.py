@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.power_cuts.again import first_cuts, recorded_again
 from tests.power_cuts.cuts import Cut, state_of, volatile_for_ever
-from tests.power_cuts.many import Outcome, checked, cut_many, keep, load, recorded
+from tests.power_cuts.many import Outcome, checked, cut_many, keep, load, recorded, scratch
+from tests.power_cuts.model import Recording
 from tests.power_cuts.planted import PLANTED
 from tests.power_cuts.workloads import WORKLOADS
 
@@ -30,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="decides which cuts of the recordings are made")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS), help="which to record")
+    parser.add_argument("--again", type=int, default=2, help="first cuts of each workload whose recovery is cut, too")
     parser.add_argument("--fault", choices=PLANTED, default="", help="plant a fault in the code that is recorded")
     parser.add_argument("--recordings", type=Path, help="directory of kept recordings, to cut those again")
     parser.add_argument("--cut", help="check this one cut of --recordings: WORKLOAD:LINE:PROFILE:LOSS:SEED")
@@ -37,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.cut is not None:
         return _one(asked.recordings, asked.cut)
     began = time.monotonic()
-    place = asked.recordings or _record(asked.workload, asked.fault)
-    files = {name: place / f"{name}.recording" for name in asked.workload}
+    place = asked.recordings or _record(asked.workload, asked.fault, asked.seed, asked.again)
+    files = {path.stem: path for path in sorted(place.glob("*.recording")) if path.name.split(".")[0] in asked.workload}
     outcomes: dict[str, Outcome] = {}
     for name, outcome in cut_many(files, asked.seed, asked.cuts, asked.workers):
         outcomes[name] = outcome
@@ -49,13 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(outcome.failures for outcome in outcomes.values()) else 0
 
 
-def _record(workloads: Sequence[str], fault: str) -> Path:
+def _record(workloads: Sequence[str], fault: str, seed: int, again: int) -> Path:
     place = Path(tempfile.mkdtemp(prefix="memwal-recordings-"))
     for name in workloads:
         recording = recorded(name, fault)
-        keep(recording, place / f"{name}.recording")
-        print(f"recorded {name}: {len(recording.operations)} operations, {len(recording.cuts)} prefixes", flush=True)
+        _keep(recording, place, name)
+        for number, first in enumerate(first_cuts(recording, seed, 0 if fault else again), 1):
+            with scratch() as disk:
+                _keep(recorded_again(first, disk), place, f"{name}.again{number}", f"after {first.cut} of {name}")
     return place
+
+
+def _keep(recording: Recording, place: Path, name: str, of: str = "") -> None:
+    keep(recording, place / f"{name}.recording")
+    print(f"recorded {name} {of}: {len(recording.operations)} operations, {len(recording.cuts)} prefixes", flush=True)
 
 
 def _counts(outcome: Outcome) -> tuple[int, int]:
@@ -63,18 +73,18 @@ def _counts(outcome: Outcome) -> tuple[int, int]:
 
 
 def _report(outcomes: Mapping[str, Outcome], place: Path, seconds: float) -> None:
-    print(f"{'workload':10} {'operations':>10} {'prefixes':>8} {'cut':>6} {'states':>6} {'failed':>6}")
+    print(f"{'workload':16} {'operations':>10} {'prefixes':>8} {'cut':>6} {'states':>6} {'failed':>6}")
     for name, outcome in outcomes.items():
         numbers = outcome.operations, outcome.prefixes, len(outcome.lines), outcome.cuts, len(outcome.failures)
-        print(f"{name:10} {numbers[0]:10} {numbers[1]:8} {numbers[2]:6} {numbers[3]:6} {numbers[4]:6}")
+        print(f"{name:16} {numbers[0]:10} {numbers[1]:8} {numbers[2]:6} {numbers[3]:6} {numbers[4]:6}")
     losses = sum((outcome.losses for outcome in outcomes.values()), Counter[str]())
     print("states by profile and loss:", ", ".join(f"{what}: {count}" for what, count in sorted(losses.items())))
     for remark, count in sum((outcome.remarks for outcome in outcomes.values()), Counter[str]()).most_common():
         print(f"{count} times: {remark}")
     for name, outcome in outcomes.items():
-        for cut, (failure, lost) in list(outcome.failures.items())[:_SHOWN]:
-            print(f"\nfailed: {name}, {failure}")
-            print("".join(f"    {each}\n" for each in lost[-_SHOWN:]), end="")
+        for cut, found in list(outcome.failures.items())[:_SHOWN]:
+            print(f"\nfailed: {name}, {found.failure}")
+            print("".join(f"    {each}\n" for each in found.lost[-_SHOWN:]), end="")
             print(f"    again: python -m tests.power_cuts --recordings {place} --cut {name}:{cut}")
     print(f"{sum(outcome.cuts for outcome in outcomes.values())} cuts in {seconds:.0f} s")
 
@@ -86,9 +96,9 @@ def _one(recordings: Path, asked: str) -> int:
     print(*state.lost, sep="\n")
     print(*state.marks[-_SHOWN:], sep="\n")
     print("never synced:", *volatile_for_ever(recording, cut.profile), sep="\n  ")
-    ((_, remarks, failure, _),) = checked(recording, [cut])
-    print(failure or "holds", *remarks, sep="\n")
-    return 1 if failure else 0
+    (found,) = checked(recording, [cut])
+    print(found.failure or "holds", *found.remarks, sep="\n")
+    return 1 if found.failure else 0
 
 
 if __name__ == "__main__":

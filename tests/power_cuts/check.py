@@ -8,7 +8,8 @@
     later call, acknowledged or not; nothing that was acknowledged as deleted comes back; no row is there twice.
  4. Of every token the last call again: applied before, if it was acknowledged; in any case applied once.
  5. Another put, flush and commit work, the base has it all, and so does another owner.
- 6. An acknowledged backup can be restored.
+ 6. An acknowledged backup can be restored. One that was not is whole, or refused in one line and finished by going on
+    with it; the same of a restore.
 
 One call touches a key at a time in the workloads, so the calls have an order for each key.
 """
@@ -24,15 +25,19 @@ from pathlib import Path
 from typing import Any
 
 import memwal
+from memwal.flush.backup.record import BACKING_UP, RESTORING
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.torn import TORN
+from memwal.flush.errors import FlushError
 from memwal.flush.resizing.steps import resize
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.errors import MemWalError
 from memwal.wal import SystemClock, SystemIds, open_store
-from tests.backups import restored
-from tests.power_cuts.cuts import State, materialise
-from tests.power_cuts.workloads import SETTINGS, open_table, row
+from tests.backups import backed_up, restored
+from tests.power_cuts.cuts import State
+from tests.power_cuts.model import materialise
+from tests.power_cuts.searches import unlike_searches
+from tests.power_cuts.workloads import SETTINGS, collect, open_table, row
 
 _NEW = 1_000_000
 """Id of the row that the check itself puts."""
@@ -83,6 +88,12 @@ class History:
         """Whether it has a key."""
         return bool(self.opened.what.get("keyed", True))
 
+    @property
+    def kind(self) -> Mapping[str, Any]:
+        """How it is opened: arguments of `open_table`."""
+        found: Mapping[str, Any] = self.opened.what.get("kind", {})
+        return found
+
     def acknowledged(self, level: str) -> set[int]:
         """Return the numbers of the writes that must be there at a level."""
         if level == "durable":
@@ -120,7 +131,12 @@ def histories(marks: Sequence[Mapping[str, Any]]) -> dict[str, History]:
     calls: dict[int, Call] = {}
     found: dict[str, History] = {}
     for place, mark in enumerate(marks, 1):
-        if "done" in mark:
+        if "cut" in mark:  # what was not durable then may be lost for ever
+            for history in found.values():
+                durable = history.acknowledged("durable")
+                for each in history.calls:
+                    each.done = each.done and (not each.writes or each.number in durable)
+        elif "done" in mark:
             calls[mark["done"]].done, calls[mark["done"]].done_at = True, place
         else:
             call = Call(mark["call"], mark["do"], mark, begun_at=place)
@@ -128,22 +144,29 @@ def histories(marks: Sequence[Mapping[str, Any]]) -> dict[str, History]:
             if call.do == "restore":
                 earlier = found[call.what["source"]].calls
                 backup = next(c for c in earlier if c.do == "backup" and c.what["to"] == call.what["backup"])
-                copied = [c for c in earlier if c.writes and c.done and c.done_at < backup.begun_at]
-                found[mark["table"]] = History([call, *copied])
+                found[mark["table"]] = History([call, *copied_calls(earlier, backup)])
             else:
                 found.setdefault(mark["table"], History()).calls.append(call)
     return found
 
 
+def copied_calls(calls: Sequence[Call], backup: Call) -> list[Call]:
+    """Return the writes that a backup must have."""
+    return [call for call in calls if call.writes and call.done and call.done_at < backup.begun_at]
+
+
 def check(state: State, place: Path) -> list[str]:
     """Check the tables of a state, whose files are written to `place` for that; return remarks. Raises Lost."""
+    place.mkdir()
     materialise(state.tree, place)
     try:
         remarks = []
         for name, history in histories(state.marks).items():
             with _told(name):
-                remarks += _Table(place / name, history).check()
-                _check_backups(place, history)
+                table = _Table(place, name, history)
+                remarks += table.finish_backups()
+                remarks += table.check()
+                table.check_backups()
         return remarks
     finally:
         shutil.rmtree(place)
@@ -159,27 +182,36 @@ def _told(name: str) -> Iterator[None]:
         raise Lost(f"{name}: {type(error).__name__}: {error}") from error
 
 
-def _check_backups(place: Path, history: History) -> None:
-    for call in history.calls:
-        if call.do == "backup" and call.done:
-            to = place / "restored-by-the-check"
-            restored(str(place / call.what["to"]), str(to))
-            copied = [c for c in history.calls if c.writes and c.done and c.done_at < call.begun_at]
-            _Table(to, History([history.opened, *copied])).check_levels("of a restored backup")
+@contextmanager
+def _one_line() -> Iterator[list[str]]:
+    """Hand out what a call inside refused, which must be one line; empty where it refused nothing."""
+    refused: list[str] = []
+    try:
+        yield refused
+    except (MemWalError, FlushError) as error:
+        if "\n" in str(error):
+            raise Lost(f"refused in more than a line: {error}") from error
+        refused.append(str(error))
 
 
 @dataclass
 class _Table:
     """One table after a cut."""
 
-    uri: Path
+    place: Path
+    name: str
+    """Path below `place`."""
     history: History
+
+    @property
+    def uri(self) -> Path:
+        return self.place / self.name
 
     def check(self) -> list[str]:
         """Check it. Raises Lost, and whatever a call raises that must work."""
         opened = self.history.opened
         if not opened.done:
-            return self._begun_again()
+            return self._restored_again() if opened.do == "restore" else self._begun_again()
         assert BaseTable.find(str(self.uri), to_write=True) is not None
         torn = any((self.uri / "_versions").glob(f"*{TORN}"))
         self.verify("after the cut")
@@ -188,19 +220,52 @@ class _Table:
         return ["went back from a torn version of the base"] if torn else []
 
     def _begun_again(self) -> list[str]:
-        """A creation that was not acknowledged. A restore is not begun again here."""
-        if self.history.opened.do == "restore":
-            return []
-        try:
-            table = self._open()
-        except MemWalError as error:
-            if "\n" in str(error):
-                raise Lost(f"opening says more than a line: {error}") from error
-            return [f"creation not acknowledged, opening refused: {str(error).replace(str(self.uri), 'URI')}"]
-        with table:
-            table.put([row(_NEW, 1)])
+        """A creation that was not acknowledged."""
+        with _one_line() as refused, self._open() as table:
+            table.put([self._row(_NEW, 1)])
+        if refused:
+            return [f"creation not acknowledged, opening refused: {refused[0].replace(str(self.uri), 'URI')}"]
         self.verify("after a creation begun again")
         return []
+
+    def _restored_again(self) -> list[str]:
+        """A restore that was not acknowledged: what can be opened is whole; else it goes on."""
+        with _one_line() as refused:
+            self.check_levels("of a restore that was cut short")
+        if refused or (self.uri / RESTORING).exists():
+            restored(str(self.place / self.history.opened.what["backup"]), str(self.uri), resume=True)
+            self.check_levels("of a restore that went on")
+        self._go_on()
+        return ["went on with a restore"] if refused else []
+
+    def finish_backups(self) -> list[str]:
+        """Restore from backups that were not acknowledged: they are whole, or refused. Go on with those."""
+        remarks = []
+        for call in self.history.calls:
+            if call.do == "backup" and not call.done:
+                with _one_line() as refused:
+                    self._restore_a_copy(call.what["to"], self.history.calls)
+                if refused or (self.place / call.what["to"] / BACKING_UP).exists():
+                    BaseTable.find(str(self.uri), to_write=True)  # as the next owner does
+                    backed_up(str(self.uri), str(self.place / call.what["to"]), resume=True)
+                    self._restore_a_copy(call.what["to"], self.history.calls)
+                remarks.append("went on with a backup" if refused else "restored a backup that was not acknowledged")
+        return remarks
+
+    def check_backups(self) -> None:
+        """Restore the backups that were acknowledged."""
+        for call in self.history.calls:
+            if call.do == "backup" and call.done:
+                self._restore_a_copy(call.what["to"], copied_calls(self.history.calls, call))
+
+    def _restore_a_copy(self, backup: str, calls: Sequence[Call]) -> None:
+        name = "restored-by-the-check"
+        try:
+            restored(str(self.place / backup), str(self.place / name))
+            copy = _Table(self.place, name, History([self.history.opened, *(c for c in calls if c.writes)]))
+            copy.check_levels("of a restored backup")
+        finally:
+            shutil.rmtree(self.place / name, ignore_errors=True)
 
     def verify(self, when: str) -> None:
         """`memwal verify --deep`."""
@@ -211,19 +276,25 @@ class _Table:
         """Read from storage, at every level."""
         with memwal.open(str(self.uri), read_only=True) as table:
             for level in ("durable", "flushed", "committed"):
-                self._expect(self._rows(table, level), level, f"{level} {when}")
+                self._expect(rows := self._rows(table, level), level, f"{level} {when}")
+                self._expect_found(table, rows, level, when)
 
     def _open(self, **more: Any) -> Any:
-        opened = self.history.opened.what
-        key, indexed = "id" if self.history.keyed else (), opened.get("indexed", False)
-        return open_table(self.uri, key=key, regions=opened.get("regions", 2), indexed=indexed, **more)
+        return open_table(self.uri, key="id" if self.history.keyed else (), **self.history.kind, **more)
+
+    def _row(self, id: int, value: int) -> dict[str, Any]:
+        return row(id, value, vectors=self.history.kind.get("vectors", False))
 
     def _rows(self, table: Any, level: str) -> list[tuple[int, int]]:
-        found = table.scan(level=level, columns=["id", "v", "n"]).read_all().to_pylist()
+        found = table.scan(level=level, columns=list(self._row(0, 0))).read_all().to_pylist()
         for each in found:
-            if each != row(each["id"], each["n"]):
+            if each != self._row(each["id"], each["n"]):
                 raise Lost(f"a row that nobody put: {each}")
         return [(each["id"], each["n"]) for each in found]
+
+    def _expect_found(self, table: Any, rows: Sequence[tuple[int, int]], level: str, when: str) -> None:
+        if self.history.kind.get("indexed") and (wrong := unlike_searches(table, rows, level)):
+            raise Lost(f"{level} {when}: {wrong}")
 
     def _expect(self, rows: Sequence[tuple[int, int]], level: str, when: str) -> None:
         found, possible = dict(rows), self.history.possible(level)
@@ -242,15 +313,17 @@ class _Table:
             self._expect(self._rows(table, "latest"), "durable", "latest of the next owner")
             for call in self.history.last_with_token():
                 self._again(table, call)
-            table.put([row(_NEW, 1)], token="check:1")
+            table.put([self._row(_NEW, 1)], token="check:1")
             before = sorted(self._rows(table, "latest"))
             table.flush()
             table.commit()
             if (after := sorted(self._rows(table, "committed"))) != before or (_NEW, 1) not in after:
                 raise Lost(f"committed after another put, flush and commit: {after}, latest before: {before}")
+            self._expect_found(table, before, "latest", "after another put, flush and commit")
         with self._open() as table:
             if (after := sorted(self._rows(table, "latest"))) != before:
                 raise Lost(f"latest of another owner: {after}, before: {before}")
+        collect(self.uri)
         self.verify("at the end")
 
     def _finish_resize(self) -> None:
@@ -270,7 +343,7 @@ class _Table:
         """Call again with the token."""
         token = call.what["token"]
         if call.do == "put":
-            receipt = table.put([row(id, call.what["value"]) for id in call.what["ids"]], token=token)
+            receipt = table.put([self._row(id, call.what["value"]) for id in call.what["ids"]], token=token)
         else:
             receipt = table.delete(call.what["ids"], token=token)
         acknowledged = call.number in self.history.acknowledged("durable")

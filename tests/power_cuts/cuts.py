@@ -9,19 +9,23 @@ more often. Two cuts that leave the same files after the same acknowledgements a
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memwal.flush.base.manifest import manifest_version
+from memwal.flush.base.torn import TORN
+from memwal.wal.layout import SYNCED_KEY
 from tests.power_cuts.model import BLOCK, NEVER, Crash, Recording, Tear, Tree
 
 PROFILES = ("posix", "ext4")
 PLAIN = 0.4
 """Part of a run for the cuts that lose nothing or everything."""
-_OF_BASE = re.compile(r"^(?!.*_mem_wal/).*/(data|_deletions|_indices)/")
+_OF_BASE = re.compile(r"^(?!.*_mem_wal/)(?P<table>.*)/(data|_indices)/")
+"""Files of a base table in which zeros are not noticed when the table is opened."""
 _RECENT = 24
 """Volatile operations; half of the choices of a single one are among the last of them."""
 
@@ -56,7 +60,7 @@ class State:
     lost: tuple[str, ...] = field(repr=False)
     """The volatile operations that were lost or torn, for a report."""
     zeroed: tuple[str, ...] = field(repr=False)
-    """Files of a base table with blocks that read as zeros, because they were lost and later ones were not."""
+    """Data and index files of a base table, never synced, with zeros in place of bytes that were lost before others."""
 
 
 def sample(recording: Recording, seed: int, most: int) -> Iterator[State]:
@@ -114,6 +118,19 @@ def _zeroed(
         if lost and goes_on and operation.kind == "data" and _OF_BASE.search(path):
             found.add(path)
     return tuple(sorted(found))
+
+
+def gone_back(state: State) -> State:
+    """Return the state after somebody set aside, by hand, the versions that were not synced of tables with zeros."""
+    tree = dict(state.tree)
+    for table in {match["table"] for match in map(_OF_BASE.search, state.zeroed) if match is not None}:
+        note = tree.get(f"{table}/{SYNCED_KEY}") or b'{"version": 0}'
+        versions = {path: manifest_version(path[len(table) + 1 :]) for path in tree if path.startswith(f"{table}/")}
+        for path, version in versions.items():
+            if (version or 0) > json.loads(note)["version"]:
+                tree[f"{path}{TORN}"] = tree.pop(path)
+        tree.pop(f"{table}/_versions/latest_version_hint.json", None)
+    return replace(state, tree=tree)
 
 
 def _one(volatile: list[int], rng: random.Random) -> int:
@@ -179,16 +196,6 @@ def digest_of(state: State) -> bytes:
         found.update(f"{path}\0{-1 if data is None else len(data)}\0".encode())
         found.update(data or b"")
     return found.digest()
-
-
-def materialise(tree: Tree, place: Path) -> None:
-    """Write the files of a state below `place`, which is made."""
-    place.mkdir()
-    for path, data in tree.items():
-        if data is None:
-            (place / path).mkdir()
-        else:
-            (place / path).write_bytes(data)
 
 
 def described(recording: Recording, place: int) -> str:

@@ -86,6 +86,19 @@ class Recording:
     """Kind of each inode."""
     _names: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
 
+    def begin(self, tree: Tree, marks: Sequence[Mapping[str, Any]]) -> None:
+        """Begin with files that are durable, and with what was said before. Requires: there is no operation."""
+        for path, data in sorted(tree.items()):
+            folder, _, name = path.rpartition("/")
+            directory, inode = self.find(folder), self.new(DIRECTORY if data is None else FILE)
+            assert directory is not None
+            self.add(Operation("names", -3, -3, directory, changes=(Change(directory, name, inode),)))
+            if data:
+                self.add(Operation("data", -3, -3, inode, data=data))
+        self.add(Operation("sync all", -2, -1, ROOT))
+        for mark in marks:
+            self.add(Operation("mark", -1, -1, ROOT, mark=mark))
+
     def new(self, kind: str) -> int:
         """Return a new inode."""
         self.kinds.append(kind)
@@ -130,7 +143,7 @@ class Recording:
     @cached_property
     def cuts(self) -> Sequence[int]:
         """Lines of the trace between which what is durable, volatile or acknowledged differs: the prefixes."""
-        return sorted({line for each in self.operations for line in (each.entry, each.exit)})
+        return sorted({line for each in self.operations for line in (each.entry, each.exit) if line >= 0})
 
     @cached_property
     def durable_at(self) -> Mapping[str, Sequence[int]]:
@@ -283,6 +296,15 @@ class Crash:
             operations = [self._recording.operations[place] for place in places]
             cache[key] = contents(operations, tears, self._block)
         return cache[key]
+
+
+def materialise(tree: Tree, place: Path) -> None:
+    """Write the files of a tree into the empty directory `place`."""
+    for path, data in tree.items():
+        if data is None:
+            (place / path).mkdir()
+        else:
+            (place / path).write_bytes(data)
 
 
 def live_tree(disk: Path) -> Tree:

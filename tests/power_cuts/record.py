@@ -15,12 +15,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.power_cuts.model import DIRECTORY, FILE, Change, Operation, Recording, live_tree
+from tests.power_cuts.model import DIRECTORY, FILE, Change, Operation, Recording, Tree, live_tree, materialise
 
 CALLS = (
     "open,openat,openat2,creat,write,pwrite64,writev,pwritev,pwritev2,ftruncate,truncate,fallocate,copy_file_range,"
@@ -61,21 +61,26 @@ class Call:
     exit: int
 
 
-def record(command: Sequence[str], place: Path, *, environ: dict[str, str] | None = None) -> Recording:
+def record(
+    command: Sequence[str], place: Path, *, tree: Tree | None = None, marks: Sequence[Mapping[str, Any]] = ()
+) -> Recording:
     """Run `command` below strace, with `place`/disk and `place`/marks for it, and return its operations.
 
-    Raises NotRecorded.
+    `tree`: the files on the disk when it begins, durable. `marks`: what was said before. Raises NotRecorded.
     """
     disk, trace = place / DISK, place / "trace"
     disk.mkdir(parents=True)
+    materialise(tree or {}, disk)
     strace = ["strace", "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", str(_STRING_MAX)]
     strace += ["-e", f"trace={CALLS}", "-e", "signal=none", "-o", str(trace)]
-    surroundings = {**os.environ, "LANCE_LOG": "critical", "PYTHONDONTWRITEBYTECODE": "1", **(environ or {})}
+    surroundings = {**os.environ, "LANCE_LOG": "critical", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([*strace, *command], env=surroundings, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotRecorded(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     with trace.open(encoding="latin-1") as lines:
-        recording = _Recorder(str(place)).read(lines)
+        recorder = _Recorder(str(place))
+        recorder.recording.begin(tree or {}, marks)
+        recording = recorder.read(lines)
     trace.unlink()
     if (simulated := recording.whole()) != (real := live_tree(disk)):
         different = sorted(name for name in simulated.keys() | real.keys() if simulated.get(name) != real.get(name))
@@ -270,7 +275,8 @@ class _Recorder:
             self._wrote(call, inode, raw(call.arguments[1]), int(call.arguments[3]))
 
     def _wrote(self, call: Call, inode: int, data: bytes, offset: int) -> None:
-        self._add(call, "data", inode, data=data[: call.result], offset=offset)
+        if call.result:  # the end of a file is copied as a write of nothing
+            self._add(call, "data", inode, data=data[: call.result], offset=offset)
 
     def _copy_file_range(self, call: Call) -> None:
         self._copied(call, call.arguments[2], call.arguments[0], call.arguments[1], call.arguments[3])

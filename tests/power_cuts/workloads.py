@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -48,11 +49,19 @@ UPKEEP = {
 }
 """[commit]: every commit maintains the base table."""
 INDEXES = {"n": "btree", "v": "fts"}
+WITH_VECTORS = SCHEMA.append(pa.field("e", pa.list_(pa.float32(), 8)))
 
 
-def row(id: int, value: int) -> dict[str, Any]:
+def row(id: int, value: int, *, vectors: bool = False) -> dict[str, Any]:
     """Return a row; `value` tells two rows of one key apart in every column."""
-    return {"id": id, "v": f"word{value} " + "x" * (id * 37 % 700), "n": value}
+    made = {"id": id, "v": f"word{value} " + "x" * (id * 37 % 700), "n": value}
+    return {**made, "e": vector(id, value)} if vectors else made
+
+
+def vector(id: int, value: int) -> list[float]:
+    """Return the vector of a row, in numbers that float32 holds exactly."""
+    rng = random.Random(id * 1_000_003 + value)
+    return [rng.randrange(-512, 512) / 64 for _ in range(8)]
 
 
 class Run:
@@ -61,6 +70,7 @@ class Run:
     def __init__(self, place: Path, *, first: int = 1) -> None:
         """`first`: the number of the first call; another process of one workload begins at another one."""
         self.disk = place / DISK
+        self._with_vectors: set[str] = set()
         self._marks = os.open(place / MARKS, os.O_CREAT | os.O_WRONLY)
         self._numbers, self._values = count(first), count(first)
         self._lock = threading.Lock()
@@ -77,18 +87,19 @@ class Run:
         with self._lock:
             os.write(self._marks, json.dumps(said).encode() + b"\n")
 
-    def open(
-        self, name: str, *, key: str | tuple[()] = "id", regions: int = 2, indexed: bool = False, **more: Any
-    ) -> Any:
-        """Open, or create, a table below the disk."""
-        with self.marked("open", name, keyed=bool(key), regions=regions, indexed=indexed):
-            return open_table(self.disk / name, key=key, regions=regions, indexed=indexed, **more)
+    def open(self, name: str, *, key: str | tuple[()] = "id", upkeep: bool = False, **kind: Any) -> Any:
+        """Open, or create, a table below the disk. `upkeep`: every commit maintains it. `kind`: as for `open_table`."""
+        if kind.get("vectors"):
+            self._with_vectors.add(name)
+        with self.marked("open", name, keyed=bool(key), kind=kind):
+            sections = {"commit": UPKEEP} if upkeep else {}
+            return open_table(self.disk / name, key=key, **kind, **sections)
 
     def put(self, table: Any, name: str, ids: Sequence[int], token: str | None = None, *, durable: bool = True) -> None:
         """Put new rows of `ids`, all with one value."""
         value = next(self._values)
         with self.marked("put", name, ids=list(ids), value=value, token=token, durable=durable):
-            table.put([row(id, value) for id in ids], token=token, durable=durable)
+            table.put([row(id, value, vectors=name in self._with_vectors) for id in ids], token=token, durable=durable)
 
     def delete(self, table: Any, name: str, ids: Sequence[int], token: str | None = None) -> None:
         """Delete rows."""
@@ -112,11 +123,8 @@ class Run:
 
     def collect(self, name: str) -> None:
         """Delete all garbage, however young."""
-        store = open_store(str(self.disk / name))
-        base = BaseTable.open(str(self.disk / name))
         with self.marked("collect", name):
-            collector = TableCollector(store, base.codec, SystemClock(), regions(store))
-            collector.collect(base, Ages(wal=0.0, sst=0.0, orphan=0.0, manifest=0.0))
+            collect(self.disk / name)
 
     def memwal(self, do: str, name: str, *command: str, **what: Any) -> None:
         """Run a command of the command line on a table."""
@@ -132,12 +140,39 @@ class Run:
             assert code == 0, out + err
 
 
-def open_table(uri: Path, *, key: str | tuple[()] = "id", regions: int = 2, indexed: bool = False, **more: Any) -> Any:
-    """Open, or create, a table with the settings of the workloads; `more` are other sections."""
-    new: dict[str, Any] = {} if uri.exists() else {"regions": regions}
-    indexes = INDEXES if indexed else None
-    settings = {**SETTINGS, **more}
-    return memwal.open(str(uri), schema=SCHEMA, key=key, indexes=indexes, settings=settings, take_over=True, **new)
+def open_table(
+    uri: Path,
+    *,
+    key: str | tuple[()] = "id",
+    regions: int = 2,
+    indexed: bool = False,
+    vectors: bool = False,
+    arrow: bool = False,
+    **sections: Mapping[str, Any],
+) -> Any:
+    """Open, or create, a table with the settings of the workloads, of which `sections` replace some.
+
+    `indexed`: with INDEXES. `vectors`: with a column of vectors that has one too. `arrow`: the format of its log.
+    """
+    settings = {**SETTINGS, **sections}
+    if arrow:
+        settings["wal"] = {**settings["wal"], "format": "arrow"}
+    return memwal.open(
+        str(uri),
+        schema=WITH_VECTORS if vectors else SCHEMA,
+        key=key,
+        regions=None if uri.exists() else regions,
+        indexes={**INDEXES, **({"e": "ivf_pq"} if vectors else {})} if indexed else None,
+        settings=settings,
+        take_over=True,
+    )
+
+
+def collect(uri: Path) -> None:
+    """Delete all garbage of a table, however young."""
+    store, base = open_store(str(uri)), BaseTable.open(str(uri))
+    collector = TableCollector(store, base.codec, SystemClock(), regions(store))
+    collector.collect(base, Ages(wal=0.0, sst=0.0, orphan=0.0, manifest=0.0))
 
 
 # ---- the workloads ---------------------------------------------------------------------------------------------------
@@ -146,7 +181,7 @@ def open_table(uri: Path, *, key: str | tuple[()] = "id", regions: int = 2, inde
 def life(run: Run) -> None:
     """Creation, puts of every kind, flushes, commits with indexes and maintenance, collections."""
     name = "a/b/t.lance"
-    table = run.open(name, indexed=True, commit=UPKEEP)
+    table = run.open(name, indexed=True, upkeep=True)
     for turn in range(2):
         run.put(table, name, range(10), f"p:{3 * turn + 1}")
         run.put(table, name, [turn, 20 + turn])
@@ -163,7 +198,7 @@ def life(run: Run) -> None:
         run.collect(name)
     run.put(table, name, [3, 70], "p:9")
     run.close(table, name)
-    table = run.open(name, indexed=True, commit=UPKEEP)
+    table = run.open(name, indexed=True, upkeep=True)
     run.put(table, name, [4, 71], "p:10")
     run.commit(table, name)
     run.close(table, name)
@@ -289,15 +324,69 @@ def resizing(run: Run) -> None:
         run.collect(name)
 
 
+def vectors(run: Run) -> None:
+    """Vector, full-text and scalar indexes of SSTs and of the base, built, extended and merged."""
+    name = "vectors.lance"
+    table = run.open(name, indexed=True, vectors=True, regions=1, upkeep=True)
+    run.put(table, name, range(300), "p:1")
+    run.flush(table, name)
+    run.commit(table, name)  # trains the index
+    for turn in range(2):
+        run.put(table, name, range(290 + 10 * turn, 310 + 10 * turn), f"p:{2 + turn}")
+        run.delete(table, name, [turn, 295 + turn], f"q:{1 + turn}")
+        run.flush(table, name)
+        run.put(table, name, [5, 400 + turn])
+        run.commit(table, name)
+        run.collect(name)
+    run.close(table, name)
+
+
+def shards(run: Run) -> None:
+    """A log in Arrow format, as Lance's ShardWriter writes it."""
+    name = "shards.lance"
+    table = run.open(name, arrow=True)
+    for turn in range(2):
+        run.put(table, name, range(6), f"p:{3 * turn + 1}")
+        run.put(table, name, [1, 7 + turn], f"p:{3 * turn + 2}")
+        run.delete(table, name, [3], f"p:{3 * turn + 3}")
+        run.flush(table, name)
+        run.put(table, name, [2, 9 + turn])
+        run.commit(table, name)
+        run.collect(name)
+    run.close(table, name)
+    table = run.open(name, arrow=True)
+    run.put(table, name, [4, 12], "p:7")
+    run.close(table, name)
+
+
+def recovery(run: Run) -> None:
+    """After a power cut: what opens the table again, and goes on with it. Not a workload by itself, see `again`."""
+    for opened in json.loads((run.disk.parent / OPENED).read_text()):
+        name = opened["name"]
+        if opened["resize"]:
+            run.memwal("resize", name, "regions", "resize", "--to", str(opened["resize"]), to=opened["resize"])
+        table = run.open(name, key="id" if opened["keyed"] else (), **opened["kind"])
+        run.put(table, name, [5000, 5001], "again:1")
+        run.flush(table, name)
+        run.commit(table, name)
+        run.put(table, name, [5002])
+        run.collect(name)
+        run.close(table, name)
+
+
+OPENED = "opened"
+"""Name of the file, beside the disk, that tells `recovery` which tables there are."""
 WORKLOADS: Mapping[str, Callable[[Run], None]] = {
-    each.__name__: each for each in (life, small, driver, take_over, loading, copies, resizing)
+    each.__name__: each for each in (life, small, driver, take_over, loading, copies, resizing, vectors, shards)
 }
-_ALL = {**WORKLOADS, "taker": taker}
+_OTHER_PROCESSES = {"taker": 1_000_000, "recovery": 2_000_000}
+"""Program -> number of its first call."""
+_ALL = {**WORKLOADS, "taker": taker, "recovery": recovery}
 
 
 def main(name: str, place: str, fault: str = "") -> None:
     """Run one workload; `fault`: one of PLANTED, "" for none."""
-    first = 1_000_000 if name == "taker" else 1
+    first = _OTHER_PROCESSES.get(name, 1)
     with ExitStack() as stack:
         if fault:
             stack.enter_context(PLANTED[fault]())

@@ -20,6 +20,7 @@ from memwal.flush.commits import committer
 from memwal.wal import Corrupt, open_store
 from tests.clean import assert_clean
 from tests.conftest import SCHEMA, Made
+from tests.power_cuts.workloads import collect
 
 Open = Callable[..., Any]
 
@@ -43,6 +44,12 @@ def shortened(path: Path) -> None:
 
 def zeroed_end(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+
+
+def zeroed_middle(path: Path) -> None:
+    data = path.read_bytes()
+    begin, end = len(data) // 3, len(data) * 2 // 3
+    path.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
 
 
 @pytest.fixture
@@ -91,6 +98,56 @@ def test_every_kind_of_file_of_a_version_is_looked_at(unsynced: Path, open_small
         expect_all_rows(table, "latest")
         table.commit()
         expect_all_rows(table, "committed")
+    assert_clean(open_store(uri), uri)
+
+
+def test_a_torn_version_below_a_whole_one_is_set_aside_so_that_collections_can_read_all(
+    unsynced: Path, open_small: Open, uri: str
+) -> None:
+    *_, torn_one, newest = before = versions(open_store(uri))
+    assert torn_one > synced_version(unsynced)
+    emptied(next((unsynced / "_versions").glob(f"*{2**64 - 1 - torn_one}.manifest")))
+    with open_small() as table:
+        assert [version for version in versions(open_store(uri)) if version <= newest] == [*before[:-2], newest]
+        expect_all_rows(table, "latest")
+        table.commit()
+        expect_all_rows(table, "committed")
+    collect(unsynced)
+    assert_clean(open_store(uri), uri)
+
+
+def test_a_file_of_an_index_that_has_only_its_temporary_name_is_missing(
+    unsynced: Path, open_small: Open, uri: str
+) -> None:
+    before = versions(open_store(uri))
+    path = new_file(unsynced, "_indices")
+    path.rename(path.with_name(".tmpUfvsf6"))
+    with open_small() as table:
+        assert versions(open_store(uri))[-1] < before[-1]
+        expect_all_rows(table, "latest")
+
+
+@pytest.mark.parametrize("damage", [emptied, shortened, zeroed_middle])
+@pytest.mark.parametrize("rows", [100, 6000])
+def test_a_deletion_file_of_any_size_is_looked_at(
+    open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyPatch, rows: int, damage: Callable[[Path], None]
+) -> None:
+    with open_small(regions=1) as table:
+        table.put(made.rows(range(rows)))
+        table.flush()
+        table.commit()
+        table.delete([id for id in range(rows) if id % 50])
+        table.flush()
+        monkeypatch.setattr(committer, "_prune_all", lambda *arguments: None)
+        table.commit()
+        monkeypatch.undo()
+    path = new_file(Path(uri), "_deletions")
+    assert path.suffix == (".bin" if rows > 5000 else ".arrow")
+    damage(path)
+    with open_small() as table:
+        assert len(table) == rows // 50
+        table.commit()
+        assert len(table.scan(level="committed").read_all()) == rows // 50
     assert_clean(open_store(uri), uri)
 
 
@@ -168,6 +225,19 @@ def test_a_look_from_storage_changes_nothing(unsynced: Path, uri: str) -> None:
     with pytest.raises(Corrupt):
         BaseTable.find(uri)
     assert sorted(Path(uri, "_versions").iterdir()) == before
+
+
+def test_a_torn_tag_is_set_aside_and_others_stay(unsynced: Path, open_small: Open, uri: str) -> None:
+    dataset = lance.dataset(uri)
+    for name in ("whole", "torn", "torn-2"):
+        dataset.tags.create(name, 2)
+    emptied(unsynced / "_refs/tags/torn.json")
+    shortened(unsynced / "_refs/tags/torn-2.json")
+    with pytest.raises(RuntimeError, match="EOF while parsing"):
+        dataset.tags.list()
+    open_small().close()
+    assert set(lance.dataset(uri).tags.list()) == {"whole"}
+    assert len(list(unsynced.rglob("*.json.torn"))) == 2
 
 
 def test_one_process_at_a_time_judges_and_renames(unsynced: Path, uri: str) -> None:
