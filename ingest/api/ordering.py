@@ -1,7 +1,8 @@
 """The order of rows by columns: how callers write it, and the sort that every level and every owner uses. Pure.
 
 One order for all: as Lance sorts, so that rows of the base table and those above it agree. Nulls come last whatever the
-direction. Numbers: -0.0 before 0.0, NaN above infinity. Text and bytes: by their bytes.
+direction. Numbers: -0.0 before 0.0, NaN above infinity, a NaN with the sign bit below its negative. Text and bytes: by
+their bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from memwal.ingest.errors import Invalid
 Order = list[tuple[str, bool]]
 """Columns, the most significant first; true: ascending."""
 _DIRECTIONS = {"ascending": True, "asc": True, "descending": False, "desc": False}
-_NAN = np.iinfo(np.int64).max
+_ALL_BUT_THE_SIGN = np.iinfo(np.int64).max
 
 
 def checked_order(order_by: Any) -> Order | None:
@@ -66,8 +67,7 @@ def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
         return column
     values = column.cast(pa.float64()).combine_chunks()
     bits = values.fill_null(0.0).to_numpy(zero_copy_only=False).view(np.int64)
-    keys = bits ^ ((bits >> 63) & _NAN)
-    keys = np.where(np.isnan(bits.view(np.float64)), _NAN, keys)
+    keys = bits ^ ((bits >> 63) & _ALL_BUT_THE_SIGN)
     return pa.array(keys, mask=np.asarray(values.is_null()))
 
 

@@ -224,11 +224,12 @@ def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]
         at = pc.index_in(present.column(keys.column_names[0]).cast(wanted.type), wanted)
         rows = np.flatnonzero(at.is_valid().to_numpy())
         return rows, at.drop_null().to_numpy().astype(np.int64)
-    names = keys.column_names
-    left = present.select(names).append_column("_row", pa.array(np.arange(present.num_rows)))
-    right = keys.cast(left.select(names).schema).append_column("_at", pa.array(np.arange(keys.num_rows)))
-    pairs = left.join(right, keys=names, join_type="inner").select(["_row", "_at"]).sort_by("_row")
-    return pairs.column("_row").to_numpy(), pairs.column("_at").to_numpy()
+    names = [str(column) for column in range(keys.num_columns)]  # those of the table may be ours
+    left = present.select(keys.column_names).rename_columns(names)
+    right = keys.rename_columns(names).cast(left.schema).append_column("at", pa.array(np.arange(keys.num_rows)))
+    left = left.append_column("row", pa.array(np.arange(present.num_rows)))
+    pairs = left.join(right, keys=names, join_type="inner").select(["row", "at"]).sort_by("row")
+    return pairs.column("row").to_numpy(), pairs.column("at").to_numpy()
 
 
 def picked_rows(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:

@@ -83,8 +83,9 @@ def distinct(keys: pa.Table) -> pa.Table:
     if keys.num_columns == 1:
         return pa.table([pc.unique(keys.column(0))], names=keys.column_names)
     # Arrow promises no order of groups, so the first row of each group is kept and sorted.
-    numbered = keys.append_column("_at", pa.array(np.arange(keys.num_rows)))
-    first = numbered.group_by(keys.column_names).aggregate([("_at", "min")]).column("_at_min")
+    names = [str(column) for column in range(keys.num_columns)]  # those of the table may be ours
+    numbered = keys.rename_columns(names).append_column("at", pa.array(np.arange(keys.num_rows)))
+    first = numbered.group_by(names).aggregate([("at", "min")]).column("at_min")
     return keys.take(pa.array(np.sort(first.to_numpy())))
 
 

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         ("body", pa.string()),
     ]
 )
-ODD = [None, math.nan, -0.0, 0.0, math.inf, -math.inf, 1.5, -2.5]
+ODD = [None, math.nan, -math.nan, -0.0, 0.0, math.inf, -math.inf, 1.5, -2.5]
 Model = dict[int, dict[str, Any]]
 
 
@@ -109,12 +109,13 @@ def layered(request: pytest.FixtureRequest, uri: str) -> Iterator[tuple[Any, dic
 
 
 def place(value: Any, ascending: bool) -> tuple[int, Any]:
-    """A sort key: nulls last, NaN above infinity, -0.0 before 0.0, each way."""
+    """A sort key: nulls last, NaN beyond infinity on the side of its sign, -0.0 before 0.0, each way."""
     if value is None:
         return (2, 0)
     if isinstance(value, str):
         return (1, value if ascending else tuple(-ord(letter) for letter in value))
-    rank = (1, 0.0, 0.0) if math.isnan(value) else (0, value, math.copysign(1, value))
+    sign = math.copysign(1, value)
+    rank = (sign, 0.0, 0.0) if math.isnan(value) else (0, value, sign)
     return (1, rank if ascending else tuple(-part for part in rank))
 
 
@@ -148,6 +149,15 @@ def test_rows_are_ordered_without_any_in_the_base(uri: str) -> None:
         assert table.scan(["id"], order_by="id").read_all()["id"].to_pylist() == []
         table.put([row(id, 0) for id in (3, 1, 2)])
         assert table.scan(["id"], order_by="id").read_all()["id"].to_pylist() == [1, 2, 3]
+
+
+def test_key_columns_may_have_names_that_reads_use(uri: str) -> None:
+    rows = [{"_row": 1, "_at": at, "row": 7} for at in (1, 2)]
+    with memwal.open(uri, schema=pa.Table.from_pylist(rows).schema, key=["_row", "_at"]) as table:
+        table.put(rows)
+        table.flush()
+        table.commit()
+        assert table.get([(1, 2), (1, 1), (1, 2)]).to_pylist() == [rows[1], rows[0]]
 
 
 def test_an_offset_leaves_out_the_best_rows(layered: tuple[Any, dict[str, Model]]) -> None:
