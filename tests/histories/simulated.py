@@ -1,8 +1,8 @@
 """Worlds of the simulation whose writes and reads are recorded as a history, which Porcupine judges.
 
-`python -m tests.histories.simulated --seeds 200` runs seeds of the log and of leases; the history of one that is not
-linearizable stays, with its picture. The oracle of the simulation and Porcupine judge the same runs by different means:
-the oracle knows what happened inside, Porcupine only what clients saw.
+`python -m tests.histories.simulated --seeds 200` runs seeds of the log, of leases and of everything at once; the
+history of one that is not linearizable stays, with its picture. The oracle and the ledger of the simulation judge the
+same runs by other means than Porcupine, which knows only what clients saw.
 
 Every write is durable: one that is not may be seen and lost, and no level promises anything about it then.
 """
@@ -30,7 +30,9 @@ from tests.histories.clients import by_key
 from tests.histories.judge import Judgement, judge
 from tests.histories.record import Operation, Recorder, Steps
 from tests.simulation.actors import StorageReader, Visitor
+from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.lease_world import LeaseWorld
+from tests.simulation.ledger import Ledger, Op
 from tests.simulation.oracle import Attempt, Floors, Oracle
 from tests.simulation.process import OwnerReads, Process, Region, pairs
 from tests.simulation.scheduler import Trace
@@ -203,7 +205,83 @@ class RecordedLeases(_Recorded, LeaseWorld):
     option = " --leases, recorded"
 
 
-KINDS: dict[str, type[_Recorded]] = {"log": RecordedWorld, "leases": RecordedLeases}
+class RecordingLedger(Ledger):
+    """Records what clients of daemons are told, and then checks it as the ledger does, unless it is `blind`.
+
+    Where the table is resized each key counts as a region: only those stay what they are.
+
+    Thread safety. One thread.
+    """
+
+    all_durable = True
+    blind = False
+    lines: list[str]
+
+    def __init__(self, region_of: Mapping[int, int]) -> None:
+        super().__init__(region_of)
+        self._at = 0
+        self._recorder = Recorder(self.lines.append, "cluster", lambda: self._at)
+        self._writes: dict[int, list[Operation]] = {}
+
+    def begin(self, client: str, rows: Mapping[int, bool], token: tuple[str, int] | None, *, durable: bool) -> Op:
+        op = super().begin(client, rows, token, durable=durable)
+        self._at = op.began
+        deletes = any(rows.values())
+        self._writes[op.number] = [
+            # A client of its own: it may never return.
+            self._recorder.invoke(f"write {op.number}", "delete" if deletes else "put", region, **given)
+            for region, keys in self._by_region(rows).items()
+            for given in ({"keys": keys} if deletes else {"rows": dict.fromkeys(keys, op.number)},)
+        ]
+        return op
+
+    def acked(self, op: Op) -> None:
+        self._at = self.moment()
+        for begun in self._writes.pop(op.number):
+            begun.ok()
+        super().acked(op)
+
+    def refused(self, op: Op) -> None:
+        self._at = self.moment()
+        for begun in self._writes.pop(op.number):
+            begun.failed()
+        if not self.blind:
+            super().refused(op)
+
+    def read(
+        self,
+        who: str,
+        began: int,
+        rows: Iterable[tuple[int, int]],
+        keys: Iterable[int],
+        *,
+        level: str,
+        stored: bool = False,
+    ) -> None:
+        found, now = list(rows), self.moment()
+        regions = self._by_region(keys) if level in ("latest", "durable") else {}
+        for region, some in regions.items():
+            self._at = began
+            begun = self._recorder.invoke(who, "read", region, keys=some, level="stored" if stored else level)
+            self._at = now
+            begun.ok(by_key(row for row in found if row[0] in some))
+        if not self.blind:
+            super().read(who, began, found, keys, level=level, stored=stored)
+
+    def _by_region(self, keys: Iterable[int]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for key in keys:
+            found.setdefault(self.region_of.get(key, key), []).append(key)
+        return found
+
+
+class RecordedCluster(ClusterWorld):
+    """Everything at once."""
+
+    option = ", recorded"
+
+
+KINDS: dict[str, type[World]] = {"log": RecordedWorld, "leases": RecordedLeases, "cluster": RecordedCluster}
 
 
 class _Blind(RecordingOracle):
@@ -216,7 +294,8 @@ def record(seed: int, kind: str, path: Path, *, blind: bool = False) -> None:
     Raises: SeedFailed.
     """
     lines: list[str] = []
-    changes = {"lines": lines, "oracle_kind": _Blind if blind else RecordingOracle}
+    books = type("books", (RecordingLedger,), {"lines": lines, "blind": blind})
+    changes = {"lines": lines, "oracle_kind": _Blind if blind else RecordingOracle, "books": books}
     try:
         simulate(seed, kind=type(kind, (KINDS[kind],), changes))
     finally:

@@ -1,4 +1,4 @@
-"""The simulation of everything at once: a hundred seeds, what struck where, one seed one run, and planted faults."""
+"""The simulation of everything at once: its judge, some seeds, one seed one run, and planted faults."""
 
 from __future__ import annotations
 
@@ -9,11 +9,110 @@ import pytest
 from tests.simulation.cluster_planted import PLANTED_IN_CLUSTERS, found_in_clusters_by
 from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.coverage import MUST_BE_KILLED, Cells, kills, table
+from tests.simulation.ledger import Ledger, Op
 from tests.simulation.many import results
+from tests.simulation.oracle import Wrong
 from tests.simulation.world import simulate
 
-SEEDS = 100
+SEEDS = 60
 """Thousands: `make simulate`."""
+
+
+class Books:
+    """A ledger of one key, whose reads begin when they are made."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger({})
+
+    def write(self, *, deletes: bool = False, token: int | None = None, durable: bool = True) -> Op:
+        named = None if token is None else ("client", token)
+        return self.ledger.begin("client", {1: deletes}, named, durable=durable)
+
+    def put(self) -> Op:
+        """An acknowledged one."""
+        op = self.write()
+        self.ledger.acked(op)
+        return op
+
+    def read(self, shown: Op | None, level: str = "latest", *, stored: bool = False, began: int | None = None) -> None:
+        rows = [] if shown is None else [(1, shown.number)]
+        began = self.ledger.moment() if began is None else began
+        self.ledger.read("a reader", began, rows, [1], level=level, stored=stored)
+
+
+def test_the_ledger_learns_the_order_of_writes_from_reads() -> None:
+    books = Books()
+    one, other = books.write(), books.write()
+    books.read(one)
+    before = books.ledger.moment()
+    books.read(other)
+    books.read(one, began=before)  # began before the other one was shown
+    with pytest.raises(Wrong, match="did not find any more"):
+        books.read(one)
+
+
+def test_an_acknowledged_write_that_a_reader_did_not_find_never_comes_back() -> None:
+    books = Books()
+    slow = books.write()
+    newer = books.put()
+    books.ledger.acked(slow)
+    books.read(newer)
+    with pytest.raises(Wrong, match="did not find any more"):
+        books.read(slow)
+
+
+def test_an_unanswered_delete_excuses_one_gap() -> None:
+    books = Books()
+    books.put()
+    books.write(deletes=True)
+    books.read(None)
+    books.read(books.put())
+    with pytest.raises(Wrong, match="is missing"):
+        books.read(None)
+
+
+def test_two_unanswered_deletes_excuse_two_gaps() -> None:
+    books = Books()
+    books.put()
+    books.write(deletes=True)
+    books.write(deletes=True)
+    books.read(None)
+    books.read(books.put())
+    books.read(None)
+
+
+def test_an_unanswered_delete_of_an_older_number_excuses_nothing_after_a_newer_one() -> None:
+    books = Books()
+    books.put()
+    books.write(deletes=True, token=1)
+    newer = books.write(token=2)
+    books.ledger.acked(newer)
+    books.read(newer)
+    with pytest.raises(Wrong, match="is missing"):
+        books.read(None)
+
+
+def test_storage_may_show_a_row_before_an_owner_does() -> None:
+    books = Books()
+    older, unanswered = books.put(), books.write()
+    books.read(unanswered, "durable", stored=True)
+    books.read(older)
+    with pytest.raises(Wrong, match="was known before the read began"):
+        books.read(older, "durable", stored=True)
+    books.read(unanswered)
+    with pytest.raises(Wrong, match="was known before the read began"):
+        books.read(older)
+
+
+def test_a_row_without_durability_may_be_lost_until_it_was_read_as_durable() -> None:
+    books = Books()
+    older, newer = books.put(), books.write(durable=False)
+    books.ledger.acked(newer)
+    books.read(newer)
+    books.read(older)
+    books.read(newer, "durable")
+    with pytest.raises(Wrong, match="was known before the read began"):
+        books.read(older)
 
 
 @pytest.mark.timeout(1200)

@@ -499,7 +499,7 @@ def test_the_rules_for_unknown_operations_change_no_verdict(tmp_path: Path) -> N
 # ---- the simulation --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [("log", 3), ("leases", 5)])
+@pytest.mark.parametrize(("kind", "seeds"), [("log", 3), ("leases", 5), ("cluster", 5)])
 def test_what_clients_see_in_the_simulation_is_linearizable(kind: str, seeds: int, tmp_path: Path) -> None:
     judged, failed = simulated.judged(range(1, seeds + 1), kind, tmp_path)
     print(judged)

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
+from tests.histories import simulated
 from tests.simulation.coverage import Cells, table
 from tests.simulation.many import KINDS, results
 from tests.simulation.world import SeedFailed, simulate
@@ -40,11 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--coverage", action="store_true", help="show which faults struck which steps, as Markdown")
+    parser.add_argument(
+        "--porcupine",
+        action="store_true",
+        help="judge the history of each seed by Porcupine too; all writes are durable",
+    )
     asked = parser.parse_args(arguments)
     kind = asked.kind or "cluster"
-    if asked.seed is not None:
+    if asked.porcupine and kind not in simulated.KINDS:
+        parser.error(f"--porcupine: the histories of --{kind} are not recorded")
+    if asked.porcupine and asked.seed is not None:
+        asked.start, asked.seeds = asked.seed, 1
+    elif asked.seed is not None:
         return _one(asked.seed, trace=asked.trace, kind=kind)
-    return _many(asked.start, asked.seeds, asked.workers, kind=kind, coverage=asked.coverage)
+    return _many(asked.start, asked.seeds, asked.workers, kind=kind, judged=asked.porcupine, coverage=asked.coverage)
 
 
 def _one(seed: int, *, trace: bool, kind: str) -> int:
@@ -59,9 +69,9 @@ def _one(seed: int, *, trace: bool, kind: str) -> int:
     return 0
 
 
-def _many(start: int, seeds: int, workers: int, *, kind: str, coverage: bool) -> int:
+def _many(start: int, seeds: int, workers: int, *, kind: str, judged: bool, coverage: bool) -> int:
     began, failed, cells = time.monotonic(), list[str](), Cells()
-    for done, result in enumerate(results(start, seeds, workers, kind=kind), 1):
+    for done, result in enumerate(results(start, seeds, workers, kind=kind, judged=judged), 1):
         cells.update(result.cells)
         if result.said:
             failed.append(result.said)
@@ -70,7 +80,7 @@ def _many(start: int, seeds: int, workers: int, *, kind: str, coverage: bool) ->
         if done % _NEWS_EVERY == 0 or done == seeds:
             print(f"\r{done} of {seeds} seeds, {len(failed)} failed, {rate:.1f} seeds/s ", end="", flush=True)
     print(f"\nseeds {start} to {start + seeds - 1}")
-    if coverage or seeds >= _LONG:
+    if cells and (coverage or seeds >= _LONG):
         print(f"\n{table(cells)}\n")
     for said in failed:
         print(f"failed: {said}")

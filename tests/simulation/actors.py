@@ -29,14 +29,14 @@ class Visitor:
     pace: tuple[float, ...] = (0.2, 1.0, 3.0)
 
     def __init__(self, world: World, name: str) -> None:
-        self.world, self.name, self.host = world, name, Host(name)
+        self.world, self.name, self.host = world, name, world.host(name)
         self.store = SimulatedStore(world.disk, world.weather, world.scheduler, self.host)
         self.clock = SimulatedClock(world.scheduler)
         world.spawn(name, self._live, self.host)
 
     def _live(self) -> None:
         while self.world.open:
-            self.world.scheduler.pause(self.world.random.choice(self.pace))
+            self.world.rest(self.pace)
             self.step()
 
     def step(self) -> None:
@@ -285,7 +285,7 @@ class Chaos:
     def _live(self) -> None:
         world = self.world
         while world.open:
-            world.scheduler.pause(world.random.choice((0.2, 1.0, 4.0)))
+            world.rest((0.2, 1.0, 4.0))
             self._revive()
             if world.random.random() < world.shape.chaos:
                 self._strike()

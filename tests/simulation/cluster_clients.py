@@ -85,9 +85,11 @@ class Writer(Connected):
 
     def step(self) -> None:
         chance, world = self.world.random, self.cluster
+        if chance.random() < 0.1:  # another client, which asks for the owners anew
+            self._table = None
         rows = world.rows_of_a_client(chance.choice((1, 1, 2, 5)))
         token = (self.name, self._next()) if chance.random() < 0.6 else None
-        durable = token is not None or chance.random() < 0.7
+        durable = token is not None or chance.random() < 0.7 or world.ledger.all_durable
         op = world.ledger.begin(self.name, rows, token, durable=durable)
         unsure = False
         for _ in range(chance.choice((1, 4, 10))):
@@ -134,7 +136,7 @@ class Looker(Connected):
 
     def step(self) -> None:
         chance, world = self.world.random, self.cluster
-        level = chance.choice(("latest", "latest", "latest", "durable", "flushed", "committed"))
+        level = chance.choice(("latest",) * 5 + ("durable",) * 3 + ("flushed", "committed"))
         keys = world.keys_of_clients()
         if not world.append and chance.random() < 0.4:
             keys = chance.sample(keys, min(len(keys), 3))
@@ -151,6 +153,30 @@ class Looker(Connected):
         ours = [row for row in pairs(found) if world.is_of_clients(row[0])]
         world.say(f"read {len(ours)} rows at {level}")
         world.ledger.read(f"{self.name} at {level}", began, ours, keys, level=level)
+
+
+class Prober(Connected):
+    """Asks one daemon or another for the rows of a region at `latest`, whoever owns it, as a client whose picture of
+    the owners is old. Whoever answers must know the newest rows."""
+
+    pace = (0.02, 0.1, 0.3)
+
+    def step(self) -> None:
+        chance, world = self.world.random, self.cluster
+        number, endpoint = chance.randrange(world.shape.regions), chance.choice(world.endpoints)
+        keys = [key for key, region in world.ledger.region_of.items() if region == number]
+        asked = {"columns": ["id", "v"], "level": "latest", "regions": [str(world.region_ids[number])]}
+        began = world.ledger.moment()
+        try:
+            found = pa.Table.from_batches(
+                list(self.table.router.connection(endpoint).read("scan", asked, timeout=chance.choice((0.5, 3.0)))),
+                schema=world.base.schema,
+            )
+        except MemWalError:
+            return
+        mine = [row for row in pairs(found) if row[0] in keys]
+        world.say(f"{len(mine)} rows of region {number} at {endpoint}")
+        world.ledger.read(f"{self.name} at {endpoint}", began, mine, keys, level="latest")
 
 
 class StorageLooker(Visitor):
@@ -171,7 +197,7 @@ class StorageLooker(Visitor):
             return
         ours = [row for row in pairs(found) if world.is_of_clients(row[0])]
         world.say(f"read {len(ours)} rows at {level}")
-        world.ledger.read(f"{self.name} at {level}", began, ours, world.keys_of_clients(), level=level)
+        world.ledger.read(f"{self.name} at {level}", began, ours, world.keys_of_clients(), level=level, stored=True)
 
 
 @dataclass
@@ -258,7 +284,7 @@ class Producer(Connected):
             routing=routing,
             rows=rows.num_rows,
         )
-        for batch in given.to_batches():
+        for batch in given.to_batches(max_chunksize=self.world.random.choice((1, 2, 100))):
             if batch.num_rows:
                 stream.write(batch)
         receipt = stream.finish()
@@ -303,7 +329,8 @@ class Operator(Connected):
             return
         ours = [row for row in pairs(found) if world.is_of_clients(row[0])]
         world.say(f"flushed and committed by hand: {len(ours)} rows")
-        world.ledger.read(f"{self.name} after its commit", began, ours, world.keys_of_clients(), level="durable")
+        keys = world.keys_of_clients()
+        world.ledger.read(f"{self.name} after its commit", began, ours, keys, level="durable", stored=True)
 
     def _pause(self) -> None:
         world, pauses = self.cluster, Pauses(self.store, self.clock, self.host.ids, self.world.wal_options)
@@ -311,7 +338,7 @@ class Operator(Connected):
             pauses.pause("commits", self.name)
             world.paused_since = world.scheduler.elapsed
             world.say("commits are paused")
-            world.scheduler.pause(world.random.choice((6.0, 10.0)))
+            world.rest((6.0, 10.0))
         except EXPECTED as error:
             world.say(f"pause: {type(error).__name__}")
         while world.open:
@@ -328,7 +355,7 @@ class Operator(Connected):
 class Resizer(Visitor):
     """`memwal regions resize`: by itself now and then, and by all means where one was broken off."""
 
-    pace = (6.0, 15.0, 30.0)
+    pace = (2.0, 6.0, 12.0)
 
     def step(self) -> None:
         world, clock = self.world, self.clock
@@ -346,6 +373,7 @@ __all__ = [
     "Checkpoint",
     "Looker",
     "Operator",
+    "Prober",
     "Producer",
     "Resizer",
     "Row",

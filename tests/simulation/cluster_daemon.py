@@ -23,6 +23,7 @@ from memwal.ingest.daemon.place import Place
 from memwal.ingest.errors import MemWalError
 from memwal.ingest.rpc.guard import Guard
 from memwal.ingest.table.embedded import Table
+from tests.simulation import fates
 from tests.simulation.process import EXPECTED
 from tests.simulation.scheduler import Host, SimulatedClock
 from tests.simulation.storage import SimulatedStore
@@ -39,7 +40,7 @@ class ServingDaemon:
         self.world, self.name = world, name
         self.endpoint = world.endpoint_of(name)
         chance = world.random
-        self.host = Host(name)
+        self.host = Host(name, fate=fates.drawn(chance, fates.OF_DAEMONS, world.fated))
         self.host.clock = SimulatedClock(
             world.scheduler, chance.choice((0.0, 0.0, -30.0, 400.0)), chance.choice((1.0, 0.97, 1.03))
         )

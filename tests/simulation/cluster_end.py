@@ -48,6 +48,10 @@ class End(Producer):
                     raise Wrong(f"{name}: batch {checkpoint.number} is not taken in good weather")
             if not checkpoint.acked:
                 self.done()
+        while not world.network.idle:  # a write that arrives late would land between the flush and the commit
+            if scheduler.elapsed > began + 3 * _SERVED_WITHIN:
+                raise Wrong(f"calls are not done in good weather: {world.network.open_calls}")
+            scheduler.pause(0.5)
         self._check("latest")
         self._check("durable")
         self._step(self.table.flush)
@@ -101,8 +105,11 @@ class ClusterChaos(Chaos):
     def _strike(self) -> None:
         world = cast("ClusterWorld", self.world)
         victim: Any = world.random.choice([*world.daemons, *world.daemons, *world.visitors])
-        until = world.scheduler.elapsed + world.random.choice((0.5, 3.0, 8.0))
-        chosen = world.random.choice(("kill", "kill", "stop", "end", "cut", "cut off", "outage", "outage for all"))
+        chosen = world.random.choice(
+            ("kill", "kill", "stop", "stop", "end", "cut", "cut off", "cut daemons", "outage", "outage for all")
+        )
+        long = 5.0 if chosen.startswith("outage") else 8.0
+        until = world.scheduler.elapsed + world.random.choice((0.5, 3.0, long))
         world.say(f"{chosen} {victim.name} until {until:.1f}")
         if chosen == "kill":
             world.scheduler.kill(victim.host)
@@ -110,6 +117,9 @@ class ClusterChaos(Chaos):
             world.scheduler.stop(victim.host, until)
         elif chosen == "end" and victim in world.daemons:
             victim.stop.set()
+        elif chosen == "cut daemons":
+            one, other = world.random.sample(world.daemons, 2)
+            world.network.cuts.append((until, one.name, other.name))
         elif chosen.startswith("cut"):
             daemon = world.random.choice(world.daemons).name
             world.network.cuts.append((until, daemon, "" if chosen == "cut off" else victim.name))

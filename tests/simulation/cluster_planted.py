@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
 import memwal.ingest.region.core
+import memwal.ingest.region.log
 import memwal.ingest.rpc.connection
 import memwal.wal.garbage
+from memwal import wal
 from memwal.flush.resizing.applied_maps import PREFIX, merged_map
 from memwal.ingest.client.writes import RoutedWrite
-from memwal.ingest.errors import LOST, Unavailable
-from memwal.wal import ObjectInfo, ObjectStore
+from memwal.ingest.errors import LOST, MemWalError, Unavailable
+from memwal.ingest.region.groups import Repeats, WriteGroup
+from memwal.ingest.region.log import RegionLog
+from memwal.ingest.region.write_queue import Write
+from memwal.wal import ObjectInfo, ObjectStore, WalAppender
 from memwal.wal.applied import AppliedMap
 from memwal.wal.layout import parse_snapshot_key, snapshot_prefix
 from tests.simulation.cluster_world import ClusterWorld
@@ -37,19 +42,103 @@ def carries_the_highest_only() -> Planted:
     return _carrying(lambda _, found: {name: each for name, each in found.items() if not name.startswith(PREFIX)})
 
 
-@contextmanager
-def claims_with_an_empty_map() -> Iterator[None]:
-    """A take-over forgets what was applied."""
+def carries_what_all_have_only() -> Planted:
+    """What some regions have not applied counts for none of them after a resize."""
+    return _carrying(
+        lambda maps, found: {
+            name: min(each.get(name, -1) for each in maps) for name in found if not name.startswith(PREFIX)
+        }
+    )
 
+
+def claims_with_an_empty_map() -> Planted:
+    """A take-over forgets what was applied."""
+    return _forgetting(lambda _: True)
+
+
+def forgets_the_tokens_of_clients() -> Planted:
+    """The same, of ordinary clients only."""
+    return _forgetting(lambda name: name.startswith("writer"))
+
+
+def _forgetting(forgotten: Callable[[str], bool]) -> Planted:
     def forgetting(*args: Any, **rest: Any) -> Any:
         claimed = claim(*args, **rest)
-        claimed.applied.clear()
+        for name in [name for name in claimed.applied if forgotten(name)]:
+            del claimed.applied[name]
         return claimed
 
-    claim = memwal.ingest.region.core.wal.claim
-    with ExitStack() as patches:
-        patches.enter_context(patch.object(memwal.ingest.region.core.wal, "claim", forgetting))
-        yield
+    claim = wal.claim
+    return patch.object(memwal.ingest.region.core.wal, "claim", forgetting)
+
+
+def applies_tokens_of_clients_twice() -> Planted:
+    """A daemon knows the tokens of producers only: a put of a client that is sent again is applied again."""
+
+    def set_aside(self: Repeats, group: Sequence[Write], applied: AppliedMap, admission: Any) -> Any:
+        fresh: list[Write] = []
+        after = applied.copy() if any(write.token for write in group) else applied
+        for write in group:
+            if write.token is None or write.token.producer.startswith("writer"):
+                fresh.append(write)
+            else:
+                some, after = original(self, [write], after, admission)
+                fresh += some
+        return fresh, after
+
+    original = Repeats.set_aside
+    return patch.object(Repeats, "set_aside", set_aside)
+
+
+def believes_a_token_of_a_refused_entry() -> Planted:
+    """A token counts as applied although storage refused its entry."""
+
+    def append(self: RegionLog, checked: Any, applied: AppliedMap, **rest: Any) -> Any:
+        try:
+            return original(self, checked, applied, **rest)
+        except memwal.ingest.region.log.NOTHING_WRITTEN:
+            self.applied = applied
+            raise
+
+    original = RegionLog.append
+    return patch.object(RegionLog, "append", append)
+
+
+def acks_before_the_append() -> Planted:
+    """Durable writes are acknowledged while they linger."""
+    return patch.object(WriteGroup, "durable", property(lambda _: False))
+
+
+def acks_before_the_append_without_a_token() -> Planted:
+    """The same, of writes without a token."""
+    durable = property(lambda group: any(write.durable and write.token is not None for write in group.writes))
+    return patch.object(WriteGroup, "durable", durable)
+
+
+def acks_deletes_before_the_append() -> Planted:
+    """The same, of deletes."""
+    durable = property(lambda group: any(write.durable and write.deletes is not True for write in group.writes))
+    return patch.object(WriteGroup, "durable", durable)
+
+
+def acks_a_put_when_one_owner_has() -> Planted:
+    """A client of several owners takes the answer of one for that of all."""
+
+    def attempt(self: RoutedWrite, within: float) -> Any:
+        try:
+            return original(self, within)
+        except MemWalError:
+            if self._acks:
+                return self._receipt()
+            raise
+
+    original = RoutedWrite.attempt
+    return patch.object(RoutedWrite, "attempt", attempt)
+
+
+def takes_the_next_slot_when_fenced() -> Planted:
+    """A former owner whose slot is taken writes into the next one."""
+    return patch.object(WalAppender, "_taken", lambda *_: None)
 
 
 @contextmanager
@@ -95,7 +184,16 @@ PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
     each.__name__: each
     for each in (
         carries_the_highest_only,
+        carries_what_all_have_only,
         claims_with_an_empty_map,
+        forgets_the_tokens_of_clients,
+        applies_tokens_of_clients_twice,
+        believes_a_token_of_a_refused_entry,
+        acks_before_the_append,
+        acks_before_the_append_without_a_token,
+        acks_deletes_before_the_append,
+        acks_a_put_when_one_owner_has,
+        takes_the_next_slot_when_fenced,
         collects_the_snapshot_that_is_named,
         resends_without_the_token,
         takes_a_lost_answer_for_not_written,
@@ -103,11 +201,18 @@ PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
 }
 
 FOUND_BY = {
-    "carries_the_highest_only": 52,
-    "claims_with_an_empty_map": 20,
-    "collects_the_snapshot_that_is_named": 20,
-    "resends_without_the_token": 66,
-    "takes_a_lost_answer_for_not_written": 34,
+    "carries_the_highest_only": 55,
+    "carries_what_all_have_only": 13,
+    "claims_with_an_empty_map": 13,
+    "forgets_the_tokens_of_clients": 20,
+    "applies_tokens_of_clients_twice": 34,
+    "believes_a_token_of_a_refused_entry": 10,
+    "acks_before_the_append_without_a_token": 25,
+    "acks_deletes_before_the_append": 18,
+    "acks_a_put_when_one_owner_has": 2,
+    "takes_the_next_slot_when_fenced": 11,
+    "collects_the_snapshot_that_is_named": 2,
+    "resends_without_the_token": 6,
 }
 """As `planted.FOUND_BY`."""
 SEEDS_TO_FIND = 100

@@ -23,12 +23,14 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import patch
 
 import pyarrow as pa
 
 import memwal.ingest.client.remote
+import memwal.ingest.client.retry
 import memwal.ingest.daemon.balancer
 import memwal.ingest.daemon.peers
 from memwal import flush, wal
@@ -38,11 +40,13 @@ from memwal.ingest.settings.load import load
 from memwal.ingest.table.commit_loop import CommitLoop
 from memwal.ingest.table.stored import StoredTable
 from memwal.memtable import TOMBSTONE, row_schema
+from tests.simulation import fates
 from tests.simulation.actors import Visitor
 from tests.simulation.cluster_clients import (
     Checkpoint,
     Looker,
     Operator,
+    Prober,
     Producer,
     Resizer,
     Row,
@@ -55,7 +59,7 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.network import Network, simulated_network
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import pairs
-from tests.simulation.scheduler import Trace
+from tests.simulation.scheduler import Host, Trace
 from tests.simulation.storage import CALL_FAULTS, PUT_FAULTS, Weather
 from tests.simulation.table_actors import EagerCommitter, Expirer, HungryCollector, Loader, Meddler, Upkeep
 from tests.simulation.threads import simulated_threads
@@ -69,6 +73,7 @@ _PAUSE_NOTED = 4.0
 _VISITORS: Mapping[str, type[Visitor]] = {
     "writer": Writer,
     "looker": Looker,
+    "prober": Prober,
     "storage": StorageLooker,
     "producer": Producer,
     "operator": Operator,
@@ -81,7 +86,7 @@ _VISITORS: Mapping[str, type[Visitor]] = {
     "expirer": Expirer,
 }
 _ANY = ("producer0", "producer1", "storage0", "operator0", "resizer0", "committer0", "collector0")
-_OF_CLIENTS = ("writer0", "writer1", "looker0", "looker1")
+_OF_CLIENTS = ("writer1", "looker1")
 _OF_THE_BASE = ("loader0", "meddler0", "upkeep0", "expirer0")
 
 
@@ -99,12 +104,15 @@ class ClusterWorld(World):
         self.daemons = cast("list[ServingDaemon]", self.processes)
         self.endpoints = [self.endpoint_of(f"daemon{number}") for number in range(self.shape.writers)]
         self.entries_max, self.pending_max = chance.choice((2, 5, 1000)), chance.choice((0, 0, 3))
-        self.network = Network(self.scheduler, self.scheduler.coverage, chance.choice((0.0, 0.01, 0.05)))
+        self.network = Network(self.scheduler, self.scheduler.coverage, chance.choice((0.0, 0.01, 0.03)))
         self.settings = self._settings()
-        self._look_every = chance.choice((0.25, 1.0, 1.0))
+        self._look_every = chance.choice((0.25, 1.0, 1.0, 1.0))
         resized = any(name.startswith("resizer") for name in self.shape.visitors)
-        known = {} if resized or self.append else self.oracle.region_of
+        known = {} if resized or self.append else self._routed(list(self.oracle.region_of))
+        if known and self.rules == flush.WriteRules() and chance.random() < 0.6:
+            self.shape = replace(self.shape, visitors=(*self.shape.visitors, "prober0"))
         self.ledger = self.books(known)
+        self.fated = chance.choice((0.0, 0.3, 0.6))
         self.checkpoints: dict[str, Checkpoint] = {}
         self.batches = self.loads = 0
         self.paused_since = float("inf")
@@ -112,20 +120,21 @@ class ClusterWorld(World):
 
     def drawn(self) -> tuple[Shape, Weather]:
         chance = self.random
-        rules = (flush.WriteRules(), flush.WriteRules(), flush.WriteRules("insert"), flush.WriteRules(version="v"))
+        rules = (*[flush.WriteRules()] * 3, flush.WriteRules("insert"), flush.WriteRules(version="v"))
         self.append, self.rules = chance.random() < 0.2, flush.WriteRules()
         if not self.append:
             self.rules = chance.choice(rules)
         plain = self.rules == flush.WriteRules()
         of_the_base = _OF_THE_BASE if plain and not self.append else ()
         self.indexes = (("v", "btree"),) if of_the_base and chance.random() < 0.5 else ()
-        beings = [name for name in _ANY if chance.random() < 0.5]
+        beings = ["writer0", "looker0"] if plain else ["producer0", "storage0"]
+        beings += [name for name in _ANY if chance.random() < (0.4 if plain else 0.6)]
         beings += [name for name in _OF_CLIENTS if plain and chance.random() < 0.7]
         beings += [name for name in of_the_base if chance.random() < 0.15]
         shape = Shape(
             regions=chance.choice((1, 2, 3)),
             writers=chance.choice((2, 2, 3)),
-            seconds=chance.choice((6.0, 12.0, 18.0)),
+            seconds=chance.choice((8.0, 16.0, 24.0)),
             keys=chance.choice((4, 12)),
             paces=(0.3,),
             rest=2.0,
@@ -134,7 +143,7 @@ class ClusterWorld(World):
             rows_max=chance.choice((3, 8, 40)),
             entry_size_max=chance.choice((60, 1 << 20)),
             wal_format="lance" if self.append else chance.choice(("lance", "lance", "lance", "arrow")),
-            visitors=tuple(dict.fromkeys(beings or ["producer0", "looker0"])),
+            visitors=tuple(dict.fromkeys(beings)),
         )
         weather = Weather(
             rate=chance.choice((0.0, 0.005, 0.02)),
@@ -145,6 +154,10 @@ class ClusterWorld(World):
             lance_writes_worse=8.0,
         )
         return shape, weather
+
+    def _routed(self, keys: Sequence[int]) -> dict[int, int]:
+        buckets = self.base.route(pa.table({"id": pa.array(keys, pa.int64())}))
+        return dict(zip(keys, map(int, buckets), strict=True))
 
     def _settings(self) -> Any:
         chance = self.random
@@ -170,6 +183,7 @@ class ClusterWorld(World):
                     "manifest_age_min": age,
                 },
                 "flush": {"retry_delay": "0.2s"},
+                "wal": {"linger_max": chance.choice(("50ms", "50ms", "1s"))},
                 "memtable": {"age_max": chance.choice(("3s", "30s"))},
             },
             {},
@@ -206,13 +220,24 @@ class ClusterWorld(World):
             simulated_network(self.network),
             simulated_daemons(self),
             patch.object(CommitLoop, "step", step),
-            # Daemons look at each other all the time: half of what a run costs.
+            # Daemons look at each other all the time, and clients at all of them while nobody serves.
             patch.object(memwal.ingest.daemon.peers, "LOOK_EVERY", self._look_every),
             patch.object(memwal.ingest.daemon.balancer, "LOOK_EVERY", self._look_every),
+            patch.object(memwal.ingest.client.retry, "LONGEST_PAUSE", 1.0),
+            patch.object(memwal.ingest.client.retry, "LOOK_EVERY", 1.0),
             patch.object(memwal.ingest.client.remote, "STEP_TIMEOUT", 20.0),
             patch.object(memwal.ingest.client.remote, "READ_TIMEOUT", 20.0),
         ):
             yield
+
+    def rest(self, paces: Sequence[float]) -> None:
+        """At the closing time nobody is waited for who only rests."""
+        self.scheduler.pause(max(0.0, min(self.random.choice(paces), self.shape.seconds - self.scheduler.elapsed)))
+
+    def host(self, name: str) -> Host:
+        host, parts = super().host(name), fates.OF_VISITORS.get(name.rstrip("0123456789"), ())
+        host.fate = fates.drawn(self.random, parts, self.fated)
+        return host
 
     # ---- rows ----------------------------------------------------------------------------------------------------
 
@@ -299,6 +324,9 @@ class ClusterWorld(World):
     def _settle(self) -> None:
         self.say("the storage and the network are well again")
         self._land_some()
+        self.fated = 0.0
+        for host in (*(each.host for each in self.daemons), *(each.host for each in self.visitors)):
+            host.fate = None
         for place, daemon in enumerate(self.daemons):
             if daemon.host.dead:
                 self.daemons[place] = ServingDaemon(self, daemon.name)
@@ -335,7 +363,8 @@ class ClusterWorld(World):
         """Everything that was known at `began`."""
         ours = [row for row in pairs(rows) if self.is_of_clients(row[0])]
         self.say(f"{who}: {len(ours)} rows of clients")
-        self.ledger.read(f"the end, {who}", began, ours, self.keys_of_clients(), level="durable")
+        # Nothing is under way any more: owners and storage show the same.
+        self.ledger.read(f"the end, {who}", began, ours, self.keys_of_clients(), level="durable", stored=True)
         for name in self.checkpoints:
             self._compare(name, level, rows)
 

@@ -32,7 +32,9 @@ from memwal.flush.commits.rounds import Rounds
 from memwal.flush.resizing.steps import _Run
 from memwal.ingest.changes.pieces import StoredChanges
 from memwal.ingest.read.reader import Reader
+from memwal.ingest.read.stored import StoredLevels
 from memwal.ingest.region.core import RegionCore
+from memwal.ingest.rpc import owner_notes
 from memwal.ingest.rpc.pauses import Pauses
 from memwal.ingest.table.regions import RegionSet
 from memwal.ingest.table.resize import Resizing
@@ -82,6 +84,9 @@ PARTS: dict[str, tuple[Callable[..., Any], ...]] = {
     "switch": (memwal.flush.resizing.routing.finish,),
     "look for a resize": (Resizing.done, Resizing.look),
     "pause": (Pauses.pause, Pauses.resume, Pauses.now),
+    "owners' notes": (owner_notes.find,),
+    "read of storage": (StoredLevels.views,),
+    "needs of the base": (memwal.flush.base_needs,),
     "change feed": (StoredChanges.piece,),
     "read": (Reader.get, Reader.scan, Reader.base),
 }
@@ -100,7 +105,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "partition": ("partition",),
     "stop": ("stop",),
     "kill before": ("kill before",),
-    "kill after": ("kill after",),
+    "kill after": ("kill after", "kill, answered"),
     "kill": ("kill",),
 }  # fmt: skip
 """The columns of the table, and the faults in each."""
@@ -115,10 +120,15 @@ MUST_BE_KILLED = (
     "commit",
     "collect entries",
     "collect SSTs",
+    "collect manifests",
+    "prune",
+    "switch",
+    "load",
+    "pause",
     "open",
     "call",
 )
-"""Parts within which a hundred seeds must have killed a process."""
+"""Parts within which the seeds of `make test` must have killed a process."""
 
 
 class Coverage:
@@ -160,12 +170,27 @@ class Coverage:
 
 def step_of(call: str) -> str:
     """The name of the step that makes a call of the storage: the innermost part of a protocol on the stack, and it."""
-    frame = sys._getframe(1)
+    return f"{next(_parts(), 'other')}: {call}"
+
+
+def parts_here() -> tuple[str, ...]:
+    """The parts of the protocols that the actor that runs is within, the innermost first."""
+    return tuple(dict.fromkeys(_parts()))
+
+
+def run_within(parts: tuple[str, ...], work: Callable[[], Any]) -> Any:
+    """Do what another actor was told to do for one within `parts`."""
+    return work()
+
+
+def _parts() -> Iterator[str]:
+    frame = sys._getframe(2)
     while frame is not None:
         if (part := _CODES.get(frame.f_code)) is not None:
-            return f"{part}: {call}"
+            yield part
+        elif frame.f_code is run_within.__code__:
+            yield from frame.f_locals["parts"]
         frame = frame.f_back  # type: ignore[assignment]
-    return f"other: {call}"
 
 
 def _code(function: Callable[..., Any]) -> CodeType:
@@ -199,7 +224,9 @@ def possible(step: str, column: str) -> bool:
     writes = ": put " in step
     if column == "partition":
         return called
-    if column in ("kill before", "kill after", "outage"):
+    if column == "kill after":
+        return step not in ("call: look", "call: schema")
+    if column in ("kill before", "outage"):
         return not called and not (column == "outage" and ": lance " in step)
     if column == "late":
         return called or writes
@@ -212,7 +239,7 @@ def possible(step: str, column: str) -> bool:
 
 def kills(cells: Cells, part: str) -> int:
     """How often a process was killed within a part."""
-    struck = ("kill", "kill before", "kill after")
+    struck = ("kill", *COLUMNS["kill before"], *COLUMNS["kill after"])
     return sum(times for (step, fault), times in cells.items() if step.startswith(f"{part}: ") and fault in struck)
 
 

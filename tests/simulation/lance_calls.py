@@ -22,6 +22,7 @@ import memwal.flush.sst.files
 import memwal.ingest.read.stored
 from memwal.wal import ArrowCodec, EntryCodec, LanceCodec, SystemClock, SystemIds, WalOptions
 from tests.simulation.coverage import step_of
+from tests.simulation.fates import strikes
 from tests.simulation.scheduler import Killed, Scheduler, SimulatedClock
 from tests.simulation.storage import Weather
 
@@ -103,6 +104,9 @@ def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
 def _around(scheduler: Scheduler, weather: Weather, name: str, call: Callable[[], Any], faults: tuple[str, ...]) -> Any:
     rate = weather.rate * (weather.lance_writes_worse if faults is _FAULTS else 1.0)
     fault, step = scheduler.random.choice(faults) if scheduler.random.random() < rate else "", step_of(name)
+    actor = scheduler.current
+    assert actor is not None
+    fault = strikes(actor.host, scheduler.coverage) or fault
     scheduler.coverage.strike(step, fault)
     with scheduler.coverage.doing(step):
         scheduler.pause(scheduler.random.choice(_PAUSES) * weather.pace)

@@ -2,16 +2,36 @@
 
 A moment is a number that rises with every question. Of two writes of a key one is surely older if it was settled before
 the other began: acknowledged, or refused; a write without an answer is never settled, except by a newer number under
-the name of its token. A read is wrong if it shows a write that was refused, or one that is surely older than another
-one that was known to be durable before the read began, by its acknowledgement or because a reader had seen it.
+the name of its token. A read is wrong if it shows a write that
+
+- was refused;
+- is surely older than another one that was known to be durable before the read began, by its acknowledgement or
+  because a reader had seen it;
+- was replaced: an earlier read, which began after this write was known, did not show it any more.
+
+A missing row is a delete that is shown. If only one delete can explain it, this delete is known from then on.
+
+Each value is written once, so for a single key this is linearizability, as far as unanswered deletes are told apart.
+Owners and readers of storage are judged by orders of their own: a row may be seen on storage before an owner shows it
+(`ingest/read/README.md`), and what an owner shows is on storage. Writes without durability may be seen at `latest` and
+be lost; so there they prove nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.simulation.oracle import Wrong
+
+_NEVER = 1 << 62
+Layer = str
+OWNERS, STORED = "owners", "stored"
+"""Who shows rows: owners, or storage to whoever reads it."""
+
+
+def _of_layers() -> dict[Layer, dict[int, int]]:
+    return {OWNERS: {}, STORED: {}}
 
 
 @dataclass(eq=False)
@@ -27,8 +47,12 @@ class Op:
     began: int
     settled: int | None = None
     """From when on it cannot take effect any more, if it has not."""
-    known: dict[int, int] = field(default_factory=dict)
+    known: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
     """By key, from when on it was known to be durable."""
+    final: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
+    """By key, from when on it had taken effect, or could not any more."""
+    replaced: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
+    """By key, from when on nobody may show it any more."""
     failed: bool = False
 
     def __str__(self) -> str:
@@ -40,6 +64,8 @@ class Op:
 class Ledger:
     """The writes of all clients. One thread."""
 
+    all_durable = False
+    """Whether all writes are to be durable."""
     region_of: Mapping[int, int]
     """Of the keys of clients, the regions; a write is visible in a region as a whole. Empty where regions change."""
     ops: list[Op] = field(default_factory=list)
@@ -64,37 +90,60 @@ class Ledger:
         """The client has its receipt."""
         op.settled = self.moment()
         if op.durable:
-            self._is_known(op, op.rows)
+            self._is_known(op, op.rows, (OWNERS, STORED))
 
     def refused(self, op: Op) -> None:
         """The client was told that nothing was written. Raises: Wrong if a reader saw it."""
         op.settled, op.failed = self.moment(), True
-        if op.known:
+        if op.known[STORED]:
             raise Wrong(f"{op} was refused, but a reader saw it")
 
-    def read(self, who: str, began: int, rows: Iterable[tuple[int, int]], keys: Iterable[int], *, level: str) -> None:
-        """Check a read of `keys` that began at `began` and shows `rows`. Raises: Wrong."""
+    def read(
+        self,
+        who: str,
+        began: int,
+        rows: Iterable[tuple[int, int]],
+        keys: Iterable[int],
+        *,
+        level: str,
+        stored: bool = False,
+    ) -> None:
+        """Check a read of `keys` that began at `began` and shows `rows`. `stored`: by storage. Raises: Wrong."""
         self.reads += 1
         shown: dict[int, Op] = {}
         for key, value in rows:
             if key in shown:
                 raise Wrong(f"{who}: key {key} came twice")
             shown[key] = self._shown(who, key, value)
-        stale, asked = level in ("flushed", "committed"), set(keys)
-        for key in asked:
-            if not stale:
-                self._check(who, key, shown.get(key), began)
+        asked, layer = set(keys), STORED if stored else OWNERS
+        if level not in ("flushed", "committed"):  # these promise no moment
+            for key in asked:
+                self._check(who, key, shown.get(key), began, layer)
         for op in dict.fromkeys(shown.values()):
             self._check_whole(who, op, shown, asked)
+        layers = (STORED,) if stored else (OWNERS, STORED)
         for key, op in shown.items():
             if op.durable or level != "latest":
-                region = self.region_of.get(key, key)
-                self._is_known(op, [each for each in op.rows if self.region_of.get(each, each) == region])
+                self._is_known(op, self._beside(op, key), layers)
+        if level not in ("flushed", "committed"):
+            for key in asked:
+                self._learn(key, shown.get(key), began, layers, latest=level == "latest")
 
-    def _is_known(self, op: Op, keys: Iterable[int]) -> None:
+    def _beside(self, op: Op, key: int) -> list[int]:
+        """The keys of a write in the region of one of them."""
+        region = self.region_of.get(key, key)
+        return [each for each in op.rows if self.region_of.get(each, each) == region]
+
+    def _is_known(self, op: Op, keys: Iterable[int], layers: Iterable[Layer]) -> None:
         now = self.moment()
         for key in keys:
-            op.known.setdefault(key, now)
+            for layer in layers:
+                if key in op.known[layer]:
+                    continue
+                op.known[layer][key] = now
+                for each in self._of_key[key]:
+                    if each is op or _named_before(each, op):
+                        each.final[layer].setdefault(key, now)
 
     def _shown(self, who: str, key: int, value: int) -> Op:
         if not 1 <= value <= len(self.ops):
@@ -106,14 +155,51 @@ class Ledger:
             raise Wrong(f"{who}: key {key} shows {op}, which was refused")
         return op
 
-    def _check(self, who: str, key: int, shown: Op | None, began: int) -> None:
-        ops = self._of_key.get(key, ())
-        due = [op for op in ops if op.known.get(key, began) < began]
+    def _check(self, who: str, key: int, shown: Op | None, began: int, layer: Layer) -> None:
+        due = self._due(key, began, layer)
         if shown is not None:
             if (newer := _newer(shown, due)) is not None:
                 raise Wrong(f"{who}: key {key} shows {shown}, though {newer} was known before the read began")
-        elif due and not any(op.rows[key] and not op.failed and _newer(op, due) is None for op in ops):
+            if shown.replaced[layer].get(key, began) < began:
+                raise Wrong(f"{who}: key {key} shows {shown}, which a reader before it did not find any more")
+        elif due and not self._deletes(key, due, began, layer):
             raise Wrong(f"{who}: key {key} is missing, though {due[-1]} was known before the read began")
+
+    def _due(self, key: int, began: int, layer: Layer) -> list[Op]:
+        """The writes of a key that were known at a moment."""
+        return [op for op in self._of_key.get(key, ()) if op.known[layer].get(key, began) < began]
+
+    def _deletes(self, key: int, due: Sequence[Op], began: int, layer: Layer) -> list[Op]:
+        """The deletes that a read may show."""
+        return [
+            op
+            for op in self._of_key[key]
+            if op.rows[key]
+            and not op.failed
+            and op.replaced[layer].get(key, began) >= began
+            and _newer(op, due) is None
+        ]
+
+    def _learn(self, key: int, shown: Op | None, began: int, layers: Iterable[Layer], *, latest: bool) -> None:
+        """What a read proves to be replaced."""
+        ops = self._of_key.get(key, ())
+        if latest:
+            shows_what_may_be_lost = (
+                not shown.durable if shown else any(op.rows[key] and not op.durable and not op.failed for op in ops)
+            )
+            if shows_what_may_be_lost:
+                return
+        now = self.moment()
+        for layer in layers:
+            due = self._due(key, began, layer) if shown is None else ()
+            if any(not op.rows[key] for op in due):
+                possible = self._deletes(key, due, began, layer)
+                if len(possible) == 1:
+                    self._is_known(possible[0], self._beside(possible[0], key), (layer,))
+            for op in ops:
+                is_another = not op.rows[key] if shown is None else op is not shown
+                if is_another and op.final[layer].get(key, began) < began:
+                    op.replaced[layer].setdefault(key, now)
 
     def _check_whole(self, who: str, op: Op, shown: Mapping[int, Op], asked: Collection[int]) -> None:
         visible = {self.region_of.get(key) for key in op.rows if shown.get(key) is op}
@@ -137,7 +223,11 @@ def _newer(op: Op, due: Iterable[Op]) -> Op | None:
 
 def _before(op: Op, other: Op) -> bool:
     """Whether `op` is surely older."""
-    if op.settled is not None and op.settled < other.began:
-        return True
-    named = op.token is not None and other.token is not None and op.token[0] == other.token[0]
-    return bool(named and op.token[1] < other.token[1])  # type: ignore[index]
+    return (op.settled is not None and op.settled < other.began) or _named_before(op, other)
+
+
+def _named_before(op: Op, other: Op) -> bool:
+    """Whether `op` has an older number under the name of the same token."""
+    if op.token is None or other.token is None:
+        return False
+    return op.token[0] == other.token[0] and op.token[1] < other.token[1]

@@ -7,7 +7,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from tests.histories import simulated
 from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.coverage import Cells
 from tests.simulation.lease_world import LeaseWorld
@@ -35,11 +38,14 @@ class Result:
     """What was done and what struck it; of a run that did not fail."""
 
 
-def results(start: int, seeds: int, workers: int, *, kind: str) -> Iterator[Result]:
-    """The results of seeds, in order. `kind`: of world, see `KINDS`."""
+def results(start: int, seeds: int, workers: int, *, kind: str, judged: bool = False) -> Iterator[Result]:
+    """The results of seeds, in order. `kind`: of world, see `KINDS`. `judged`: of a kind whose histories are recorded,
+    Porcupine judges each of them too; see `tests.histories.simulated`."""
     # Not forked: pylance's threads would not be in the child.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_result, kind), range(start, start + seeds), chunksize=_CHUNK)
+        yield from pool.map(
+            partial(_judged if judged else _result, kind), range(start, start + seeds), chunksize=_CHUNK
+        )
 
 
 def _result(kind: str, seed: int) -> Result:
@@ -47,3 +53,9 @@ def _result(kind: str, seed: int) -> Result:
         return Result("", simulate(seed, kind=KINDS[kind]).cells)
     except SeedFailed as error:
         return Result(error.reason, Cells())
+
+
+def _judged(kind: str, seed: int) -> Result:
+    with TemporaryDirectory(prefix="memwal-histories-") as directory:
+        _, failed = simulated.judged([seed], kind, Path(directory))
+    return Result("; ".join(failed), Cells())

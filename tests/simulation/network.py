@@ -3,6 +3,7 @@
     before it arrives   the connection is refused (nobody listens) | reset | the network is cut
     at the daemon       killed | stopped | nothing goes wrong
     on the way back     the answer is lost, by a reset or a cut; the call goes on for long, after its caller was told so
+    behind the call     the daemon is killed, before its answer leaves or right after it
     late                the call arrives seconds after its caller was told that the connection was reset
 
 Clients, peers and the service are the real ones, with their requests, errors and messages in bytes; gRPC alone is not.
@@ -37,6 +38,8 @@ from tests.simulation.scheduler import Host, Killed, Scheduler
 from tests.simulation.threads import Future
 
 FAULTS = ("reset before", "reset after", "late", "slow")
+DEATHS = ("kill after", "kill, answered")
+"""The daemon has done it, and is killed: before its answer leaves, or after."""
 _LATENCIES = (0.0, 0.0005, 0.001, 0.005, 0.02)
 _CALLS_WORSE = 5
 """Calls of clients fail so much oftener than looks of peers, of which there are many more."""
@@ -59,7 +62,8 @@ class Network:
     listening: dict[str, Service] = field(default_factory=dict)
     cuts: list[tuple[float, str, str]] = field(default_factory=list)
     """Until when two processes cannot reach each other; "" is everybody."""
-    _open: list[tuple[Host, Future]] = field(default_factory=list)
+    _open: list[tuple[Host, Future, str]] = field(default_factory=list)
+    """Calls that a daemon has not done yet."""
 
     def __post_init__(self) -> None:
         self.scheduler.killed.append(self._died)
@@ -74,7 +78,8 @@ class Network:
         actor, random = self.scheduler.current, self.scheduler.random
         assert actor is not None
         rate = self.rate * (1 if name == "look" else _CALLS_WORSE)
-        me, fault = actor.host.name, random.choice(FAULTS) if random.random() < rate else ""
+        faults = FAULTS if name in ("look", "schema") else (*FAULTS, *FAULTS, *DEATHS)
+        me, fault = actor.host.name, random.choice(faults) if random.random() < rate else ""
         until = self.scheduler.elapsed + (_PATIENCE if timeout is None else timeout)
         self.coverage.strike(f"call: {name}", fault)
         with self.coverage.doing(f"call: {name}"):
@@ -84,7 +89,7 @@ class Network:
             if service is None or fault == "reset before":
                 self.scheduler.note(f"{name} to {endpoint[7:-2]} -> {fault or 'refused'}")
                 raise Reset("connection refused")
-            answer = self._begun(service, name, work, random.choice((0.1, 1.0, 8.0)) if fault == "late" else 0.0)
+            answer = self._begun(service, name, work, fault)
             if fault == "late":
                 self.scheduler.note(f"{name} to {endpoint[7:-2]} -> {fault}")
                 raise Reset("connection reset")
@@ -105,25 +110,43 @@ class Network:
                 self.scheduler.note(f"{name} to {endpoint[7:-2]} -> answered")
             return found
 
-    def _begun(self, service: Service, name: str, work: Callable[[Service], Any], delay: float) -> Future:
-        answer = Future()
+    @property
+    def idle(self) -> bool:
+        """Whether no daemon works for a client any more, also for one that has given up."""
+        return not self.open_calls
+
+    @property
+    def open_calls(self) -> list[str]:
+        """The names of the calls that daemons have not done yet, without looks."""
+        return [name for _, _, name in self._open if name != "look"]
+
+    def _begun(self, service: Service, name: str, work: Callable[[Service], Any], fault: str) -> Future:
+        answer, host = Future(), service.host
 
         def serve() -> None:
-            if delay:
-                self.scheduler.pause(delay)
+            if fault == "late":
+                self.scheduler.pause(self.scheduler.random.choice((0.1, 1.0, 8.0)))
             try:
                 found = work(service)
             except Killed:
                 raise
             except BaseException as error:  # noqa: BLE001 - raised at the caller
                 self._settle(answer, None, error)
-            else:
-                self._settle(answer, found, None)
+                return
+            if fault == "kill after":
+                self._kill(host)
+            self._settle(answer, found, None)
+            if fault == "kill, answered":
+                self._kill(host)
 
-        host = service.host
-        self._open.append((host, answer))
+        self._open.append((host, answer, name))
         self.scheduler.spawn(f"{host.name}/{name}", serve, host, background=True)
         return answer
+
+    def _kill(self, host: Host) -> None:
+        self.scheduler.note("is killed")
+        self.scheduler.kill(host)
+        raise Killed
 
     def _settle(self, answer: Future, found: Any, error: BaseException | None) -> None:
         self._open = [each for each in self._open if each[1] is not answer]
@@ -136,7 +159,7 @@ class Network:
 
     def _died(self, host: Host) -> None:
         self.listening = {at: each for at, each in self.listening.items() if each.host is not host}
-        for _, answer in [each for each in self._open if each[0] is host]:
+        for _, answer, _ in [each for each in self._open if each[0] is host]:
             self._settle(answer, None, Reset("connection reset"))
 
     def _travel(self, fault: str) -> None:

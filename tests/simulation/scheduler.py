@@ -38,6 +38,16 @@ class Stuck(AssertionError):
     """The run does not end: a livelock, or a wait that nobody ends."""
 
 
+@dataclass
+class Fate:
+    """Where a process is to be killed: at the call within a part of the protocols before which it survived some."""
+
+    part: str
+    survives: int
+    when: str
+    """The fault: before or after the call takes effect."""
+
+
 @dataclass(eq=False)
 class Host:
     """A process: what its actors share in life and death."""
@@ -50,6 +60,7 @@ class Host:
     """That of its machine; None: the simulation's own."""
     ids: Any = None
     """Where its identifiers come from."""
+    fate: Fate | None = None
 
 
 @dataclass(eq=False)

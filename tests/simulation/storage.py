@@ -28,6 +28,7 @@ import memwal.wal.store.local
 from memwal.wal import LocalStore, ObjectInfo, PutOutcome, StoreRefused, StoreUnavailable
 from memwal.wal.layout import kind_of, parse_entry_key, parse_manifest_key, parse_rev, regions
 from tests.simulation.coverage import step_of
+from tests.simulation.fates import strikes
 from tests.simulation.scheduler import START, Host, Killed, Scheduler
 
 PUT_FAULTS = (
@@ -157,6 +158,8 @@ class SimulatedStore:
         worse = self._weather.manifests_worse if parse_manifest_key(key) is not None else 1.0
         outage = self._outage()
         fault, step = outage or self._fault(self._weather.put_faults, worse), step_of(f"put {kind_of(key)}")
+        if ends := self._ends():
+            outage, fault = "", ends
         self._coverage.strike(step, "outage" if outage else fault)
         with self._coverage.doing(step):
             self._scheduler.pause(self._latency(fault))
@@ -214,6 +217,8 @@ class SimulatedStore:
         outage, step = self._outage(), step_of("read" if verb in _READS else f"{verb} {kind_of(key)}")
         away = bool(outage) and outage not in _OF_PUTS
         fault = "unavailable" if away else self._fault(self._weather.call_faults)
+        if ends := self._ends():
+            away, fault = False, ends
         self._coverage.strike(step, "outage" if away else fault)
         with self._coverage.doing(step):
             self._scheduler.pause(self._latency(fault))
@@ -268,6 +273,10 @@ class SimulatedStore:
             return ""
         fault = random.choice(kinds)
         return "" if fault.startswith("kill") and not of_a_put and random.random() >= _DEATHS else fault
+
+    def _ends(self) -> str:
+        """How this call kills the process, if this is its fate."""
+        return "" if self._host.fate is None or self._scheduler.current is None else strikes(self._host, self._coverage)
 
     def _outage(self) -> str:
         now = self._scheduler.elapsed

@@ -24,6 +24,7 @@ import greenlet
 
 import memwal.ingest.read.beside
 import memwal.ingest.read.sst_cache
+from tests.simulation.coverage import parts_here, run_within
 from tests.simulation.scheduler import Actor, Killed, Scheduler
 
 _FOR_EVER = float("inf")
@@ -259,7 +260,8 @@ class Pool:
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **rest: Any) -> Future:
         job = Future()
-        self._jobs.append((job, lambda: work(*args, **rest)))
+        parts = parts_here()
+        self._jobs.append((job, lambda: run_within(parts, lambda: work(*args, **rest))))
         if _present().current is None:
             self._work()
         elif self._running < self._most:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -185,6 +185,14 @@ class World:
     def open(self) -> bool:
         """Whether there is time left, and something to write."""
         return self.scheduler.elapsed < self.shape.seconds and len(self.oracle.attempts) < _ATTEMPTS_MAX
+
+    def rest(self, paces: Sequence[float]) -> None:
+        """Let the actor that runs pause for one of some seconds."""
+        self.scheduler.pause(self.random.choice(paces))
+
+    def host(self, name: str) -> Host:
+        """A process of a visitor."""
+        return Host(name)
 
     def spawn(self, name: str, work: Callable[[], None], host: Host) -> None:
         """Add an actor."""
