@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -412,6 +412,35 @@ def test_nor_does_it_where_it_lands_behind_the_listing_of_a_collector(world: Wor
     world.collect()
     assert 2 in world.positions()
     sleeper._guard.confirm((world.clock.monotonic(), world.clock.now()))
+    with pytest.raises(Fenced):
+        put(sleeper, 9)
+
+
+def test_nor_does_it_where_another_collector_deletes_it_before_the_verdict(world: World) -> None:
+    """A collector has read its epoch, and lists again when it is gone: nothing tells that it was younger."""
+    sleeper = world.open()
+    put(sleeper, 1)
+    put(world.open(), 2)
+    refused = world.store.get(entry_key(REGION, 2, "lance"))
+    assert refused is not None
+    world.flushed_up_to(3)
+    put(world.open(), 3)
+    slow, quick = (WalCollector(world.store, REGION, CODEC, world.clock, workers=1) for _ in range(2))
+    list_again, among = slow._possible_fences, slow._fences.among
+
+    def among_late(positions: Sequence[int]) -> tuple[set[int], set[int]]:
+        quick.collect(0)
+        world.store.put_if_absent(entry_key(REGION, 1, "lance"), refused)
+        return among(positions)
+
+    def list_later(positions: Sequence[int]) -> set[int]:
+        quick.collect(0)
+        assert world.positions() == [2, 4, 5]
+        return list_again(positions)
+
+    with patch.object(slow, "_possible_fences", list_later), patch.object(slow._fences, "among", among_late):
+        slow.collect(0)
+    assert world.positions() == [2, 4, 5]
     with pytest.raises(Fenced):
         put(sleeper, 9)
 
