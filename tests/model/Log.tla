@@ -431,7 +431,7 @@ Asleep ==
      /\ collector = [c \in Collectors |-> Idle]
 Calm ==
   \/ \E w \in Writers :
-       \/ ReadManifest(w) /\ writer[w].pc = "idle"
+       \/ ReadManifest(w) /\ w \notin {Owner, Sleeper}
        \/ Step(w)
        \/ \E t \in Tokens : SendEntry(w, t)
        \/ SendEdit(w) \/ Publish(w)
