@@ -3,7 +3,9 @@
 Steps: (1) encode the entry with a fresh entry id; (2) put it at the next position, same slot and same bytes, until the
 outcome is known; (3) only then move on. A slot taken by other bytes holds a newer writer's sentinel (Fenced) or shows a
 broken log (Corrupt). It never means "take the next slot": that would acknowledge rows that no replay can reach.
-(model: Log!SendEntry, Log!Append, Log!Poison)
+Fenced says that the rows are surely not written. But where an earlier attempt had no answer, and the newest manifest
+has passed the slot, our entry may have been replayed and collected before the other one came: then the outcome is not
+known. (model: Log!SendEntry, Log!Append, Log!Poison)
 
 Why CREATED is proof enough: a newer claim has put its sentinel into the first slot that we had not filled, and
 sentinels are never deleted (`wal.garbage`). An operator or a lifecycle rule may delete them all the same; therefore a
@@ -180,10 +182,18 @@ class WalAppender:
     def _put(self, data: bytes) -> int:
         position = self.next_position
         key = entry_key(self._region_id, position, self._codec.suffix)
+        doubts = list[None]()
         try:
-            found = put_until_known(self._store, key, data, clock=self._clock, options=self._options)
+            found = put_until_known(
+                self._store,
+                key,
+                data,
+                clock=self._clock,
+                options=self._options,
+                on_doubt=lambda: doubts.append(None),
+            )
             if found is not None:
-                self._taken(key, found)
+                self._refused(key, found, in_doubt=bool(doubts))
             self._prove_created(key)
         except (StoreUnavailable, StoreRefused):
             raise  # Nothing landed: the slot is still ours.
@@ -193,6 +203,30 @@ class WalAppender:
             raise
         self.next_position = position + 1
         return position
+
+    def _refused(self, key: str, found: bytes, *, in_doubt: bool) -> NoReturn:
+        """Raise as `_taken`. `in_doubt`: an earlier attempt of ours may have landed. Where the slot may have been
+        collected since, ours may have been in it, and be replayed: then the outcome is not known.
+
+        Raises FencedAfterWrite, OutcomeUnknown.
+        """
+        try:
+            self._taken(key, found)
+        except Fenced as error:
+            if in_doubt and self._may_be_collected():
+                raise FencedAfterWrite(error.region_id, error.ours, error.theirs) from error
+            raise
+        except (StoreUnavailable, StoreRefused) as error:
+            if in_doubt:
+                raise OutcomeUnknown(f"{key}: may have been written; the manifest cannot be read: {error}") from error
+            raise
+
+    def _may_be_collected(self) -> bool:
+        try:
+            newest = self._manifests.latest()
+        except (StoreUnavailable, StoreRefused, Corrupt):
+            return True
+        return newest is None or newest.replay_after >= self.next_position
 
     def _taken(self, key: str, found: bytes) -> NoReturn:
         """Raise for an entry of another writer in our slot: Fenced where a newer epoch wrote it or is known, else

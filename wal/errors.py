@@ -65,8 +65,8 @@ class OutcomeUnknown(WalError):
 
 
 class FencedAfterWrite(OutcomeUnknown):
-    """An entry was written, and then the manifest showed a newer writer, which replays the entry only if its sentinel
-    comes behind it. `theirs > ours`."""
+    """An entry was written, or may have been, and then storage showed a newer writer, which replays the entry only if
+    its sentinel comes behind it. `theirs > ours`."""
 
     def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
         super().__init__(region_id, ours, theirs)
@@ -81,7 +81,7 @@ class FencedAfterWrite(OutcomeUnknown):
 
     def __str__(self) -> str:
         return (
-            f"region {self.region_id}: an entry was written, but writer epoch {self.ours} was fenced by epoch "
+            f"region {self.region_id}: an entry may be written, but writer epoch {self.ours} was fenced by epoch "
             f"{self.theirs} meanwhile, which may have its rows or not"
         )
 

@@ -8,7 +8,8 @@ What must stay, and why:
    has not filled, and the next claim put its sentinel there. Without it the sleeper's put would be answered CREATED and
    its rows would never be replayed. This holds for any writer of the format, Lance's included.
    A put of a sentinel that got no answer may land when its slot, which an older writer had filled, was collected. It
-   then stands below the fence and has the fence's epoch. So entries without rows above a younger one stay as well.
+   then stands below the fence and has the fence's epoch. So entries without rows above a younger one stay as well,
+   and above one that is gone by now: another collector may have deleted a sentinel whose epoch was read.
  * The newest entry that carries the applied map, and everything above it: the next claim looks for the map there.
  * The snapshot of that map, where the entry names one; `wal.snapshots` tells which others may go.
  * Entries younger than a minimum age: a reader with an older manifest may still read them. One that reads too late
@@ -24,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import TypeVar
 from uuid import UUID
 
@@ -96,7 +98,7 @@ class WalCollector:
 
     def collect(self, min_age: float, *, dry_run: bool = False, most: int | None = None) -> WalGarbage:
         """Delete what is not needed and at least `min_age` seconds old; with `dry_run` only report it.
-        (model: Log!ReadBoundary, Log!ListEntries, Log!DeleteEntry)
+        (model: Log!ReadBoundary, Log!ListEntries, Log!ReadHeader, Log!ListAgain, Log!DeleteEntry)
 
         `most`: the highest position to delete, None for no limit: a reader of changes needs all entries above it.
 
@@ -146,17 +148,18 @@ class WalCollector:
         return dict(sorted(found.items()))
 
     def _possible_fences(self, positions: Sequence[int]) -> set[int]:
-        """Those of `positions` that are above an entry which storage got later, and may be fences, or are gone.
+        """Those of `positions` that may be fences and are above an entry which storage got later or which is gone, and
+        those that are gone.
 
         Requires: the epochs were read before. The log is listed again, since a slot may have been collected and filled
         by a late put meanwhile. A claim's fence has no rows; one of another program may have.
         """
         entries = self._entries()
-        here = [position for position in positions if position in entries]
-        above = _above_younger(here, entries)
+        gone = {position for position in positions if position not in entries}
+        above = _above_younger(positions, entries)
         headers = zip(above, self._each(self._readable_header, above), strict=True)
         rows = {at for at, header in headers if isinstance(header, EntryHeader) and not _may_be_fence(header)}
-        return set(positions) - set(here) | set(above) - rows
+        return gone | set(above) - rows
 
     def _superseded(self, last: int, newest: EntryHeader | None) -> list[ObjectInfo]:
         return [] if newest is None else superseded(self._store, self._region_id, last, newest.snapshot)
@@ -184,10 +187,11 @@ class WalCollector:
 
 
 def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) -> list[int]:
-    """Those of `positions`, ascending, that stand above an entry which storage got later: it came into a collected
-    slot, or storage's times are not in order."""
-    newest = accumulate((entries[position].modified for position in positions), max)
-    return [position for position, latest in zip(positions, newest, strict=True) if entries[position].modified < latest]
+    """Those of `positions`, ascending, that are in `entries` and stand above one which storage got later: it came into
+    a collected slot, or storage's times are not in order. One that is not in `entries` may have been such a one."""
+    times = [entries[position].modified if position in entries else inf for position in positions]
+    above = zip(positions, times, accumulate(times, max), strict=True)
+    return [position for position, modified, latest in above if modified < latest]
 
 
 def _may_be_fence(header: EntryHeader) -> bool:

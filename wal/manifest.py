@@ -152,7 +152,7 @@ class ManifestStore:
 
     def edit(self, guard: EpochGuard, change: Change, known: RegionManifest | None = None) -> RegionManifest:
         """Apply `change` to the newest version as the owner `guard`, and return the version that holds it.
-        (model: Log!Publish)
+        (model: Log!SendEdit, Log!Publish)
 
         `known`: the version that was the newest a moment ago, under the guard's epoch. The first attempt uses it
         without a read: if a newer one exists by now, the slot behind `known` is taken, and the newer one is read then.

@@ -14,6 +14,7 @@ for all of them: *same key, same bytes, again*, and never the next key before th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -41,10 +42,19 @@ class _Attempts:
         raise StoreUnavailable(f"{self.key}: storage unavailable, {tries}{said}; nothing was written, try again")
 
 
-def put_until_known(store: ObjectStore, key: str, data: bytes, *, clock: Clock, options: WalOptions) -> bytes | None:
+def put_until_known(
+    store: ObjectStore,
+    key: str,
+    data: bytes,
+    *,
+    clock: Clock,
+    options: WalOptions,
+    on_doubt: Callable[[], object] | None = None,
+) -> bytes | None:
     """Put `data` at `key` unless taken. Returns None once it is ours and durable, else the bytes in the slot.
 
-    `data` must hold a unique id.
+    `data` must hold a unique id. `on_doubt` is called before other bytes are returned where an earlier attempt may have
+    landed: if slots of this kind are emptied, ours may have been in it before.
     Raises OutcomeUnknown or StoreUnavailable when `options.retry_budget` is spent; StoreRefused at once.
     """
     outcome = _first_try(store, key, data)
@@ -54,6 +64,8 @@ def put_until_known(store: ObjectStore, key: str, data: bytes, *, clock: Clock, 
     while True:
         settled, found = _judge(store, data, outcome, attempts)
         if settled:
+            if found is not None and attempts.may_have_landed and on_doubt is not None:
+                on_doubt()
             return found
         if not budget.wait():
             attempts.give_up(budget.seconds)

@@ -8,14 +8,14 @@
     that no manifest lists; the log replays its rows.* (model: Commit!WriteSst)
  4. Publish: one manifest edit that appends the SST, sets replay_after to the last covered position, and adds one to
     the current generation. The edit is refused where the epoch is no longer ours. *Crash here: published or not, never
-    half. Calling `flush` again with the same arguments finds its own edit.* (model: Commit!Publish)
+    half. Calling `flush` again with the same arguments finds its own edit.* (model: Commit!Offer, Commit!Publish)
 
 An SST that was published before its sidecar exists would break every reader; hence the order within 3, and 3 before 4.
 
 An error in 4 does not tell whether the SST is published: storage may have lost the answer, or given a wrong one, or the
 edit may land later. So nothing is removed because of an error alone. An SST that was never offered to the manifest may
 be removed at once; later it is removed only when the manifest shows that it was not published and cannot be any more
-(`FlushAttempts.discard_unpublished`).
+(`FlushAttempts.discard_unpublished`). (model: Commit!Discard)
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ Symmetry == Permutations(Committers) \cup Permutations(SstCollectors) \cup Permu
 VARIABLES
     manifest,           \* per region: replay_after, the writer epoch, the SSTs listed
     dirs,               \* per region: SST directories on storage, each a name of a generation and an epoch
-    written,            \* per region: the SSTs that some writer has written, and may publish when it wakes
+    written,            \* per region: the SSTs that some writer has written, and may publish when it wakes; those that
+                        \* are offered as the next version of the manifest; those that their flusher gave up
     outlived,           \* per region: directories that were there before the newest claim
     published,          \* per region: the SSTs that were ever published
     plans,              \* per region: the plan's end for each first generation; 0: no plan
@@ -74,7 +75,7 @@ Logged(m) == {g \in Gens : g > m.replay}
 Init ==
     /\ manifest = [r \in Regions |-> [replay |-> 0, epoch |-> 1, ssts |-> {}]]
     /\ dirs = [r \in Regions |-> {}]
-    /\ written = [r \in Regions |-> {}]
+    /\ written = [r \in Regions |-> [ssts |-> {}, offered |-> {}, ended |-> {}]]
     /\ outlived = [r \in Regions |-> {}]
     /\ published = [r \in Regions |-> {}]
     /\ plans = [r \in Regions |-> [g \in Gens |-> 0]]
@@ -90,7 +91,7 @@ Init ==
     /\ planCollector = [c \in PlanCollectors |-> [at |-> "start"]]
     /\ reader \in [Readers -> [at : {"start"}, level : {"durable", "flushed", "committed"},
                                shown : {[r \in Regions |-> [k \in Keys |-> 0]]}]]
-    /\ Allowed \subseteq {"restart", "power cut", "clean up", "tag", "restore", "compaction", "index"}
+    /\ Allowed \subseteq {"restart", "power cut", "clean up", "tag", "restore", "compaction", "index", "discard"}
 
 ---------------------------------------------------------------------------------------------------------------------
 (* A writer: flush.sst.flusher. The name of an SST is fresh in each attempt. *)
@@ -101,31 +102,60 @@ WriteSst(r) ==
         sst(g) == [gen |-> g, epoch |-> m.epoch]
     IN  \E g \in {gen} \cup (IF Bug = "publishes_past_a_failed_flush" THEN {gen + 1} ELSE {}) :
         /\ g \in Gens
-        /\ sst(g) \notin written[r]
-        /\ written' = [written EXCEPT ![r] = @ \cup {sst(g)}]
+        /\ sst(g) \notin written[r].ssts
+        /\ written' = [written EXCEPT ![r].ssts = @ \cup {sst(g)}]
         /\ dirs' = [dirs EXCEPT ![r] = @ \cup {sst(g)}]
         /\ UNCHANGED <<manifest, outlived, published, plans, versions, kept, synced, tag, restored, committer,
                        sstCollector, planCollector, reader>>
 
 (* The edit lists the SST and moves replay_after; it is refused from an older epoch, and out of order. *)
+MayPublish(r, sst) ==
+    /\ sst.epoch = manifest[r].epoch
+    /\ IF Bug = "publishes_past_a_failed_flush" THEN sst.gen > manifest[r].replay
+                                                ELSE sst.gen = manifest[r].replay + 1
+
+(* It is sent as the version behind the newest. It may land late and without an answer, unless another version takes   *)
+(* the slot before. A step of its own only where flushers give up SSTs; else the writer sleeps before it sends.        *)
+Offer(r) ==
+    /\ "discard" \in Allowed
+    /\ \E sst \in written[r].ssts \ written[r].ended :
+        /\ MayPublish(r, sst)
+        /\ written' = [written EXCEPT ![r].offered = @ \cup {sst}]
+    /\ UNCHANGED <<manifest, dirs, outlived, published, plans, versions, kept, synced, tag, restored, committer,
+                   sstCollector, planCollector, reader>>
+
+NextVersion(r) == written' = [written EXCEPT ![r].offered = {}]
+
 Publish(r) ==
-    \E sst \in written[r] :
-        /\ sst.epoch = manifest[r].epoch
-        /\ IF Bug = "publishes_past_a_failed_flush" THEN sst.gen > manifest[r].replay
-                                                    ELSE sst.gen = manifest[r].replay + 1
+    \E sst \in IF "discard" \in Allowed THEN written[r].offered ELSE written[r].ssts :
+        /\ MayPublish(r, sst)
         /\ manifest' = [manifest EXCEPT ![r].replay = sst.gen, ![r].ssts = @ \cup {sst}]
         /\ published' = [published EXCEPT ![r] = @ \cup {sst}]
         /\ tag' = IF tag.version # 0 /\ Newest.mark[r] = versions[tag.version].mark[r]
                   THEN [tag EXCEPT !.until[r] = sst.gen] ELSE tag
-        /\ UNCHANGED <<dirs, written, outlived, plans, versions, kept, synced, restored, committer, sstCollector,
+        /\ NextVersion(r)
+        /\ UNCHANGED <<dirs, outlived, plans, versions, kept, synced, restored, committer, sstCollector,
                        planCollector, reader>>
+
+(* No attempt follows, and the flusher deletes its own SST: it was never offered, or the slot that it was offered for  *)
+(* is taken, by a version that has not published its generation.                                                      *)
+Discard(r) ==
+    /\ "discard" \in Allowed
+    /\ \E sst \in written[r].ssts \ written[r].ended :
+        /\ sst \notin written[r].offered \/ Bug = "discards_after_an_unknown_outcome"
+        /\ sst.gen > manifest[r].replay
+        /\ dirs' = [dirs EXCEPT ![r] = @ \ {sst}]
+        /\ written' = [written EXCEPT ![r].ended = @ \cup {sst}]
+    /\ UNCHANGED <<manifest, outlived, published, plans, versions, kept, synced, tag, restored, committer,
+                   sstCollector, planCollector, reader>>
 
 (* Another writer takes the region. What was on storage before the claim was written by the older one. *)
 Claim(r) ==
     /\ manifest[r].epoch < Epochs
     /\ manifest' = [manifest EXCEPT ![r].epoch = @ + 1]
     /\ outlived' = [outlived EXCEPT ![r] = @ \cup dirs[r]]
-    /\ UNCHANGED <<dirs, written, published, plans, versions, kept, synced, tag, restored, committer, sstCollector,
+    /\ NextVersion(r)
+    /\ UNCHANGED <<dirs, published, plans, versions, kept, synced, tag, restored, committer, sstCollector,
                    planCollector, reader>>
 
 ---------------------------------------------------------------------------------------------------------------------
@@ -287,7 +317,8 @@ Prune(c, r) ==
     IN  /\ me.at = "prune" /\ dropped # {}
         /\ manifest' = [manifest EXCEPT ![r].ssts = @ \ dropped]
         /\ restored' = [restored EXCEPT !.gone[r] = @ \cup back]
-        /\ UNCHANGED <<dirs, written, outlived, published, plans, versions, kept, synced, tag, committer, sstCollector,
+        /\ NextVersion(r)
+        /\ UNCHANGED <<dirs, outlived, published, plans, versions, kept, synced, tag, committer, sstCollector,
                        planCollector, reader>>
 
 Finish(c) ==
@@ -505,7 +536,9 @@ Environment ==
 
 Next ==
     \/ \E r \in Regions : WriteSst(r)
+    \/ \E r \in Regions : Offer(r)
     \/ \E r \in Regions : Publish(r)
+    \/ \E r \in Regions : Discard(r)
     \/ \E c \in Committers : ReadManifests(c)
     \/ \E c \in Committers : OpenBase(c)
     \/ \E c \in Committers : \E r \in Regions : Plan(c, r)

@@ -20,18 +20,20 @@ CONSTANTS
   Collectors,  \* processes that delete entries
   Tokens,      \* rows that clients put, each under its token, and again until they are acked
   MaxEpoch,    \* the model is bounded by the number of claims
+  Remembers,   \* whether a collector keeps the epochs that it has read for its next collection, as it does
   Bug          \* the planted bug, "none" for the protocol as it is
 
 VARIABLES
   manifest,    \* the newest one: its epoch, replay_after, and the rows in SSTs and the base
+  edits,       \* manifests that were sent as the next one, and may still follow the newest
   entry,       \* by position: what the slot holds
-  late,        \* positions whose entry is younger than one behind it, by the times that storage tells
+  late,        \* pairs of positions of which storage got the lower one later, by the times that it tells
   sent,        \* every put ever sent, as <<position, entry>>
   writer,      \* the memory of each writer
   collector,   \* the memory of each collector
   acked        \* the tokens that some client knows to be durable
 
-vars == <<manifest, entry, late, sent, writer, collector, acked>>
+vars == <<manifest, edits, entry, late, sent, writer, collector, acked>>
 
 None == "none"
 Empty == [epoch |-> 0, row |-> None, map |-> {}]  \* a slot without an entry
@@ -40,16 +42,21 @@ Positions == 1 .. MaxEpoch + Cardinality(Tokens)
 (* An entry carries its writer's epoch, a row (a sentinel has none), and the applied map: all tokens up to here. *)
 Entry(epoch, row, map) == [epoch |-> epoch, row |-> row, map |-> map]
 
+NoFlush == [after |-> 0, rows |-> {}]
 Fresh == [pc |-> "idle", base |-> [epoch |-> 0, after |-> 0, flushed |-> {}],
-          pos |-> 0, at |-> 0, applied |-> {}, rows |-> {}, row |-> None, proved |-> FALSE]
+          pos |-> 0, at |-> 0, applied |-> {}, rows |-> {}, row |-> None, proved |-> FALSE, frozen |-> NoFlush]
 (* base: the newest manifest that the writer knows; once claimed, of its own epoch.   pos: its newest position.        *)
 (* at: replay has read up to here; at + 1 is its sentinel in the end.   applied, rows: its map, and its rows in no SST. *)
 (* row: what its append holds.   proved: whether a manifest of its epoch was seen after its sentinel was put.           *)
+(* frozen: the memtable whose flush is under way, and the position that its SST covers.                                *)
 
-Idle == [pc |-> "idle", boundary |-> 0, condemned |-> {}]
+Gone == MaxEpoch + 1
+Idle == [pc |-> "idle", boundary |-> 0, listed |-> {}, epochs |-> [p \in Positions |-> 0], condemned |-> {}]
+(* epochs: those that it has read; 0: not read, Gone: nothing to read.                                                 *)
 
 Init ==
   /\ manifest = [epoch |-> 0, after |-> 0, flushed |-> {}]
+  /\ edits = {}
   /\ entry = [p \in Positions |-> Empty]
   /\ late = {}
   /\ sent = {}
@@ -58,22 +65,30 @@ Init ==
   /\ acked = {}
 
 -----------------------------------------------------------------------------
-Storage == <<manifest, entry, late, sent>>
+Log == <<entry, late, sent>>
+Storage == <<manifest, edits, Log>>
 Exists(p) == p \in Positions /\ entry[p] # Empty
+Serving(w) == writer[w].pc \in {"serving", "append", "created", "repeated"}
+(* A fresh replay reads the tail: from replay_after to the first empty slot. *)
+InTail(p) == p > manifest.after /\ \A q \in manifest.after + 1 .. p : Exists(q)
+Tail == {p \in Positions : InTail(p)}
+RowsOf(positions) == {entry[p].row : p \in positions} \ {None}
+Edited(base, after, rows) == [base EXCEPT !.after = after, !.flushed = @ \cup rows]
 Becomes(w, memory) == writer' = [writer EXCEPT ![w] = memory]
-Ends(w) == Becomes(w, [Fresh EXCEPT !.pc = "fenced"])
+(* A claim or an owner ends by itself, which is right only where a newer epoch exists. It may claim again. *)
+Ends(w) == Becomes(w, IF manifest.epoch > writer[w].base.epoch THEN Fresh ELSE [Fresh EXCEPT !.pc = "ended wrongly"])
 
 (* -- Claim, steps 1 and 2: the epoch ------------------------------------ *)
 
 ReadManifest(w) ==
-  /\ writer[w].pc \in {"idle", "fenced"}
+  /\ writer[w].pc = "idle"
   /\ manifest.epoch < MaxEpoch
   /\ Becomes(w, [Fresh EXCEPT !.pc = "read", !.base = manifest, !.pos = manifest.after])
   /\ UNCHANGED <<Storage, collector, acked>>
 
 (* The former owner, which has ended, told its manifest and position: neither is read. *)
 HearRelease(w, former) ==
-  /\ writer[w].pc \in {"idle", "fenced"}
+  /\ writer[w].pc = "idle"
   /\ writer[former].pc = "released"
   /\ manifest.epoch < MaxEpoch
   /\ writer' = [writer EXCEPT
@@ -81,15 +96,18 @@ HearRelease(w, former) ==
        ![former] = Fresh]
   /\ UNCHANGED <<Storage, collector, acked>>
 
+(* Each manifest takes the slot of the next version, so what was sent for this slot can land no more. *)
+Follows(next) == manifest' = next /\ edits' = {}
+
 RaiseEpoch(w) ==
   LET me == writer[w]
       mine == [me.base EXCEPT !.epoch = @ + 1]
   IN /\ me.pc = "read"
      /\ IF manifest = me.base
-        THEN /\ manifest' = mine
+        THEN /\ Follows(mine)
              /\ Becomes(w, [me EXCEPT !.pc = "probe", !.base = mine])
-        ELSE Becomes(w, Fresh) /\ UNCHANGED manifest  \* version taken: back to step 1
-     /\ UNCHANGED <<entry, late, sent, collector, acked>>
+        ELSE Becomes(w, Fresh) /\ UNCHANGED <<manifest, edits>>  \* version taken: back to step 1
+     /\ UNCHANGED <<Log, collector, acked>>
 
 (* -- Claim, steps 3 and 4: the tip and the sentinel --------------------- *)
 
@@ -121,14 +139,14 @@ SendSentinel(w) ==
   /\ writer[w].pos + 1 \in Positions
   /\ sent' = sent \cup {Put(w)}
   /\ Becomes(w, [writer[w] EXCEPT !.pc = "fencing"])
-  /\ UNCHANGED <<manifest, entry, late, collector, acked>>
+  /\ UNCHANGED <<manifest, edits, entry, late, collector, acked>>
 
 (* The answer to a put: CREATED, or ALREADY_EXISTS and then the bytes in the slot.  No answer, or nothing to read back: *)
 (* the same put is sent again, which changes nothing here.                                                            *)
 Lands(position, content) ==
   IF entry[position] # Empty THEN UNCHANGED <<entry, late>>
   ELSE /\ entry' = [entry EXCEPT ![position] = content]
-       /\ late' = IF \E p \in Positions : p > position /\ Exists(p) THEN late \cup {position} ELSE late
+       /\ late' = late \cup {<<position, p>> : p \in {q \in Positions : q > position /\ Exists(q)}}
 Answered(w) == Lands(Put(w)[1], Put(w)[2])
 IsOurs(w) == entry'[Put(w)[1]] = Put(w)[2] \/ (Bug = "BytesNotCompared" /\ entry'[Put(w)[1]].epoch <= Put(w)[2].epoch)
 
@@ -140,7 +158,7 @@ FenceOlder(w) ==
      /\ IF IsOurs(w) THEN Becomes(w, [me EXCEPT !.pc = "replay"])
         ELSE IF found.epoch > me.base.epoch THEN Ends(w)
         ELSE Becomes(w, [me EXCEPT !.pc = "probe", !.pos = @ + 1, !.applied = {}, !.at = 0])
-     /\ UNCHANGED <<manifest, sent, collector, acked>>
+     /\ UNCHANGED <<manifest, edits, sent, collector, acked>>
 
 (* -- Claim, step 6: replay, an entry at a time up to the sentinel ------- *)
 
@@ -157,9 +175,8 @@ Replay(w) ==
 (* Step 5 (the note of the sentinel's position), or a look at the manifest: our epoch is still the newest. *)
 Prove(w) ==
   LET me == writer[w]
-  IN /\ me.pc \in {"serving", "created"}
-     /\ ~me.proved
-     /\ IF manifest.epoch # me.base.epoch THEN Ends(w) /\ UNCHANGED acked
+  IN /\ me.pc \in {"created", "repeated"} \/ (me.pc = "serving" /\ ~me.proved)
+     /\ IF ~me.proved /\ manifest.epoch # me.base.epoch THEN Ends(w) /\ UNCHANGED acked
         ELSE IF me.pc = "serving" THEN Becomes(w, [me EXCEPT !.proved = TRUE]) /\ UNCHANGED acked
         ELSE /\ Becomes(w, [me EXCEPT !.proved = TRUE, !.pc = "serving", !.row = None])
              /\ acked' = acked \cup {me.row}
@@ -174,20 +191,33 @@ SendEntry(w, t) ==
      /\ me.pos + 1 \in Positions
      /\ Becomes(w, [me EXCEPT !.pc = "append", !.row = t])
      /\ sent' = sent \cup {<<me.pos + 1, Entry(me.base.epoch, t, me.applied \cup {t})>>}
-     /\ UNCHANGED <<manifest, entry, late, collector, acked>>
+     /\ UNCHANGED <<manifest, edits, entry, late, collector, acked>>
+
+(* Another's entry in our slot: a newer owner has it, and our row is surely not written. But where the slot may have    *)
+(* been collected, our entry may have been in it before, and be replayed: then the outcome is not known.               *)
+(* Who is told that its put was refused may put the row again, under another token.  (Here another put of the token    *)
+(* may have been written.)                                                                                            *)
+WasWritten(w) ==
+  /\ \A put \in sent \ {Put(w)} : put[2].row # writer[w].row
+  /\ writer[w].row \in manifest.flushed \cup RowsOf(Tail)
+IsRefused(w) ==
+  IF writer[w].pos + 1 <= manifest.after /\ Bug # "RefusedAfterACollection"
+  THEN Becomes(w, Fresh)
+  ELSE IF WasWritten(w) THEN Becomes(w, [Fresh EXCEPT !.pc = "refused wrongly"]) ELSE Ends(w)
 
 Append(w) ==
   LET me == writer[w]
       grown == [me EXCEPT !.pos = @ + 1, !.applied = @ \cup {me.row}, !.rows = @ \cup {me.row}]
   IN /\ me.pc = "append"
      /\ Answered(w)
-     /\ IF ~IsOurs(w) THEN Ends(w) /\ UNCHANGED acked
+     /\ IF ~IsOurs(w) THEN IsRefused(w) /\ UNCHANGED acked
         ELSE IF me.proved THEN /\ Becomes(w, [grown EXCEPT !.pc = "serving", !.row = None])
                                /\ acked' = acked \cup {me.row}
         ELSE Becomes(w, [grown EXCEPT !.pc = "created"]) /\ UNCHANGED acked
-     /\ UNCHANGED <<manifest, sent, collector>>
+     /\ UNCHANGED <<manifest, edits, sent, collector>>
 
-(* No answer within the budget: the writer stops itself, and the client is told that the outcome is not known. *)
+(* No answer within the budget: the writer stops itself, and the client is told that the outcome is not known. It may  *)
+(* claim again.                                                                                                       *)
 Poison(w) ==
   LET me == writer[w]
   IN /\ me.pc = "append"
@@ -195,30 +225,46 @@ Poison(w) ==
           [] Bug = "UnknownIsAcked" -> /\ Becomes(w, [me EXCEPT !.pc = "serving", !.row = None, !.pos = @ + 1,
                                                       !.applied = @ \cup {me.row}, !.rows = @ \cup {me.row}])
                                        /\ acked' = acked \cup {me.row}
-          [] OTHER -> Becomes(w, [Fresh EXCEPT !.pc = "poisoned"]) /\ UNCHANGED acked
+          [] OTHER -> Becomes(w, Fresh) /\ UNCHANGED acked
      /\ UNCHANGED <<Storage, collector>>
 
-(* A put that comes again is answered by the map, after a look at our next slot: a newer claim would have filled it. *)
+(* A put that comes again is answered by the map, after a look at our next slot: a newer claim would have filled it.    *)
+(* Where the manifest has not named our epoch since the sentinel, it is asked as well (Prove).                         *)
 AckRepeated(w, t) ==
   LET me == writer[w]
   IN /\ me.pc = "serving"
-     /\ me.proved
      /\ t \in me.applied
-     /\ IF Exists(me.pos + 1) THEN Ends(w) /\ UNCHANGED acked ELSE acked' = acked \cup {t} /\ UNCHANGED writer
+     /\ IF Exists(me.pos + 1) THEN Ends(w) /\ UNCHANGED acked
+        ELSE IF me.proved THEN acked' = acked \cup {t} /\ UNCHANGED writer
+        ELSE Becomes(w, [me EXCEPT !.pc = "repeated", !.row = t]) /\ UNCHANGED acked
      /\ UNCHANGED <<Storage, collector>>
 
 (* -- Flush, and the end of an owner -------------------------------------- *)
 
-(* The rows are in an SST by now.  The manifest's edit is refused once another version follows the known one. *)
+(* The rows are in an SST by now, and the manifest that lists it is sent. Appends go on beside it. *)
+SendEdit(w) ==
+  LET me == writer[w]
+  IN /\ me.pc = "serving"
+     /\ me.rows # {}
+     /\ me.frozen = NoFlush
+     /\ Becomes(w, [me EXCEPT !.frozen = [after |-> me.pos, rows |-> me.rows]])
+     /\ edits' = IF manifest = me.base THEN edits \cup {Edited(me.base, me.pos, me.rows)} ELSE edits
+     /\ UNCHANGED <<manifest, Log, collector, acked>>
+
+(* The answer to the edit, to its first attempt or to one after an unknown outcome: it lands now, has landed before, or *)
+(* another version follows the one that it was made for. While there is no answer, the rows stay in memory.            *)
 Publish(w) ==
   LET me == writer[w]
-      next == [me.base EXCEPT !.after = me.pos, !.flushed = @ \cup me.rows]
-  IN /\ me.pc = "serving"
-     /\ me.pos > me.base.after
+      next == Edited(me.base, me.frozen.after, me.frozen.rows)
+      done == [me EXCEPT !.base = next, !.rows = @ \ me.frozen.rows, !.frozen = NoFlush, !.proved = TRUE]
+  IN /\ Serving(w)
+     /\ me.frozen # NoFlush
      /\ IF manifest = me.base
-        THEN manifest' = next /\ Becomes(w, [me EXCEPT !.base = next, !.rows = {}, !.proved = TRUE])
-        ELSE Ends(w) /\ UNCHANGED manifest
-     /\ UNCHANGED <<entry, late, sent, collector, acked>>
+        THEN /\ Becomes(w, done)
+             /\ IF Bug = "UnknownEditIsPublished" THEN UNCHANGED <<manifest, edits>> ELSE Follows(next)
+        ELSE /\ IF manifest = next THEN Becomes(w, done) ELSE me.pc = "serving" /\ Ends(w)
+             /\ UNCHANGED <<manifest, edits>>
+     /\ UNCHANGED <<Log, collector, acked>>
 
 Release(w) ==
   /\ writer[w].pc = "serving"
@@ -226,57 +272,113 @@ Release(w) ==
   /\ UNCHANGED <<Storage, collector, acked>>
 
 -----------------------------------------------------------------------------
-(* Collection of entries: the boundary first, then the listing, then one delete after the other in any order. *)
+(* Collection of entries: the boundary; the listing; one header after the other; the listing again, and the verdict;   *)
+(* one delete after the other in any order.                                                                           *)
+
+CollectorOnly == UNCHANGED <<Storage, writer, acked>>
+Turns(c, to) == collector' = [collector EXCEPT ![c] = to]
 
 ReadBoundary(c) ==
   /\ collector[c].pc = "idle"
-  /\ manifest.after > collector[c].boundary
-  /\ collector' = [collector EXCEPT ![c] = [Idle EXCEPT !.pc = "list", !.boundary = manifest.after]]
-  /\ UNCHANGED <<Storage, writer, acked>>
+  /\ \E p \in 1 .. manifest.after : Exists(p)
+  /\ Turns(c, [collector[c] EXCEPT !.pc = "list", !.boundary = manifest.after])
+  /\ CollectorOnly
 
 Highest(positions) == IF positions = {} THEN 0 ELSE CHOOSE p \in positions : \A q \in positions : q <= p
+Lowest(positions) == CHOOSE p \in positions : \A q \in positions : p <= q
 
-(* A fence is the first entry of an epoch above 1, told by the epoch of the entry before it.  An entry that is younger   *)
-(* than the one behind it vouches for nothing: it may be a sentinel that was refused, came late and found its slot      *)
-(* collected.                                                                                                         *)
-IsFence(p, below) ==
-  LET before == Highest({q \in below : q < p})
-  IN \/ entry[p].epoch # (IF before = 0 THEN 1 ELSE entry[before].epoch)
-     \/ before \in late /\ Bug # "LateEntryVouches"
-
+(* The newest entry has the map, and stays. *)
 ListEntries(c) ==
-  LET listed == {p \in Positions : Exists(p)}
-      below == {p \in listed : p <= collector[c].boundary /\ (p < Highest(listed) \/ Bug = "NewestMapCollected")}
-      garbage == {p \in below : Bug = "FencesCollected" \/ ~IsFence(p, below)}
-  IN /\ collector[c].pc = "list"
-     /\ collector' = [collector EXCEPT ![c].pc = IF garbage = {} THEN "idle" ELSE "delete", ![c].condemned = garbage]
-     /\ UNCHANGED <<Storage, writer, acked>>
+  LET me == collector[c]
+      found == {p \in Positions : Exists(p)}
+      listed == {p \in found : p <= me.boundary /\ (p < Highest(found) \/ Bug = "NewestMapCollected")}
+  IN /\ me.pc = "list"
+     /\ Turns(c, [Idle EXCEPT !.pc = IF listed = {} THEN "idle" ELSE "read", !.listed = listed,
+                             !.epochs = [p \in Positions |-> IF p \in listed THEN me.epochs[p] ELSE 0]])
+     /\ CollectorOnly
 
+(* Which headers are wanted: those of both ends, then of the middle of each stretch over which the epoch changes. *)
+Left(me) == {p \in me.listed : me.epochs[p] # Gone}
+Known(me) == {p \in Left(me) : me.epochs[p] # 0}
+Wanted(me) ==
+  LET ends == {p \in Left(me) : p = Highest(Left(me)) \/ \A q \in Left(me) : p <= q} \ Known(me)
+      between(a, b) == {p \in Left(me) : a < p /\ p < b}
+      middle(a, b) == CHOOSE p \in between(a, b) :
+                        LET below == Cardinality(between(a, p)) IN 2 * below \in {Cardinality(between(a, b)) - 1, Cardinality(between(a, b)) - 2}
+      stretches == {<<a, b>> \in Known(me) \X Known(me) :
+                      a < b /\ between(a, b) # {} /\ between(a, b) \cap Known(me) = {} /\ me.epochs[a] # me.epochs[b]}
+  IN IF ends # {} THEN ends ELSE {middle(stretch[1], stretch[2]) : stretch \in stretches}
+
+ReadHeader(c) ==
+  LET me == collector[c]
+  IN /\ me.pc = "read"
+     /\ \E p \in Wanted(me) :
+          Turns(c, [me EXCEPT !.epochs[p] = IF Exists(p) THEN entry[p].epoch ELSE Gone])
+     /\ CollectorOnly
+
+(* A fence is the first entry of an epoch above 1, told by the epoch of the entry before it. *)
+IsFence(me, p) ==
+  LET before == Highest({q \in Known(me) : q < p})
+  IN p \in Known(me) /\ me.epochs[p] # (IF before = 0 THEN 1 ELSE me.epochs[before])
+
+(* An entry that is younger than one above it, or that is gone by now, vouches for nothing: it may be a sentinel that   *)
+(* was refused, came late and found its slot collected. So entries without rows above it stay.                         *)
+MayBeFence(me, p) ==
+  /\ entry[p].row = None
+  /\ \E q \in me.listed :
+       /\ q < p
+       /\ \/ <<q, p>> \in late /\ Exists(q)
+          \/ ~Exists(q) /\ Bug # "GoneEntryVouches"
+  /\ Bug # "LateEntryVouches"
+
+ListAgain(c) ==
+  LET me == collector[c]
+      garbage == {p \in me.listed : Exists(p) /\ (Bug = "FencesCollected" \/ ~(IsFence(me, p) \/ MayBeFence(me, p)))}
+      epochs == [p \in Positions |-> IF me.epochs[p] = Gone \/ ~Remembers THEN 0 ELSE me.epochs[p]]
+  IN /\ me.pc = "read"
+     /\ Wanted(me) = {}
+     /\ Turns(c, [Idle EXCEPT !.pc = IF garbage = {} THEN "idle" ELSE "delete", !.epochs = epochs, !.condemned = garbage])
+     /\ CollectorOnly
+
+(* A delete may be repeated: storage takes it late, too. EndCollection ends this. *)
 DeleteEntry(c) ==
   \E p \in collector[c].condemned :
-    LET left == collector[c].condemned \ {p}
-    IN /\ entry' = [entry EXCEPT ![p] = Empty]
-       /\ late' = late \ {p}
-       /\ collector' = [collector EXCEPT ![c].condemned = left, ![c].pc = IF left = {} THEN "idle" ELSE @]
-       /\ UNCHANGED <<manifest, sent, writer, acked>>
+    /\ Exists(p)
+    /\ entry' = [entry EXCEPT ![p] = Empty]
+    /\ late' = {pair \in late : p \notin {pair[1], pair[2]}}
+    /\ UNCHANGED <<manifest, edits, sent, writer, collector, acked>>
 
 -----------------------------------------------------------------------------
-(* Storage takes a put late or again, as the put-if-absent that it was; a process dies. *)
+(* Storage takes a put late or again, as the put-if-absent that it was; a process dies, a collector in any step too. *)
 
 LandLate ==
   \E put \in sent :
     /\ entry[put[1]] = Empty
     /\ Lands(put[1], put[2])
-    /\ UNCHANGED <<manifest, sent, writer, collector, acked>>
+    /\ UNCHANGED <<manifest, edits, sent, writer, collector, acked>>
+
+LandEdit ==
+  \E next \in edits :
+    /\ Follows(next)
+    /\ UNCHANGED <<Log, writer, collector, acked>>
 
 Crash(w) ==
   /\ writer[w].pc # "idle"
   /\ Becomes(w, Fresh)
   /\ UNCHANGED <<Storage, collector, acked>>
 
+(* Its work is done, or there was an error, or a crash, after which no epoch is remembered. *)
+EndCollection(c) ==
+  /\ collector[c].pc # "idle"
+  /\ \/ Turns(c, Idle)
+     \/ Remembers /\ collector[c].pc = "delete" /\ Turns(c, [Idle EXCEPT !.epochs = collector[c].epochs])
+  /\ CollectorOnly
+
 Environment ==
   \/ LandLate
+  \/ LandEdit
   \/ \E w \in Writers : Crash(w)
+  \/ \E c \in Collectors : EndCollection(c)
 
 Step(w) ==
   \/ RaiseEpoch(w)
@@ -303,11 +405,14 @@ Next ==
        \/ Append(w)
        \/ Poison(w)
        \/ \E t \in Tokens : AckRepeated(w, t)
+       \/ SendEdit(w)
        \/ Publish(w)
        \/ Release(w)
   \/ \E c \in Collectors :
        \/ ReadBoundary(c)
        \/ ListEntries(c)
+       \/ ReadHeader(c)
+       \/ ListAgain(c)
        \/ DeleteEntry(c)
   \/ Environment
 
@@ -320,29 +425,49 @@ Asleep ==
   LET of(epoch, pc) == [Fresh EXCEPT !.pc = pc, !.base = [manifest EXCEPT !.epoch = epoch], !.proved = epoch = 1]
   IN /\ manifest = [epoch |-> 2, after |-> 0, flushed |-> {}]
      /\ entry = [p \in Positions |-> Empty]
-     /\ late = {} /\ sent = {} /\ acked = {}
+     /\ edits = {} /\ late = {} /\ sent = {} /\ acked = {}
      /\ writer = [w \in Writers |-> CASE w = Owner -> of(1, "serving") [] w = Sleeper -> of(2, "sentinel")
                                       [] OTHER -> Fresh]
      /\ collector = [c \in Collectors |-> Idle]
 Calm ==
   \/ \E w \in Writers :
-       \/ ReadManifest(w) /\ writer[w].pc = "idle"
+       \/ ReadManifest(w) /\ w \notin {Owner, Sleeper}
        \/ Step(w)
        \/ \E t \in Tokens : SendEntry(w, t)
-       \/ Publish(w)
-  \/ \E c \in Collectors : ReadBoundary(c) \/ ListEntries(c) \/ DeleteEntry(c)
+       \/ SendEdit(w) \/ Publish(w)
+  \/ \E c \in Collectors : ReadBoundary(c) \/ ListEntries(c) \/ ReadHeader(c) \/ ListAgain(c) \/ DeleteEntry(c)
 CalmSpec == Asleep /\ [][Calm]_vars
+(* Where collections are dangerous: a claimer found its slot filled, by a row of the owner before it, and that sentinel *)
+(* may land late. The older owner sleeps, before it puts the row behind, or without the answer to this one. The newer   *)
+(* one has put a row and flushed.                                                                                     *)
+Claimed ==
+  LET row == CHOOSE t \in Tokens : TRUE
+      first == Entry(1, row, {row})
+      other == CHOOSE t \in Tokens \ {row} : TRUE
+      sentinel == Entry(2, None, {row})
+      second == Entry(2, other, {row, other})
+      flushed == [epoch |-> 2, after |-> 3, flushed |-> {row, other}]
+      newer == [Fresh EXCEPT !.pc = "serving", !.base = flushed, !.pos = 3, !.at = 1, !.applied = {row, other},
+                             !.proved = TRUE]
+      asleep == [Fresh EXCEPT !.base = [epoch |-> 1, after |-> 0, flushed |-> {}], !.proved = TRUE]
+      before == [asleep EXCEPT !.pc = "serving", !.pos = 1, !.applied = {row}, !.rows = {row}]
+      without == [asleep EXCEPT !.pc = "append", !.row = row]
+  IN /\ manifest = flushed
+     /\ entry = [p \in Positions |-> CASE p = 1 -> first [] p = 2 -> sentinel [] p = 3 -> second [] OTHER -> Empty]
+     /\ sent = {<<1, first>>, <<1, Entry(2, None, {})>>, <<2, sentinel>>, <<3, second>>}
+     /\ edits = {} /\ late = {}
+     /\ collector = [c \in Collectors |-> Idle]
+     /\ \E memory \in {before, without} :
+          /\ writer = [w \in Writers |-> CASE w = Owner -> memory [] w = Sleeper -> newer [] OTHER -> Fresh]
+          /\ acked = IF memory = before THEN {row, other} ELSE {other}
+ClaimedSpec == Claimed /\ [][Next]_vars
 TokenSymmetry == Permutations(Tokens)
 Fair == Spec /\ \A w \in Writers : WF_vars(Step(w))
+CollectorSymmetry == Permutations(Collectors)
 Symmetry == Permutations(Writers) \cup Permutations(Collectors) \cup Permutations(Tokens)
 
 -----------------------------------------------------------------------------
-(* What must hold.  A fresh replay reads the tail: from replay_after to the first empty slot. *)
-
-InTail(p) == p > manifest.after /\ \A q \in manifest.after + 1 .. p : Exists(q)
-Tail == {p \in Positions : InTail(p)}
-RowsOf(positions) == {entry[p].row : p \in positions} \ {None}
-Serving(w) == writer[w].pc \in {"serving", "append", "created"}
+(* What must hold. *)
 
 NoAckedRowLost == acked \subseteq manifest.flushed \cup RowsOf(Tail)
 
@@ -359,7 +484,7 @@ OwnerHasAll ==
 (* Once a claim has returned, an older epoch acks only what lies below the claim's sentinel, so that it was replayed. *)
 OneOwnerAcks ==
   [][\A w, v \in Writers :
-       /\ writer[w].pc \in {"append", "created"} /\ writer'[w].pc = "serving"
+       /\ writer[w].pc \in {"append", "created", "repeated"} /\ writer'[w].pc = "serving" /\ acked' # acked
        /\ Serving(v) /\ writer[v].base.epoch > writer[w].base.epoch
        => writer'[w].pos <= writer[v].at]_vars
 
@@ -372,20 +497,20 @@ CollectedIsNotNeeded ==
        Serving(w) /\ writer[w].proved /\ Serving(v) /\ writer[v].base.epoch > writer[w].base.epoch
        => Exists(writer[w].pos + 1) \/ (writer[w].pc = "append" /\ writer[w].pos + 1 <= writer[v].at)
 
-(* A claim or an owner ends by itself only where a newer epoch exists. *)
-FencedByNewerOnly ==
-  [][\A w \in Writers : writer'[w].pc = "fenced" /\ writer[w].pc # "fenced" => manifest.epoch > writer[w].base.epoch]_vars
+(* A claim or an owner ends by itself only where a newer epoch exists; what was told as not written is not written. *)
+FencedByNewerOnly == \A w \in Writers : writer[w].pc # "ended wrongly"
+RefusedIsNotWritten == \A w \in Writers : writer[w].pc # "refused wrongly"
 
 (* Under fair storage the newest claim is served and its appends are answered, unless it crashes or a newer one comes. *)
 Newest(w) == writer[w].base.epoch = manifest.epoch
 ClaimsEnd ==
   \A w \in Writers : writer[w].pc \in {"probe", "map", "sentinel", "fencing", "replay"} /\ Newest(w)
                      ~> Serving(w) \/ ~Newest(w) \/ writer[w].pc = "idle"
-AppendsEnd == \A w \in Writers : writer[w].pc \in {"append", "created"} ~> writer[w].pc \notin {"append", "created"}
+Appending == {"append", "created", "repeated"}
+AppendsEnd == \A w \in Writers : writer[w].pc \in Appending ~> writer[w].pc \notin Appending
 
 (* Not vacuous: each of these must be violated. *)
 NeverAcked == acked = {}
 NeverTakenOver == \A w \in Writers : ~(Serving(w) /\ writer[w].base.epoch = 2)
-NeverCollected == \A p \in Positions : Exists(p) => \A q \in 1 .. p : Exists(q)
-NeverFenced == \A w \in Writers : writer[w].pc # "fenced"
+NeverDeposed == \A w \in Writers : ~(Serving(w) /\ writer[w].base.epoch < manifest.epoch)
 =============================================================================

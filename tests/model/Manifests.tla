@@ -193,9 +193,16 @@ Crash(w) ==
   /\ Becomes(w, Fresh)
   /\ UNCHANGED <<Storage, collector>>
 
+(* A collector ends between two deletes, and begins another collection in the end. Ended before, it has changed nothing. *)
+EndCollection(c) ==
+  /\ collector[c].pc = "prune"
+  /\ collector' = [collector EXCEPT ![c].pc = "idle", ![c].gone = {}]
+  /\ UNCHANGED <<Storage, writer>>
+
 Environment ==
   \/ LandLate
   \/ \E w \in Writers : Crash(w)
+  \/ \E c \in Collectors : EndCollection(c)
 
 Next ==
   \/ \E w \in Writers :

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,7 @@ class Outcome:
     depth: int = 0
     """Steps of the longest shortest path from an initial state."""
     seconds: float = 0.0
-    """Elapsed."""
+    """Processor time of TLC, of all its threads."""
     actions: dict[str, int] = field(default_factory=dict)
     """By action: how often it was taken. Only with `coverage`."""
 
@@ -91,13 +91,19 @@ def check(
             *(("-coverage", "1000") if coverage else ()),  # minutes between reports; there is one at the end
             module,
         ]
-        began = time.monotonic()
+        before = _processor_time()
         try:
             ran = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired as error:
             said = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
             raise TlcFailed(f"{module}: no verdict within {timeout:.0f}s: {said[-400:]}") from error
-        return read(module, ran.stdout, temporal=temporal, seconds=time.monotonic() - began)
+        return read(module, ran.stdout, temporal=temporal, seconds=_processor_time() - before)
+
+
+def _processor_time() -> float:
+    """Seconds that the processes which this one has waited for took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def read(module: str, said: str, *, temporal: str = "", seconds: float = 0.0) -> Outcome:

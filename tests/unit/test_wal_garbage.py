@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -414,6 +414,79 @@ def test_nor_does_it_where_it_lands_behind_the_listing_of_a_collector(world: Wor
     sleeper._guard.confirm((world.clock.monotonic(), world.clock.now()))
     with pytest.raises(Fenced):
         put(sleeper, 9)
+
+
+def test_nor_does_it_where_another_collector_deletes_it_before_the_verdict(world: World) -> None:
+    """A collector has read its epoch, and lists again when it is gone: nothing tells that it was younger."""
+    sleeper = world.open()
+    put(sleeper, 1)
+    put(world.open(), 2)
+    refused = world.store.get(entry_key(REGION, 2, "lance"))
+    assert refused is not None
+    world.flushed_up_to(3)
+    put(world.open(), 3)
+    slow, quick = (WalCollector(world.store, REGION, CODEC, world.clock, workers=1) for _ in range(2))
+    list_again, among = slow._possible_fences, slow._fences.among
+
+    def among_late(positions: Sequence[int]) -> tuple[set[int], set[int]]:
+        quick.collect(0)
+        world.store.put_if_absent(entry_key(REGION, 1, "lance"), refused)
+        return among(positions)
+
+    def list_later(positions: Sequence[int]) -> set[int]:
+        quick.collect(0)
+        assert world.positions() == [2, 4, 5]
+        return list_again(positions)
+
+    with patch.object(slow, "_possible_fences", list_later), patch.object(slow._fences, "among", among_late):
+        slow.collect(0)
+    assert world.positions() == [2, 4, 5]
+    with pytest.raises(Fenced):
+        put(sleeper, 9)
+
+
+class Unanswered(MemoryStore):
+    """Calls `meanwhile` when the first put of an entry is taken, and then does not answer it."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.clock.now)
+        self.meanwhile: Callable[[], None] | None = None
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        outcome = super().put_if_absent(key, data)
+        if self.meanwhile is None:
+            return outcome
+        meanwhile, self.meanwhile = self.meanwhile, None
+        meanwhile()
+        return PutOutcome.OUTCOME_UNKNOWN
+
+
+@pytest.mark.parametrize("readable", [True, False], ids=["", "and-the-manifest-cannot-be-read"])
+def test_an_append_that_finds_anothers_entry_in_a_collected_slot_may_have_been_written(
+    world: World, readable: bool
+) -> None:
+    """Its first attempt got no answer. A newer owner replayed the row and flushed it, a collection emptied the slot,
+    and a refused sentinel came late. A client that is told of a fence sends the rows again, as surely not applied."""
+    world.store = store = Unanswered(world)
+    older, newer = world.open(), list[Claim]()
+
+    def meanwhile() -> None:
+        newer.append(world.take())
+        put(world.writer(newer[0]), 2)
+        world.flushed_up_to(2)
+        assert world.collect(age=0).entries == 1
+        refused = store.get(entry_key(REGION, 2, "lance"))
+        assert refused is not None
+        store.put_if_absent(entry_key(REGION, 1, "lance"), refused)
+        if not readable:
+            older._manifests = ManifestStore(FailingReads(store), REGION, clock=world.clock, options=WalOptions())
+
+    store.meanwhile = meanwhile
+    with pytest.raises(FencedAfterWrite):
+        put(older, 1)
+    assert found(newer[0]) == [1]
+    with pytest.raises(Fenced):
+        put(older, 3)
 
 
 def test_rows_are_collected_though_storage_tells_times_in_another_order(world: World) -> None:
