@@ -14,7 +14,7 @@ from tests.simulation.many import results
 from tests.simulation.oracle import Wrong
 from tests.simulation.world import simulate
 
-SEEDS = 60
+SEEDS = 100
 """Thousands: `make simulate`."""
 
 
