@@ -155,10 +155,13 @@ class RegionCore:
         """Return the levels above the base table as of now. Raises: the error that ended this region."""
         return self.levels.view()
 
-    def applied(self, producer: str) -> Applied:
-        """Return two sequences of `producer`: the highest with all rows applied here, and the highest with any."""
+    def applied(self, producer: str, *, logged: bool = False) -> Applied:
+        """Return two sequences of `producer`: the highest with all rows applied here, and the highest with any.
+
+        `logged`: only of what the log has, so that the answer is true of every later owner.
+        """
         self._wait_for_others()
-        applied = self._log.applied
+        applied = self._log.logged if logged else self._log.applied
         newest = applied.get(producer)
         left = newest is not None and self._repeats.half_applied(producer, applied)
         return Applied(newest - 1 if left and newest is not None else newest, newest)

@@ -88,7 +88,7 @@ class _Append:
 class RegionLog:
     """The rows of a region on their way to the WAL, in the order in which they become visible, and its applied map.
 
-    Thread safety. The region's thread only; `position`, `lingers` and `applied` from any.
+    Thread safety. The region's thread only; `position`, `lingers`, `logged` and `applied` from any.
     Durability. `append` returns once its rows, everything that lingered before them, and the map given to it are on
     storage. So what is answered by that map (a repeat, a put that changes nothing) is answered so after any crash.
     Invariants. (1) Rows that linger go first. (2) An entry that does not close its batch claims no token that was not
@@ -123,8 +123,8 @@ class RegionLog:
         self._lingering = _Lingering()
         self._beside = beside
         self._under_way: _Append | None = None
-        self._durable_applied = claim.applied
-        """The applied map of the newest entry."""
+        self.logged: AppliedMap = claim.applied
+        """The applied map of the newest entry. Whoever owns the region next knows these tokens."""
         self.applied: AppliedMap = claim.applied
         """The applied map of all visible rows."""
 
@@ -181,7 +181,7 @@ class RegionLog:
         append = _Append(self._lingering, self.applied, self._lease.begin(), self.position, parts)
         self._lingering, self._under_way = _Lingering(), append
         try:
-            append.wait = self._beside(partial(self._write_beside, append, self._durable_applied, generation))
+            append.wait = self._beside(partial(self._write_beside, append, self.logged, generation))
         except RuntimeError:  # no thread to be had
             self._lingering, self._under_way = append.lingering, None
             self.append_lingering(generation)
@@ -256,9 +256,9 @@ class RegionLog:
         if together is not None and together.num_rows:
             size = lingering.size + (0 if checked is None else checked.size)
             began, before = self._clock.monotonic(), self.position
-            position = self._write(together, size, (self._durable_applied, applied), generation)
+            position = self._write(together, size, (self.logged, applied), generation)
             self._meter.appended(self._clock.monotonic() - began, size, position - before)
-        elif applied is not self._durable_applied:
+        elif applied is not self.logged:
             position = self._appender.append(None, generation=generation, applied=applied)
         else:
             if checked is not None:
@@ -307,5 +307,5 @@ class RegionLog:
     def _appended(self, before: int, begun: Instant, applied: AppliedMap) -> None:
         """Note that the log has grown beyond position `before`, which proves that the region is ours."""
         if self.position > before:
-            self._durable_applied = applied
+            self.logged = applied
             self._lease.confirm(begun)
