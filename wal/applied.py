@@ -176,6 +176,8 @@ def producer_of(key: str) -> str:
 
 
 def hashes(names: list[str]) -> Hashes:
-    """A 64-bit hash of each name: uint64 [names], in their order."""
-    digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
+    """A 64-bit hash of each name: uint64 [names], in their order. Maps of older releases may have names with a lone
+    surrogate, which no token may have now."""
+    encoded = (name.encode(errors="surrogatepass") for name in names)
+    digests = b"".join(blake2b(name, digest_size=8).digest() for name in encoded)
     return np.frombuffer(digests, "<u8").astype(np.uint64)

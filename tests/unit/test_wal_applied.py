@@ -284,6 +284,15 @@ def test_the_oldest_names_are_retired_and_known_as_such(world: World, short: Non
     assert not any(map(applied.is_retired, [*applied, "name 0200", "another"]))
 
 
+def test_a_name_with_a_lone_surrogate_is_retired_like_any_other() -> None:
+    """Older releases took such tokens. A name that is valid has the same hash as ever."""
+    with patch("memwal.wal.applied.NAMES_MAX", 2):
+        applied = AppliedMap({"file \udcff": 1, "a": 1, "b": 1})
+        applied.rebase(applied.rebased("5-x"))
+    assert [applied.is_retired(name) for name in ("file \udcff", "a", "file", "b")] == [True, True, False, False]
+    assert hashes(["a", "ż:b"]).tolist() == [3405396810240292928, 3420820342555892348]
+
+
 def test_exceptions_do_not_count_as_names() -> None:
     """Else a resize would retire names long before there are too many."""
     with patch("memwal.wal.applied.NAMES_MAX", 50):
