@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import islice
 from math import isqrt
 
 import numpy as np
@@ -95,17 +94,16 @@ class AppliedMap(MutableMapping[str, int]):
         return AppliedMap(changes, snapshot, size)
 
     def rebased(self, name: str) -> Snapshot:
-        """The whole map as a snapshot called `name`. Retires the oldest names where there are too many."""
+        """The whole map as a snapshot called `name`. Retires the oldest names where there are too many, with their
+        exceptions."""
         snapshot, changes, _ = self._state
         applied = {key: value for key, value in snapshot.applied.items() if key not in changes}
         applied |= {key: value for key, value in changes.items() if value != GONE}
-        retired = snapshot.retired
-        if len(applied) > NAMES_MAX:
-            stuck = {key.removeprefix(PREFIX).partition(":")[2] for key in applied if key.startswith(PREFIX)}
-            free = (key for key in applied if not key.startswith(PREFIX) and key not in stuck)
-            oldest = list(islice(free, len(applied) - NAMES_MAX * 9 // 10))
-            for key in oldest:
-                del applied[key]
+        retired, names = snapshot.retired, names_of(applied)
+        if len(names) > NAMES_MAX:
+            oldest = names[: len(names) - NAMES_MAX * 9 // 10]
+            gone = set(oldest)
+            applied = {key: value for key, value in applied.items() if producer_of(key) not in gone}
             retired = np.union1d(retired, hashes(oldest))
         size = sum(map(len, applied)) + _OF_A_NUMBER * len(applied) + 8 * len(retired)
         return Snapshot(name, applied, retired, size)
@@ -167,7 +165,19 @@ class AppliedMap(MutableMapping[str, int]):
         return repr(dict(self))
 
 
+def names_of(applied: Mapping[str, int]) -> list[str]:
+    """The producer names in a map, without its exceptions, in its order."""
+    return [key for key in applied if not key.startswith(PREFIX)]
+
+
+def producer_of(key: str) -> str:
+    """The producer of a map's key, which is its name, or that of an exception."""
+    return key.removeprefix(PREFIX).partition(":")[2] if key.startswith(PREFIX) else key
+
+
 def hashes(names: list[str]) -> Hashes:
-    """A 64-bit hash of each name: uint64 [names], in their order."""
-    digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
+    """A 64-bit hash of each name: uint64 [names], in their order. Maps of older releases may have names with a lone
+    surrogate, which no token may have now."""
+    encoded = (name.encode(errors="surrogatepass") for name in names)
+    digests = b"".join(blake2b(name, digest_size=8).digest() for name in encoded)
     return np.frombuffer(digests, "<u8").astype(np.uint64)

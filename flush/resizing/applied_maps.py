@@ -41,7 +41,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush.base.sharding import Buckets
-from memwal.wal.applied import NONE_RETIRED, PREFIX, AppliedMap, Snapshot, hashes
+from memwal.wal.applied import NONE_RETIRED, PREFIX, AppliedMap, Snapshot, hashes, names_of, producer_of
 
 Applied = Mapping[str, int]
 RouteInto = Callable[[int, pa.Table], Buckets]
@@ -54,16 +54,21 @@ Exceptions = Mapping[str, tuple[str, ...]]
 
 
 def merged_map(maps: Sequence[Applied]) -> dict[str, int]:
-    """Return the map that every new region begins with. `maps`: of the old regions, bucket n at index n. Pure."""
+    """Return the map that every new region begins with. `maps`: of the old regions, bucket n at index n. Pure.
+
+    The order of the last changes, by which names are retired, is kept: a name is as new as in the region in which the
+    fewest other names were changed after it.
+    """
     highest: dict[str, int] = {}
+    age: dict[str, int] = {}
     for applied in maps:
-        for name, sequence in applied.items():
-            if not name.startswith(PREFIX):
-                highest[name] = max(highest.get(name, -1), sequence)
+        for later, name in enumerate(reversed(names_of(applied))):
+            highest[name] = max(highest.get(name, -1), applied[name])
+            age[name] = min(age.get(name, later), later)
     exceptions = [exceptions_by_producer(applied) for applied in maps]
     merged: dict[str, int] = {}
-    for producer, sequence in sorted(highest.items()):
-        merged[producer] = sequence
+    for producer in sorted(highest, key=lambda name: (-age[name], name)):
+        merged[producer] = sequence = highest[producer]
         for rows in _behind(maps, exceptions, producer, sequence):
             merged[_key(rows, producer)] = sequence - 1
     return merged
@@ -75,8 +80,7 @@ def initial_map(maps: Sequence[AppliedMap]) -> AppliedMap:
     for applied in maps:
         retired = np.union1d(retired, applied.snapshot.retired)
     if len(retired):
-        names = [key.removeprefix(PREFIX).split(":", 1)[1] if key.startswith(PREFIX) else key for key in merged]
-        is_retired = np.isin(hashes(names), retired)
+        is_retired = np.isin(hashes([producer_of(key) for key in merged]), retired)
         merged = {key: value for (key, value), out in zip(merged.items(), is_retired, strict=True) if not out}
     return AppliedMap(merged, Snapshot(retired=retired))
 
@@ -86,7 +90,7 @@ def exceptions_by_producer(applied: Applied) -> dict[str, tuple[str, ...]]:
     exceptions: dict[str, tuple[str, ...]] = {}
     for key in applied:
         if key.startswith(PREFIX):
-            producer = key.removeprefix(PREFIX).split(":", 1)[1]
+            producer = producer_of(key)
             exceptions[producer] = (*exceptions.get(producer, ()), key)
     return exceptions
 

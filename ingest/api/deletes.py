@@ -47,8 +47,8 @@ class Table(Protocol):
         """As `Reads.scan`."""
         ...
 
-    def applied(self, producer: str) -> Applied:
-        """Return what the regions have applied of `producer`."""
+    def applied(self, producer: str, *, logged: bool) -> Applied:
+        """Return what the regions have applied of `producer`; with `logged`, once their logs have it."""
         ...
 
 
@@ -87,10 +87,11 @@ class FilterDelete:
         until = None if limit is None else self._clock.monotonic() + limit
         if parsed is not None and self._is_repeat(parsed):
             return Receipt(0, False, {})
+        logged = durable or parsed is not None  # the token has an entry of its own: it must not outlive the tombstones
         try:
             for where, keys in self._pieces():
                 left = self._left(until)
-                self._add(self._deletes.piece(keys, where, durable=durable, token=parsed, timeout=left))
+                self._add(self._deletes.piece(keys, where, durable=logged, token=parsed, timeout=left))
             if parsed is not None:
                 self._positions.update(self._deletes.record(parsed, durable=durable, timeout=self._left(until)))
         except MemWalError as error:
@@ -98,7 +99,8 @@ class FilterDelete:
         return Receipt(self._deleted, True, self._positions, self._kept, self._regions)
 
     def _is_repeat(self, token: Token) -> bool:
-        applied = self._table.applied(token.producer)
+        """Whether the logs of all regions have `token`: no later owner forgets what is acknowledged by that."""
+        applied = self._table.applied(token.producer, logged=True)
         check_rises(token, {"of one region": applied.newest, "of another": applied.everywhere})
         return applied.everywhere is not None and applied.everywhere >= token.sequence
 

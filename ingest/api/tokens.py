@@ -32,6 +32,13 @@ class Token:
             raise Invalid(
                 f"token {self.producer!r}: names that begin with {PREFIX!r} are reserved for memwal; choose another"
             )
+        try:
+            self.producer.encode()
+        except UnicodeEncodeError as error:
+            raise Invalid(
+                f"token {self.producer!r}: the name cannot be written as UTF-8 (character {error.start + 1} is a lone "
+                "surrogate); choose another"
+            ) from None
 
     @staticmethod
     def parse(value: Token | str | tuple[str, int] | None) -> Token | None:

@@ -229,12 +229,10 @@ class RemoteTable(Reads):
         return merged_status(found)
 
     @translate_errors
-    def applied(self, producer: str, timeout: float = READ_TIMEOUT) -> Applied:
-        """Return what the regions have applied of `producer`.
-
-        `timeout`: seconds to wait for regions without an owner.
-        """
-        found = self._patiently(partial(self._of_owners, "applied", {"producer": producer}), timeout)
+    def applied(self, producer: str, timeout: float = READ_TIMEOUT, *, logged: bool = False) -> Applied:
+        """As `Table.applied`, of all regions. `timeout`: seconds to wait for regions without an owner."""
+        request = {"producer": producer, **({"logged": True, "needs": ["logged"]} if logged else {})}
+        found = self._patiently(partial(self._of_owners, "applied", request), timeout)
         return Applied.together(Applied(*each[: len(Applied._fields)]) for each in found)
 
     @translate_errors

@@ -17,6 +17,7 @@ from memwal.ingest.table.embedded import Table
 
 _OF_WRITES = ("region", "producer", "sequence", "routing", "rows", "delete", "durable", "token", "timeout")
 _OF_REST = ("filter", "version", "regions", "since", "until", "images", "columns", "at", "column", "kind", "parameters")
+_OF_TOKENS = ("logged",)
 _OF_PEERS = ("name", "look", "flush", "read", "from")
 
 
@@ -62,4 +63,4 @@ def _taken(read: str) -> tuple[str, ...]:
 
 @cache
 def _known() -> frozenset[str]:
-    return frozenset({*_OF_WRITES, *_OF_REST, *_OF_PEERS}.union(*(_taken(read) for read in READS)))
+    return frozenset({*_OF_WRITES, *_OF_REST, *_OF_TOKENS, *_OF_PEERS}.union(*(_taken(read) for read in READS)))

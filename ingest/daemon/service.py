@@ -13,7 +13,7 @@ DoAction   "changes_position" {"at"} | "base_version" |
            "count" | "explained count" {"regions", …} | "status" | "commit" | "schema" | "regions" |
            "release" | "flush" {"regions", "routing"}, without them of all here   JSON in, JSON out
            "indexes" | "create_index" {"column", "kind", "parameters"} | "drop_index" {"name"}   for all regions
-           "applied" {"producer", "regions", "routing"}  the highest that each of them, and any, has applied
+           "applied" {"producer", "regions", "routing", "logged"}  the highest that each, any has applied, or logged
            "record" {"token", "durable", "regions", "routing"}  records the token as applied in each of them
            "schema" {"look": true}     looks first whether somebody changed the table's columns
            "regions"                   which regions are here; answers while they are being claimed, too
@@ -347,7 +347,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _applied(self, request: dict[str, Any]) -> Sequence[int | None]:
         table = self.table
         expect_routing(table.base.uri, request["routing"], table.base.routing_version)
-        return table.applied(request["producer"], map(UUID, request["regions"]))
+        return table.applied(request["producer"], map(UUID, request["regions"]), logged=bool(request.get("logged")))
 
     def _flush(self, request: dict[str, Any]) -> None:
         table, named = self.table, request.get("regions")

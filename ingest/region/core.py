@@ -9,9 +9,10 @@ What the core promises, whatever storage answers:
 1. Rows enter the memtable in WAL order, and only rows that the WAL holds or that linger for its next entry (visible,
    not durable yet).
 2. A write is visible as a whole or not at all, and not before all its rows are checked and copied.
-3. A durable write is acknowledged only after the entry that closes it is on storage.
+3. A durable write is acknowledged only after the entry that closes it is on storage, a repeat or a put that changes
+   nothing only after an entry with its token is.
 4. A write is applied only if its sequence is above all that its producer had applied; the map of these sequences (the
-   applied map) is in the same entry as the rows. A write of no rows gets an entry of its own with nothing but the map.
+   applied map) is in the same entry as the rows. Where no row is to be written, an entry has nothing but the map.
 5. Every write is answered: acknowledged, or given the error that kept it out.
 6. A frozen memtable ends at an entry that closes a batch, and every row in it is on storage.
 7. Generations are published in ascending order; a failed flush changes nothing and blocks those behind it.
@@ -154,10 +155,13 @@ class RegionCore:
         """Return the levels above the base table as of now. Raises: the error that ended this region."""
         return self.levels.view()
 
-    def applied(self, producer: str) -> Applied:
-        """Return two sequences of `producer`: the highest with all rows applied here, and the highest with any."""
+    def applied(self, producer: str, *, logged: bool = False) -> Applied:
+        """Return two sequences of `producer`: the highest with all rows applied here, and the highest with any.
+
+        `logged`: only of what the log has, so that the answer is true of every later owner.
+        """
         self._wait_for_others()
-        applied = self._log.applied
+        applied = self._log.logged if logged else self._log.applied
         newest = applied.get(producer)
         left = newest is not None and self._repeats.half_applied(producer, applied)
         return Applied(newest - 1 if left and newest is not None else newest, newest)
@@ -358,7 +362,7 @@ class RegionCore:
             if group.durable:
                 generation = self.levels.active.generation
                 with self._steps("memwal.region.append", group) if tracing.on else tracing.OFF:
-                    position = self._log.append(group.rows, group.applied, generation=generation, alone=group.is_note)
+                    position = self._log.append(group.rows, group.applied, generation=generation)
         except (*NOTHING_WRITTEN, *NOT_ENCODED) as error:
             if isinstance(error, NOT_ENCODED) and self.lingers:
                 raise  # visible rows among them: they could never be appended

@@ -39,7 +39,8 @@ class WriteGroup:
     """Writes that are logged, applied and answered together, their rows in our own memory.
 
     `fresh`: the writes that were not applied before. `rows`: their rows. `skipped`: for each of them the number of rows
-    left out, or empty if none was. `applied`: the region's applied map after the group.
+    left out, or empty if none was. `applied`: the region's applied map after the group; the same object as before it if
+    the group has no new token.
     """
 
     writes: Sequence[Write]
@@ -52,11 +53,6 @@ class WriteGroup:
     def durable(self) -> bool:
         """Whether a caller waits until the group is on storage."""
         return any(write.durable for write in self.writes)
-
-    @property
-    def is_note(self) -> bool:
-        """Whether it has tokens but no rows, so that only the applied map is written."""
-        return any(write.token for write in self.fresh) and not any(write.rows.num_rows for write in self.fresh)
 
     def acknowledge(self, position: int) -> None:
         """Acknowledge every write. `position`: of the entry that made them durable, 0 if they are not durable yet."""
@@ -223,10 +219,10 @@ class Repeats:
     ) -> tuple[list[Write], AppliedMap]:
         """Return the writes of `group` that were not applied before, in order, and the applied map after them.
 
-        A write that a resize met half applied is cut down to the rows that were not applied. One with a condition
-        leaves the map as it is.
+        It is `applied` itself if they have no new token. A write that a resize met half applied is cut down to the rows
+        that were not applied. One with a condition leaves the map as it is.
         """
-        fresh, after = [], applied.copy() if any(write.token for write in group) else applied
+        fresh, after = [], applied
         for write in group:
             token = write.token
             if token is not None:
@@ -234,6 +230,7 @@ class Repeats:
                 if repeated and not self._left_over(write, after, admission):
                     continue
                 if write.where is None:
+                    after = applied.copy() if after is applied else after
                     self._record(token, after)
             fresh.append(write)
         return fresh, after

@@ -1,7 +1,8 @@
 """Write one region's WAL: rows that linger, entries in parts, the applied map with each entry.
 
 Rows of non-durable writes linger in memory until `wal.linger_max` is over, and are then appended beside the region's
-thread, which goes on to serve writes. Encoding and syncing an entry takes as long as a hundred small puts. In steps:
+thread, which goes on to serve writes. Encoding and syncing an entry takes as long as a hundred small puts. A write that
+changes no row may linger too: by its token, which is in the applied map only. In steps:
 
 1. `append_beside` hands over what lingers, and the map of what is visible at that moment. What becomes visible behind
    it lingers for the append after it, until this one has ended, or until that is as much as an entry holds.
@@ -46,17 +47,21 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table | None:
 
 @dataclass(slots=True)
 class _Lingering:
-    """Visible rows that are not in the log: their bytes, and the monotonic seconds at which the first was applied."""
+    """Visible rows that are not in the log: their bytes, and the monotonic seconds at which the first was applied.
+
+    With no rows but with `since`, a token lingers: it is in the applied map, and not in the log.
+    """
 
     rows: list[pa.Table] = field(default_factory=list)
     size: int = 0
     since: float | None = None
 
-    def add(self, checked: Checked, now: float) -> None:
+    def add(self, checked: Checked | None, now: float) -> None:
         if self.since is None:
             self.since = now
-        self.rows.append(checked.rows)
-        self.size += checked.size
+        if checked is not None and checked.num_rows:
+            self.rows.append(checked.rows)
+            self.size += checked.size
 
     def before(self, later: _Lingering) -> _Lingering:
         return _Lingering([*self.rows, *later.rows], self.size + later.size, self.since)
@@ -83,10 +88,12 @@ class _Append:
 class RegionLog:
     """The rows of a region on their way to the WAL, in the order in which they become visible, and its applied map.
 
-    Thread safety. The region's thread only; `position`, `lingers` and `applied` from any.
-    Durability. `append` returns once its rows, and everything that lingered before them, are on storage.
+    Thread safety. The region's thread only; `position`, `lingers`, `logged` and `applied` from any.
+    Durability. `append` returns once its rows, everything that lingered before them, and the map given to it are on
+    storage. So what is answered by that map (a repeat, a put that changes nothing) is answered so after any crash.
     Invariants. (1) Rows that linger go first. (2) An entry that does not close its batch claims no token that was not
     durable before: replay drops its rows when the closing entry is missing, and must not remember their tokens.
+    Requires. A map with the same tokens as the one before it is the same object.
     """
 
     def __init__(
@@ -116,8 +123,8 @@ class RegionLog:
         self._lingering = _Lingering()
         self._beside = beside
         self._under_way: _Append | None = None
-        self._durable_applied = claim.applied
-        """The applied map of the newest entry."""
+        self.logged: AppliedMap = claim.applied
+        """The applied map of the newest entry. Whoever owns the region next knows these tokens."""
         self.applied: AppliedMap = claim.applied
         """The applied map of all visible rows."""
 
@@ -128,7 +135,7 @@ class RegionLog:
 
     @property
     def lingers(self) -> bool:
-        """Whether visible rows are not known to be in the log."""
+        """Whether visible rows, or tokens of the map, are not known to be in the log."""
         return self._lingering.since is not None or self._under_way is not None
 
     @property
@@ -150,10 +157,10 @@ class RegionLog:
     # ---- lingering rows ------------------------------------------------------------------------------------------
 
     def linger(self, checked: Checked | None, applied: AppliedMap) -> None:
-        """Keep rows that become visible now for the next entry. `applied`: the map after them."""
-        self.applied = applied
-        if checked is not None and checked.num_rows:
+        """Keep rows that become visible now, and new tokens, for the next entry. `applied`: the map after them."""
+        if applied is not self.applied or (checked is not None and checked.num_rows):
             self._lingering.add(checked, self._clock.monotonic())
+        self.applied = applied
 
     def append_lingering(self, generation: int) -> None:
         """Make lingering rows durable. Raises: as `append`."""
@@ -174,7 +181,7 @@ class RegionLog:
         append = _Append(self._lingering, self.applied, self._lease.begin(), self.position, parts)
         self._lingering, self._under_way = _Lingering(), append
         try:
-            append.wait = self._beside(partial(self._write_beside, append, self._durable_applied, generation))
+            append.wait = self._beside(partial(self._write_beside, append, self.logged, generation))
         except RuntimeError:  # no thread to be had
             self._lingering, self._under_way = append.lingering, None
             self.append_lingering(generation)
@@ -204,18 +211,18 @@ class RegionLog:
 
     # ---- every append --------------------------------------------------------------------------------------------
 
-    def append(self, checked: Checked | None, applied: AppliedMap, *, generation: int, alone: bool = False) -> int:
-        """Make what lingers and then the rows of `checked` durable; `applied` is the map once they are.
+    def append(self, checked: Checked | None, applied: AppliedMap, *, generation: int) -> int:
+        """Make what lingers and then the rows of `checked` durable, and `applied`, the map once they are.
 
-        Returns the position that closes them; the newest one when there are no rows to write. If the rows given came to
-        nothing by what is stored, nobody had claimed the region by then. `alone`: write the map in an entry of its own
-        even without rows. Raises: as `WalAppender.append`; what lingers is kept then.
+        Returns the position that closes them. Without rows the entry has the map alone; there is none if the log has
+        that map, and the newest position is returned. If the rows given came to nothing by what is stored, nobody had
+        claimed the region by then. Raises: as `WalAppender.append`; what lingers is kept then.
         (model: Lease!SendEntry, Lease!Acknowledge)
         """
         self._finish_before()
         begun, before = self._lease.begin(), self.position
         try:
-            position = self._append(checked, applied, generation, alone=alone)
+            position = self._append(checked, applied, generation)
         except BaseException as error:
             self._failed(error)
             raise
@@ -243,19 +250,20 @@ class RegionLog:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _append(self, checked: Checked | None, applied: AppliedMap, generation: int, *, alone: bool) -> int:
+    def _append(self, checked: Checked | None, applied: AppliedMap, generation: int) -> int:
         lingering = self._lingering
         together = joined([*lingering.rows, *([] if checked is None else [checked.rows])])
-        if together is None or not together.num_rows:
-            if alone:
-                return self._appender.append(None, generation=generation, applied=applied)
+        if together is not None and together.num_rows:
+            size = lingering.size + (0 if checked is None else checked.size)
+            began, before = self._clock.monotonic(), self.position
+            position = self._write(together, size, (self.logged, applied), generation)
+            self._meter.appended(self._clock.monotonic() - began, size, position - before)
+        elif applied is not self.logged:
+            position = self._appender.append(None, generation=generation, applied=applied)
+        else:
             if checked is not None:
                 self._appender.expect_unfenced()
             return self.position
-        size = lingering.size + (0 if checked is None else checked.size)
-        began, before = self._clock.monotonic(), self.position
-        position = self._write(together, size, (self._durable_applied, applied), generation)
-        self._meter.appended(self._clock.monotonic() - began, size, position - before)
         self._lingering = _Lingering()
         return position
 
@@ -299,5 +307,5 @@ class RegionLog:
     def _appended(self, before: int, begun: Instant, applied: AppliedMap) -> None:
         """Note that the log has grown beyond position `before`, which proves that the region is ours."""
         if self.position > before:
-            self._durable_applied = applied
+            self.logged = applied
             self._lease.confirm(begun)

@@ -170,9 +170,11 @@ class RegionWriter:
                 self._queue.break_off(self._core.failure)
             raise
 
-    def applied(self, producer: str) -> Applied:
-        """See `RegionCore.applied`."""
-        return self._core.applied(producer)
+    def applied(self, producer: str, *, logged: bool = False) -> Applied:
+        """See `RegionCore.applied`. With `logged`, what lingers is made durable first. Raises: as `durable_view`."""
+        if logged and self._core.lingers:
+            self.durable_view()
+        return self._core.applied(producer, logged=logged)
 
     def behind(self) -> dict[str, float]:
         """Return by level the age in seconds of the oldest row that has not reached it, 0 if all have."""

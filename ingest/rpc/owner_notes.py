@@ -7,13 +7,23 @@ owner is a daemon, and its process (`ingest.rpc.processes`). Written after a cla
 A note may be stale, missing or wrong. A client that follows a note asks the daemon for its identity (`Notes.are_of`). A
 process that wants to claim a region checks whether its owner lives (`ingest.table.live_owners`). Only the epoch decides
 who owns a region.
+
+Invariant: while an owner lives, a note of its epoch or of a newer one exists, or is written again.
+
+- `withdraw` cannot compare and delete in one step: 1. read our note; 2. delete it; 3. ask the region's manifest for a
+  newer owner that has not released the region; 4. if one has, leave a note with its epoch alone, unless a note exists.
+  *A newer owner claims and writes its note between 1 and 2: it is deleted, and 4 puts one in its place, of an unknown
+  process, so that the table does not look free. It claims after 3: it writes its note after the delete.*
+- `renew`, at each collection: the owner writes its note again if it is missing, of an older epoch or of an unknown
+  process. *A crash between 2 and 4, or a request of a former owner that storage carries out late: until then the table
+  looks free, or belongs to the former owner.*
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -39,22 +49,34 @@ class Note:
     endpoint: str = ""
     daemon: bool = False
     process: Process | None = None
-    """None in notes of earlier versions of memwal."""
+    """None where it is not known: in a note that a former owner has left, or an earlier version of memwal."""
 
 
 def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
     """Write the note of a new owner, which is this process."""
-    note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": Process.here().noted()}
-    if endpoint:
-        note["endpoint"] = endpoint
-    store.put(owner_key(region), json.dumps(note).encode())
+    store.put(owner_key(region), _encoded(epoch, endpoint, daemon=daemon))
 
 
-def withdraw(store: wal.ObjectStore, region: UUID, epoch: int) -> None:
-    """Delete the note, unless a newer owner has written its own."""
+def renew(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
+    """Write our note again if it is gone or overwritten by that of an older owner. One request if it is in place."""
     note = _read(store, region)
-    if note is not None and note.epoch == epoch:
-        store.delete(owner_key(region))
+    if note is None or note.epoch < epoch or (note.epoch == epoch and note.process is None):
+        announce(store, region, epoch, endpoint, daemon=daemon)
+
+
+def withdraw(
+    store: wal.ObjectStore, region: UUID, epoch: int, newer_owner: Callable[[], int | None], *, daemon: bool = False
+) -> None:
+    """Delete our note, unless a newer owner has written its own; leave one if a newer owner has claimed the region.
+
+    `newer_owner`: asks the manifest for its epoch, None for none. `daemon`: whether it is one, as far as we know.
+    """
+    note = _read(store, region)
+    if note is None or note.epoch != epoch:
+        return
+    store.delete(owner_key(region))
+    if (newer := newer_owner()) is not None:
+        store.put_if_absent(owner_key(region), json.dumps({"epoch": newer, "daemon": daemon}).encode())
 
 
 def read(store: wal.ObjectStore, regions: Sequence[UUID]) -> dict[UUID, Note]:
@@ -106,6 +128,11 @@ class NotesFinder:
         secrets = {name: SecretStr(value) for name, value in self.options}
         notes = find(wal.open_store(self.uri, resolve(secrets, os.environ)), self.regions)
         return () if notes is None else notes.endpoints
+
+
+def _encoded(epoch: int, endpoint: str, *, daemon: bool) -> bytes:
+    note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": Process.here().noted()}
+    return json.dumps(note | ({"endpoint": endpoint} if endpoint else {})).encode()
 
 
 def _read(store: wal.ObjectStore, region: UUID) -> Note | None:

@@ -287,14 +287,14 @@ class Table(LevelReads):
         self._commits.look()
 
     @translate_errors
-    def applied(self, producer: str, regions: Iterable[UUID] | None = None) -> Applied:
-        """Return what `regions` (None: all) have applied of `producer`.
+    def applied(self, producer: str, regions: Iterable[UUID] | None = None, *, logged: bool = False) -> Applied:
+        """Return what `regions` (None: all) have applied of `producer`; with `logged` once their logs have it.
 
-        Raises: Unavailable (`not_owner`) if a region is not here.
+        Raises: Unavailable (`not_owner`) if a region is not here; with `logged` also as a durable put.
         """
         self._refuse_if_closed()
         writers = self.regions.of(self.base.regions if regions is None else regions)
-        return Applied.together(writer.applied(producer) for writer in writers)
+        return Applied.together(writer.applied(producer, logged=logged) for writer in writers)
 
     def only(self, regions: Sequence[UUID]) -> LevelReads:
         """Return reads of these regions' rows only, also of those in the base table.

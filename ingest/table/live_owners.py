@@ -18,6 +18,7 @@ its daemon does not answer, its process runs    it starts or ends: we wait; afte
 its daemon does not answer, on another machine  free: as far as anybody can tell, it crashed
 no endpoint, its process runs here              it lives: a table that is open in a program
 no endpoint to ask, on another machine          unknown
+only the epoch: its process is not known        unknown
 ==============================================  ==============================================================
 
 Unknown is refused like an owner that lives, with one exception: a daemon may replace a daemon of unknown state, so that
@@ -96,7 +97,7 @@ class Owner:
         epoch = f"writer epoch {max(self.epochs.values())}"
         if self.endpoint:
             return f"served by {self.endpoint} ({', '.join(filter(None, (process, epoch)))})"
-        return f"{'served' if self.daemon else 'opened'} by {process} ({epoch})"
+        return f"{'served' if self.daemon else 'opened'} by {process or 'an unknown process'} ({epoch})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from memwal import wal
@@ -48,6 +49,8 @@ REPLAYED_ENTRIES, FLUSHED_ENTRIES = 50, 200
 above which a region is flushed in the background after its claim; fewer are not worth an SST."""
 COMING_WITHIN = 2.0
 """Seconds that a call waits for a region that is being acquired; then its caller looks elsewhere."""
+_BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
+"""Limits of the requests for a note, which is a hint."""
 
 
 def _long_to_replay(writer: RegionWriter, read: int) -> bool:
@@ -231,6 +234,14 @@ class RegionSet:
         for writer in self.writers:
             self._note(writer)
 
+    def renew_notes(self) -> None:
+        """Write the notes again that are not in place; see `rpc.owner_notes`. A failure of storage is ignored."""
+        context = self.context
+        for writer in self.alive:
+            with suppress(wal.WalError):  # the note is a hint
+                epoch, daemon = writer.guard.epoch, context.daemon
+                owners.renew(context.store, writer.region, epoch, self._endpoint, daemon=daemon)
+
     def close(self) -> None:
         """Close every writer and delete the notes. Raises: the error of a writer's `close`; all are closed even
         then.
@@ -281,8 +292,20 @@ class RegionSet:
             _LOG.warning("region %s: the note of its owner is not written: %s", writer.region, error)
 
     def _withdraw(self, writer: RegionWriter) -> None:
+        store, region, epoch = self.context.store, writer.region, writer.guard.epoch
         with suppress(wal.WalError):  # the note is a hint
-            owners.withdraw(self.context.store, writer.region, writer.guard.epoch)
+            owners.withdraw(store, region, epoch, partial(self._newer_owner, writer), daemon=self.context.daemon)
+
+    def _newer_owner(self, writer: RegionWriter) -> int | None:
+        """Return the epoch of an owner that has claimed the region after `writer` and not released it, None for none.
+
+        Claims of a resize and of other programs, which leave no notes, give no leases.
+        """
+        store, options, clock = self.context.store, _BRIEFLY, self.context.clock
+        manifest = wal.ManifestStore(store, writer.region, ids=self.context.ids, clock=clock, options=options).latest()
+        if manifest is None or not manifest.read_lease or manifest.status is not wal.RegionStatus.ACTIVE:
+            return None
+        return manifest.writer_epoch if manifest.writer_epoch > writer.guard.epoch else None
 
 
 def prove(writers: Sequence[RegionWriter], at_once: int, *, anew: bool) -> None:

@@ -349,6 +349,55 @@ def test_a_crash_between_two_records_leaves_the_rest_to_a_repeat(
     assert set(prices(table)) == set(first)
 
 
+@pytest.mark.parametrize("way", ["embedded", "flight"])
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_a_repeat_acknowledges_outlives_the_owner(way: str, durable: bool, open_small: Callable[..., Any]) -> None:
+    """The token of a non-durable delete is in the memory of its regions at first."""
+    owner = open_small(wal={"linger_max": "1h"})
+    owner.put(rows(range(10), 700))
+    with ExitStack() as stack:
+        table = owner
+        if way == "flight":
+            service = FlightService(owner, "grpc://127.0.0.1:0")
+            stack.callback(service.shutdown)
+            table = stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+        assert table.delete(filter=DEAR, token="cleaner:1", durable=False).rows == 10
+        assert not table.delete(filter=DEAR, token="cleaner:1", durable=durable).applied
+    taken = open_small(take_over=True)  # as after a kill: the owner appends nothing any more
+    assert taken.count() == 0
+    taken.put(rows([1], 800))
+    assert not taken.delete(filter=DEAR, token="cleaner:1").applied
+    assert prices(taken) == {1: 800}
+
+
+def test_a_repeat_is_not_acknowledged_by_an_owner_that_was_deposed(open_small: Callable[..., Any]) -> None:
+    older = open_small(wal={"linger_max": "1h"})
+    older.put(rows(range(10), 700))
+    older.delete(filter=DEAR, token="cleaner:1", durable=False)
+    taken = open_small(take_over=True)
+    with pytest.raises(memwal.FencedError):
+        older.delete(filter=DEAR, token="cleaner:1", durable=False)
+    assert taken.delete(filter=DEAR, token="cleaner:1").applied
+    assert taken.count() == 0
+
+
+def test_the_next_owner_records_no_token_whose_tombstones_it_lacks(
+    open_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record may meet another owner than the pieces did, since a client sends it again to the next one."""
+    older, record, taken = open_small(wal={"linger_max": "1h"}), RegionDeletes.record, list[Any]()
+    older.put(rows(range(10), 700))
+
+    def record_at_the_next_owner(_: RegionDeletes, token: memwal.Token, **options: Any) -> Any:
+        taken.append(open_small(take_over=True))
+        return record(taken[0].deletes, token, **options)
+
+    monkeypatch.setattr(RegionDeletes, "record", record_at_the_next_owner)
+    older.delete(filter=DEAR, token="cleaner:1", durable=False)
+    assert not taken[0].delete(filter=DEAR, token="cleaner:1").applied
+    assert taken[0].count() == 0
+
+
 def test_a_token_is_completed_after_a_resize_for_the_rows_of_the_regions_that_lack_it(
     open_small: Callable[..., Any], uri: str
 ) -> None:

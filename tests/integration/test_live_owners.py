@@ -16,7 +16,10 @@ import pytest
 
 import memwal
 from memwal import wal
+from memwal.flush import resize
 from memwal.ingest.rpc import owner_notes as owners
+from memwal.ingest.rpc.processes import Process
+from memwal.wal.layout import owner_key
 
 SETTINGS = {"commit": {"interval": "0s"}}
 
@@ -71,6 +74,51 @@ def test_a_table_that_was_closed_is_free(script: Callable[..., Any], uri: str) -
     assert process.wait() == 0
     assert not list(Path(uri).glob("_mem_wal/*/owner.json"))
     memwal.open(uri, settings=SETTINGS).close()
+
+
+def test_who_closes_while_another_claims_leaves_no_table_that_looks_free(
+    open_small: Callable[..., Any], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note that a closing owner deletes may be that of its successor, written since it looked."""
+    older, newer, read = open_small(), list[Any](), owners._read
+
+    def read_then_sleep(store: wal.ObjectStore, region: Any) -> Any:
+        note = read(store, region)
+        monkeypatch.undo()
+        newer.append(open_small(take_over=True))
+        return note
+
+    monkeypatch.setattr(owners, "_read", read_then_sleep)
+    older.close()
+    assert owners.read(wal.open_store(uri), newer[0].base.regions).keys() == set(newer[0].base.regions)
+    with pytest.raises(memwal.Unavailable, match=r"opened by an unknown process \(writer epoch 2\).*take_over=True"):
+        memwal.open(uri, settings=SETTINGS)
+    newer[0].upkeep.collect()
+    here = Process.here()
+    assert all(note.process == here for note in owners.read(wal.open_store(uri), newer[0].base.regions).values())
+    newer[0].close()
+    assert not list(Path(uri).glob("_mem_wal/*/owner.json"))
+
+
+def test_who_closes_after_a_resize_leaves_no_note(open_small: Callable[..., Any], uri: str) -> None:
+    """Its claims are newer, and are of nobody who serves the table."""
+    older = open_small()
+    resize(uri, None, wal.open_store(uri), 3, clock=wal.SystemClock(), ids=wal.SystemIds())
+    with suppress(memwal.MemWalError):
+        older.close()
+    assert not list(Path(uri).glob("_mem_wal/*/owner.json"))
+    open_small().close()
+
+
+def test_an_owner_writes_its_note_again(open_small: Callable[..., Any], uri: str) -> None:
+    """One that is gone, and one that a former owner's late request has written; not that of a newer owner."""
+    table, store = open_small(regions=3), wal.open_store(uri)
+    gone, older, newer = table.base.regions
+    store.delete(owner_key(gone))
+    owners.announce(store, older, 0)
+    owners.announce(store, newer, 9, "grpc://127.0.0.1:1")
+    table.upkeep.collect()
+    assert [note.epoch for note in owners.read(store, (gone, older, newer)).values()] == [1, 1, 9]
 
 
 def test_the_same_process_opens_its_table_again(open_small: Callable[..., Any], made: Any) -> None:

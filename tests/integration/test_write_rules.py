@@ -294,6 +294,23 @@ def test_a_lookup_that_storage_fails_is_unavailable_and_the_table_goes_on(
         assert found(table) == {n: row(n) for n in range(4)} | {n: row(n, 2) for n in (4, 5)}
 
 
+@pytest.mark.parametrize("first_durable", [True, False])
+def test_the_token_of_a_put_that_changes_nothing_is_remembered(first_durable: bool, tmp_path: Path) -> None:
+    """Its acknowledgement is durable, so it holds after a crash too, whatever became of the key since."""
+    table = opened(tmp_path, "insert")
+    table.put([row(1)])
+    receipt = table.put([row(1, 1)], token="loader:1", durable=first_durable)
+    assert (receipt.applied, receipt.skipped) == (True, 1)
+    if not first_durable:
+        assert not table.put([row(1, 1)], token="loader:1").applied
+    with opened(tmp_path, "insert") as taken:  # as after a kill: nothing was closed
+        taken.delete([(row(1)["k"], 1)])
+        assert not taken.put([row(1, 1)], token="loader:1").applied
+        assert found(taken) == {}
+    with pytest.raises(memwal.FencedError):
+        table.put([row(2)])
+
+
 def test_a_takeover_replays_whole_rows(tmp_path: Path) -> None:
     older = opened(tmp_path, "merge")
     older.put(rows(range(5)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.flush.resizing.applied_maps import exceptions_by_producer, left_over, merged_map, settle
+from memwal.flush.resizing.applied_maps import exceptions_by_producer, initial_map, left_over, merged_map, settle
+from memwal.wal.applied import PREFIX, AppliedMap
 
 KEYS = pa.table({"key": list(range(24))})
 
@@ -129,3 +131,24 @@ def test_exceptions_of_older_releases_are_read_and_joined() -> None:
     assert left_over(found, began, "q", 7, rows, route).tolist() == open_then
     assert left_over(old, exceptions_by_producer(old), "q", 7, rows, route).tolist() == open_then
     assert not left_over(found, began, "q", 6, rows, route).any()
+
+
+def test_a_resize_keeps_the_order_of_the_last_changes() -> None:
+    """Whatever the alphabet says; as new as in the region in which a name is newest."""
+    found = merged_map([{"z": 1, "m": 1, "a": 2}, {"a": 1, "z": 1, "k": 1, "m": 1}])
+    assert [key for key in found if not key.startswith(PREFIX)] == ["z", "k", "a", "m"]
+
+
+def test_after_a_resize_the_names_that_were_changed_last_are_kept() -> None:
+    """Each region has names of its own, none retired so far, and a query that wrote to all of them at last."""
+    names = [[f"{region} file {number:03}" for number in range(600)] for region in "ab"]
+    maps = [AppliedMap({"0 query of old": 7, **dict.fromkeys(own, 1), "0 query": 7}) for own in names]
+    with patch("memwal.wal.applied.NAMES_MAX", 1_000):
+        begun = initial_map(maps)
+        begun.rebase(begun.rebased("5-x"))
+    assert begun["0 query"] == 7
+    kept = {key for key in begun if not key.startswith(PREFIX)}
+    assert (len(kept), begun["memwal:before:2/1:a file 599"]) == (900, 0)
+    assert {name for own in names for name in own[151:]} <= kept
+    assert all(begun.is_retired(name) for name in ["0 query of old", *names[0][:150], *names[1][:150]])
+    assert exceptions_by_producer(begun).keys() == kept - {"0 query"}, "exceptions go with their name"

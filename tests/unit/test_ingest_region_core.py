@@ -329,6 +329,44 @@ def test_a_write_of_no_rows_is_remembered_by_its_token(region: Region) -> None:
     assert seen(taken) == seen(region.again()) == {2: ""}
 
 
+def test_a_durable_repeat_of_a_token_that_only_lingers_is_remembered(region: Region) -> None:
+    """A write without rows lingers by its token alone; a durable answer to its repeat must outlive the process."""
+    none, again = write(token=Token("query", 7), durable=False), write(token=Token("query", 7))
+    region.core.serve([none])
+    assert (region.core.lingers, region.store.entries) == (True, 0)
+    region.core.serve([again])
+    assert (again.done.result().applied, again.done.result().position) == (False, 1)
+    assert not region.core.lingers
+    region.core.serve([write(token=Token("query", 7))])
+    assert region.store.entries == 1  # the log has it
+    taken = region.again()
+    taken.serve([late := write(1, token=Token("query", 7))])
+    assert not late.done.result().applied
+
+
+@pytest.mark.parametrize("step", ["close", "freeze", "keep_limits"])
+def test_a_token_that_lingers_without_rows_is_appended_as_rows_are(region: Region, step: str) -> None:
+    region.core.serve([write(token=Token("query", 7), durable=False)])
+    assert region.core.next_duty() == pytest.approx(LIMITS.linger_max)
+    region.clock.advance(LIMITS.linger_max)
+    getattr(region.core, step)()
+    assert (region.core.lingers, region.core.next_duty(), region.store.entries) == (False, None, 1)
+    taken = region.again()
+    taken.serve([late := write(1, token=Token("query", 7))])
+    assert not late.done.result().applied
+
+
+def test_a_token_that_lingers_alone_is_kept_while_storage_refuses(region: Region) -> None:
+    region.core.serve([write(token=Token("query", 7), durable=False)])
+    region.store.next = [refuse]
+    region.core.serve([again := write(token=Token("query", 7))])
+    assert isinstance(again.done.exception(), wal.StoreRefused)
+    assert region.core.lingers
+    region.core.close()
+    assert not region.core.lingers
+    assert region.again().applied("query").everywhere == 7
+
+
 def test_a_write_that_its_caller_withdrew_is_not_written(region: Region) -> None:
     kept, withdrawn = write(1), write(2)
     assert withdrawn.take()

@@ -92,17 +92,20 @@ def test_a_repeat_is_answered_with_the_group_and_named_the_newest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("writes", "note"),
+    ("writes", "new"),
     [
-        ([write(token=Token("loader", 1))], True),
-        ([write()], False),
-        ([write(token=Token("loader", 1)), write(1)], False),
+        ([write(token=Token("loader", 4))], True),
+        ([write(1, token=Token("loader", 3))], False),
+        ([write(1, token=Token("loader", 3)), write(2, token=Token("loader", 4))], True),
+        ([write(1)], False),
     ],
 )
-def test_a_note_is_a_token_and_no_rows(writes: list[Write], note: bool) -> None:
-    group = groups().group(writes, AppliedMap())
+def test_the_map_is_another_object_if_and_only_if_the_group_has_a_new_token(writes: list[Write], new: bool) -> None:
+    """By this the log knows which maps it does not have yet."""
+    before = AppliedMap({"loader": 3})
+    group = groups().group(writes, before)
     assert group is not None
-    assert group.is_note is note
+    assert (group.applied is not before, before["loader"]) == (new, 3)
 
 
 def test_a_lookup_that_fails_is_the_callers_affair_and_their_rows_are_copied_by_then() -> None:

@@ -267,18 +267,41 @@ def test_who_reads_an_entry_and_finds_its_snapshot_collected_takes_the_newer_one
 def test_the_oldest_names_are_retired_and_known_as_such(world: World, short: None) -> None:
     with patch("memwal.wal.applied.NAMES_MAX", 50):
         loader = Loader(world)
-        loader.put("stuck")
-        loader.applied["memwal:before:2/1:stuck"] = 0
         for number in range(200):
+            if half_applied := {0: "half applied long ago", 190: "half applied lately"}.get(number):
+                loader.put(half_applied)
+                loader.applied[f"memwal:before:2/1:{half_applied}"] = 0
             loader.put(f"name {number:04}")
             loader.put("often", number)
     applied = world.take().applied
     assert len(applied) <= 60
-    assert {"often", "stuck", "memwal:before:2/1:stuck", "name 0199"} <= applied.keys()
+    assert {"often", "half applied lately", "memwal:before:2/1:half applied lately", "name 0199"} <= applied.keys()
+    assert "memwal:before:2/1:half applied long ago" not in applied
+    assert applied.is_retired("half applied long ago")
     retired = [f"name {number:04}" for number in range(200) if f"name {number:04}" not in applied]
     assert len(retired) > 140
     assert all(map(applied.is_retired, retired))
     assert not any(map(applied.is_retired, [*applied, "name 0200", "another"]))
+
+
+def test_a_name_with_a_lone_surrogate_is_retired_like_any_other() -> None:
+    """Older releases took such tokens. A name that is valid has the same hash as ever."""
+    with patch("memwal.wal.applied.NAMES_MAX", 2):
+        applied = AppliedMap({"file \udcff": 1, "a": 1, "b": 1})
+        applied.rebase(applied.rebased("5-x"))
+    assert [applied.is_retired(name) for name in ("file \udcff", "a", "file", "b")] == [True, True, False, False]
+    assert hashes(["a", "ż:b"]).tolist() == [3405396810240292928, 3420820342555892348]
+
+
+def test_exceptions_do_not_count_as_names() -> None:
+    """Else a resize would retire names long before there are too many."""
+    with patch("memwal.wal.applied.NAMES_MAX", 50):
+        names = {f"name {number}": 1 for number in range(50)}
+        applied = AppliedMap(names | {f"memwal:before:2/1:{name}": 0 for name in names})
+        assert dict(applied.rebased("5-x").applied) == dict(applied)
+        applied["one more"] = 1
+        kept = applied.rebased("6-x").applied
+    assert list(kept) == [*list(names)[6:], *(f"memwal:before:2/1:{name}" for name in list(names)[6:]), "one more"]
 
 
 def test_a_snapshot_is_read_as_it_was_written() -> None:
