@@ -15,6 +15,7 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush import BaseTable
+from memwal.flush.backup import contents as contents_of_moments
 from memwal.flush.backup import copying, moment, take
 from memwal.flush.backup import restore as restoring
 from memwal.flush.backup.moment import Moment, RegionMoment, capture
@@ -863,6 +864,50 @@ def test_a_region_that_is_first_claimed_while_a_moment_is_captured(
     backed_up(uri, places[0])
     restored(*places)
     assert {n for n in names(places[1]) if n >= 1000} == {*range(1000, 1020), *range(2000, 2020)}
+
+
+STEPS = [
+    (moment, "_look", True),
+    (moment, "_end", False),
+    (moment, "newest_base", False),
+    (take, "pieces_of", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "after", "buckets"),
+    [*((*step, 5) for step in STEPS), (contents_of_moments, "_of_region", False, 1)],
+)
+def test_a_resize_between_any_two_steps(
+    where: Any,
+    name: str,
+    after: bool,
+    buckets: int,
+    table: str,
+    places: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy is of the routing before the resize, or of the one after it, and nothing in it is of both."""
+    with opened(table) as before:
+        before.put(rows(range(500, 520), 7), token="loader:1")
+    wanted = rows_of(table)
+
+    def resized(uri: str, to: int) -> None:
+        flush.resize(uri, {}, open_store(uri), to, clock=wal.SystemClock(), ids=wal.SystemIds())
+
+    once(monkeypatch, where, name, lambda: resized(table, buckets), after=after)
+    backed_up(table, places[0])
+    assert BaseTable.open(table).buckets == buckets
+    restored(*places)
+    assert rows_of(places[1]) == wanted
+    with opened(places[1]) as again:
+        assert not again.put(rows(range(500, 520), 8), token="loader:1").applied
+        again.put(rows([1, 2, 3], 9), token="loader:2")
+    wanted = rows_of(places[1])
+    resized(places[1], 3)
+    assert rows_of(places[1]) == wanted
+    with opened(places[1]) as again:
+        assert not again.put(rows([1, 2, 3], 9), token="loader:2").applied
 
 
 def test_a_half_commit_is_copied_with_its_plan(
