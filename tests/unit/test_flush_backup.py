@@ -29,7 +29,7 @@ from memwal.wal.store.local import TEMPORARY
 from tests.backups import OPTIONS, applied_of, backed_up, contents, restored, rows_of, tags
 from tests.clean import collect_ssts
 from tests.commit_world import crash
-from tests.damaged_table import SCHEMA, SETTINGS, opened, rows
+from tests.damaged_table import SCHEMA, SETTINGS, opened, rows, verify
 from tests.failure_matrix import Call, FaultyStore, Killed, StoreFault
 from tests.support.clock import FakeClock
 
@@ -908,6 +908,23 @@ def test_a_resize_between_any_two_steps(
     assert rows_of(places[1]) == wanted
     with opened(places[1]) as again:
         assert not again.put(rows([1, 2, 3], 9), token="loader:2").applied
+
+
+@pytest.mark.parametrize(("where", "name", "after"), STEPS)
+def test_a_take_over_between_any_two_steps(
+    where: Any, name: str, after: bool, table: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acknowledged = names(table)
+
+    def claimed() -> None:
+        with opened(table) as other:
+            other.put(rows(range(500, 520), 7))
+
+    once(monkeypatch, where, name, claimed, after=after)
+    check_beside(table, places, acknowledged)
+    with opened(places[1]) as again:
+        again.put(rows([1, 2, 3], 9))
+    assert verify(places[1]).findings == ()
 
 
 def test_a_half_commit_is_copied_with_its_plan(
