@@ -4,7 +4,9 @@ In steps, for dead letters of one region at a time that are all puts or all dele
 
  1. **Map** their raw bytes to rows, and check these as the sink does. Dead letters that still do not fit remain.
  2. **Reserve** a number for them, by a compare-and-swap in the metadata of the table of dead letters: the number and
-    their ids. *Crash here: the next replay begins with step 3 for these ids.*
+    their ids. The number is above all that the table has applied, and not only above the last one noted: Lance's
+    restore of the table of dead letters puts the note back too. *Crash here: the next replay begins with step 3 for
+    these ids.*
  3. **Put** their rows, tagged with the name of the table of dead letters and the number. All or none are applied, once.
     *Crash here: the next replay puts them again, and the table answers that they were applied before.*
  4. **Delete** the dead letters, then clear the reservation. *Crash in between: the next replay finds nothing to do.*
@@ -140,7 +142,7 @@ class Replaying:
         """Do steps 2 to 4 for dead letters that fit; halve what the region refuses."""
         self._letters.refresh()
         self._finish(self._letters.replay())
-        reserved = self._letters.reserve(ids, self._letters.replay())
+        reserved = self._letters.reserve(ids, self._letters.replay(), self._applied() or 0)
         if reserved is None:  # another replay came first; what it takes is gone in the next round
             self._region(ids)
             return
@@ -163,10 +165,17 @@ class Replaying:
         if not reserved.ids:
             return None
         ids, rows = self._fitting(reserved.ids, tell=False)
-        token = Token(f"dlq-{self._letters.name}", reserved.sequence)
+        token = Token(self._producer, reserved.sequence)
         # The receipt alone is not enough: if the put was sent twice, it does not say which one was applied.
-        newest = self._table.applied(token.producer).newest
-        before = newest is not None and newest >= token.sequence
+        newest = self._applied()
+        if newest is not None and newest > token.sequence:
+            # A later number is reserved only when this one is done. If it is still noted, the table of dead letters was
+            # put back: whether these rows were put is unknown, so their dead letters stay, and get another number.
+            self._letters.refresh()
+            if self._letters.replay() == reserved:
+                self._letters.reserve((), reserved)
+            return None
+        before = newest == token.sequence
         try:
             if rows.num_rows:
                 before |= not self._put(token, rows).applied
@@ -181,6 +190,13 @@ class Replaying:
             self._outcome.replayed += self._letters.delete(with_ids(ids))
         self._letters.reserve((), reserved)
         return None
+
+    @property
+    def _producer(self) -> str:
+        return f"dlq-{self._letters.name}"
+
+    def _applied(self) -> int | None:
+        return self._table.applied(self._producer).newest
 
     def _put(self, token: Token, rows: pa.RecordBatch) -> Receipt:
         given = pa.Table.from_batches([rows]).select([name for name in rows.schema.names if name != DELETE])

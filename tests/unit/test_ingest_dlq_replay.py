@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
@@ -235,6 +236,37 @@ def test_a_replay_that_dies_before_it_deletes_leaves_letters_that_are_not_put_ag
     assert at.replay(condition="row = 1000").replayed > 0, "what was begun is finished, whatever is asked for now"
     at.replay()
     assert at.ids() == list(range(20))
+    assert at.left() == []
+
+
+def test_letters_of_a_table_that_was_put_back_are_put_and_not_only_removed(world: Callable[..., World]) -> None:
+    """Lance's restore puts the counter of replays back too: its next numbers are applied already."""
+    at = world(key=())
+    at.write({"id": 1})
+    before = at.opened().dataset.version
+    assert at.replay().replayed == 1
+    lance.dataset(f"{at.uri}.dlq").checkout_version(before).restore()
+    at.write({"id": 2}, batch=1)
+    assert at.replay().replayed == 2
+    assert at.ids() == [1, 1, 2], "who brings a letter back has its row put again"
+    assert at.left() == []
+
+
+def test_a_replay_that_was_under_way_in_a_table_that_was_put_back_begins_anew(world: Callable[..., World]) -> None:
+    """Whether its number was applied, or the rows were refused and a later number was, nobody can tell."""
+    at = world(key="id")
+    at.table.put([{"id": 1, "n": 1}])
+    at.write({"id": 1, "n": 2})
+    with pytest.raises(KeyboardInterrupt):
+        at.replay(Dying(at.table, after=False))
+    reserved = at.opened().dataset.version
+    assert at.replay().replayed == 1
+    at.write({"id": 2, "n": 2}, batch=1)
+    assert at.replay().replayed == 1
+    at.table.put([{"id": 1, "n": 3}])
+    lance.dataset(f"{at.uri}.dlq").checkout_version(reserved).restore()
+    assert at.replay().replayed == 1
+    assert at.table.get([1]).to_pylist() == [{"id": 1, "n": 2}], "it is put, under a new number"
     assert at.left() == []
 
 
