@@ -13,6 +13,8 @@
     _mem_wal/loads/{load id}.json                             the token of a load past the log; advice only (ours)
     _mem_wal/loading.json                                     until when automatic commits wait; advice only (ours)
     _mem_wal/paused/{what}.json                               an operator has paused this of the table (ours)
+    _mem_wal/paused/{what}_{n}.json                           the same, for the n-th time after the first (ours)
+    _mem_wal/paused/{what}_{n}_ended.json                     pause n has ended, from 0 on (ours)
     _mem_wal/synced.json                                      {"version":N}: this version of the base table, on a local
                                                               disk, was synced (ours)
 
@@ -69,6 +71,7 @@ _REGION = r"(?P<region>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
 _ENTRY = re.compile(rf"_mem_wal/{_REGION}/wal/(?P<rev>[01]{{64}})\.(?P<suffix>[a-z0-9]+)")
 _MANIFEST = re.compile(rf"_mem_wal/{_REGION}/manifest/(?P<rev>[01]{{64}})\.binpb")
 _SNAPSHOT = re.compile(rf"_mem_wal/{_REGION}/applied/(?P<rev>[01]{{64}})-(?P<id>[0-9a-f]{{32}})\.json")
+_RESUMED = re.compile(r"_mem_wal/paused/(?P<what>[a-z]+)_(?P<number>0|[1-9][0-9]*)_ended\.json")
 _SST_NAME = re.compile(r"(?P<token>[0-9a-f]{8})_gen_(?P<generation>[1-9][0-9]*)")
 _IN_SST = re.compile(rf"_mem_wal/{_REGION}/[0-9a-f]{{8}}_gen_[1-9][0-9]*(/.*)?")
 
@@ -221,9 +224,20 @@ def staged_key(unique: str) -> str:
     return f"{STAGED_PREFIX}{unique}.arrow"
 
 
-def paused_key(what: str) -> str:
-    """Key of the note that `what` of the table is paused."""
-    return f"{PAUSED_PREFIX}{what}.json"
+def paused_key(what: str, number: int = 0) -> str:
+    """Key of the note that `what` of the table is paused. `number`: of earlier pauses of it."""
+    return f"{PAUSED_PREFIX}{what}_{number}.json" if number else f"{PAUSED_PREFIX}{what}.json"
+
+
+def resumed_key(what: str, number: int) -> str:
+    """Key of the note that a pause has ended."""
+    return f"{PAUSED_PREFIX}{what}_{number}_ended.json"
+
+
+def parse_resumed_key(key: str) -> tuple[str, int] | None:
+    """What was paused, and the number of the pause; None where `key` is no such key."""
+    found = _RESUMED.fullmatch(key)
+    return found and (found["what"], int(found["number"]))
 
 
 def parse_entry_key(key: str) -> EntryKey | None:

@@ -7,7 +7,7 @@
         a snapshot    of the applied map, if the newest map names one
         SSTs          above the base's committed generation, whole directories
         plans         of commits that the base has not finished: a half commit is repeated with the same range
-        decisions     on the routing of a resize
+        decisions     on versions of the routing, up to that of the base
         a manifest    the one of the moment, without SSTs that the base has committed
     of the base       one version: data, deletion, index and transaction files, last its manifest
 
@@ -31,19 +31,18 @@ from memwal.flush.base.manifest import manifest_file, manifest_version
 from memwal.flush.base.state import TableState, read_state
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import InvalidBackup
+from memwal.flush.resizing.routing import parse_routing_key, routing_prefix
 from memwal.wal import Corrupt, ObjectInfo, ObjectStore, RegionManifest
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import (
     manifest_key,
     parse_entry_key,
-    region_prefix,
     snapshot_key,
     sst_key,
     wal_prefix,
 )
 
 _DATA, _DELETIONS, _INDICES = "data/", "_deletions/", "_indices/"
-ROUTING_DIR = "routing/"
 
 
 class Vanished(Exception):
@@ -83,7 +82,7 @@ def pieces_of(moment: Moment, store: ObjectStore) -> list[Piece]:
     logs = [piece for region in moment.regions for piece in _of_log(moment.base, region, store)]
     others = [piece for region in moment.regions for piece in _of_region(moment.base, region, store)]
     manifests = [piece for region in moment.regions for piece in _of_manifest(moment.base, region, store)]
-    return [*logs, *others, *manifests, *_of_base(moment.base, store)]
+    return [*logs, *others, *_decisions(moment.base, store), *manifests, *_of_base(moment.base, store)]
 
 
 def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
@@ -152,8 +151,15 @@ def _of_region(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Ite
             raise Vanished(place)
         yield from (Piece(info.key, info.size) for info in infos)
     yield from (Piece.of(plan.key, plan.data) for plan in region.plans)
-    decisions = store.describe(f"{region_prefix(region.region)}{ROUTING_DIR}")
-    yield from (Piece(info.key, info.size) for info in decisions)
+
+
+def _decisions(base: BaseTable, store: ObjectStore) -> Iterator[Piece]:
+    """Yield the decisions that the base has switched to. A resize may decide on the next version after the moment: in a
+    copy whose regions were not sealed for it, that decision would be carried out without the steps before it."""
+    for info in store.describe(routing_prefix()):
+        version = parse_routing_key(info.key)
+        if version is not None and version <= base.routing_version:
+            yield Piece(info.key, info.size)
 
 
 def _of_manifest(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:

@@ -4,7 +4,8 @@
     manifest's `replay_after`, and the applied map there (`wal.tail_end`, `wal.newest_applied`). The *frontier* is the
     highest sequence of each producer over all regions.
  2. Look at the end of every log again. Where the applied map has passed the frontier, go back to the last position at
-    which it has not. The manifest stays that of step 1.
+    which it has not. The manifest stays that of step 1. An entry of a later writer epoch than the manifest's means that
+    the region was claimed meanwhile: back to 1. With both, the next claim of the copy would take that epoch again.
  3. Only now open the newest base version and tag it. Opened first, it would lack rows that were committed and pruned
     before the looks, and so would the manifests.
  4. The base must not have passed a manifest: its committed generation, and the end of a commit plan that is not
@@ -129,7 +130,7 @@ def _look(
 def _end(
     base: BaseTable, store: ObjectStore, options: WalOptions, frontier: Mapping[str, int], look: RegionMoment
 ) -> RegionMoment:
-    """Step 2 for one region, by bisection: an applied map only grows along the log."""
+    """Step 2 for one region, by bisection: an applied map only grows along the log. Raises Overtaken after a claim."""
     reader = EntryReader(store, look.region, base.codec)
     low, high = look.tip, tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
     while low < high:
@@ -139,6 +140,9 @@ def _end(
             high = middle - 1
         else:
             low = middle
+    header = reader.header(low) if low else None
+    if header is not None and header.writer_epoch > look.manifest.writer_epoch:  # epochs only grow along the log
+        raise Overtaken(look.region, low, look.manifest.replay_after, look.manifest.current_generation)
     return replace(look, tip=low)
 
 

@@ -12,7 +12,8 @@ regions begin with this applied map. Any process may do the remaining steps, sev
     metadata; in arrow format the sharding spec in the details of Lance's MemWAL index, whose id is the routing's
     version, so that Lance's own writers and readers route by it too. Nothing else changes, and the
     progress need not: every published generation is committed, and no region publishes one before it is opened. (Loads
-    have progress of their own, which is put back: `flush.resizing.kept_loads`.)
+    have progress of their own, which is put back: `flush.resizing.kept_loads`.) Not where a region takes writes by an
+    older version: such a decision came with a copy of the table that lacks the seals, and is refused.
  2. **Sync** the switch, whoever made it: a power cut that took it back would leave regions that take writes by a
     routing that the table does not have.
  3. **Open** every region of the new version: see `wal.fence`, `opening`. Others stay sealed.
@@ -24,7 +25,7 @@ read. The objects are never deleted: they are few and small, and a resizer that 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -38,6 +39,7 @@ from lance.dataset import Index
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.manifest import MEM_WAL_INDEX, MessageFields, mem_wal_details, message_classes
 from memwal.flush.base.setup import REGIONS, ROUTING
+from memwal.flush.base.sharding import bucket_regions
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.parallel_map import AT_ONCE, each
@@ -50,6 +52,7 @@ from memwal.wal import (
     Known,
     ManifestStore,
     ObjectStore,
+    RegionManifest,
     RegionStatus,
     Resized,
     WalOptions,
@@ -57,7 +60,7 @@ from memwal.wal import (
     claim,
 )
 from memwal.wal.applied import AppliedMap, Snapshot
-from memwal.wal.layout import region_prefix, rev
+from memwal.wal.layout import parse_rev, region_prefix, rev
 from memwal.wal.slot import put_until_known
 from memwal.wal.snapshots import decoded_hashes, encoded_hashes
 
@@ -83,9 +86,23 @@ class Decision:
     by: str
 
 
+def routing_prefix() -> str:
+    """Return the prefix of the keys of all decisions; ends in "/"."""
+    return f"{region_prefix(bucket_region(0))}routing/"
+
+
 def routing_key(version: int) -> str:
     """Return the key of the decision on a version of the routing."""
-    return f"{region_prefix(bucket_region(0))}routing/{rev(version)}.json"
+    return f"{routing_prefix()}{rev(version)}.json"
+
+
+def parse_routing_key(key: str) -> int | None:
+    """Return the version that the decision at `key` is on; None for any other key."""
+    name = key.removeprefix(routing_prefix())
+    try:
+        return parse_rev(name.removesuffix(".json")) if name.endswith(".json") else None
+    except ValueError:
+        return None
 
 
 def decided(store: ObjectStore, version: int) -> Decision | None:
@@ -114,10 +131,11 @@ def finish(
     """Switch to decided versions and open their regions; returns the newest base version, or `base` itself.
 
     `at_once`: regions that are opened in parallel.
-    Raises CommitConflict; Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of
-    them finish again.
+    Raises CommitConflict; Corrupt, also for a decision whose regions were never sealed; OutcomeUnknown,
+    StoreUnavailable, StoreRefused, OSError of storage. After any of them finish again.
     """
     while (following := decided(store, base.routing_version + 1)) is not None:
+        _expect_sealed(base, store, following)
         base = _switched(base, store, following, clock, ids)
     done = decided(store, base.routing_version)
     if done is not None:
@@ -127,6 +145,27 @@ def finish(
         for _ in each(opened, base.regions, at_once):
             continue
     return base
+
+
+def never_sealed(base: BaseTable, to: Decision, manifests: Iterable[RegionManifest]) -> list[RegionManifest]:
+    """Return the manifests that take writes by a version before `to`; where there is one, `to` was not decided on this
+    table as it is. Once `to` is decided each of its regions is sealed, or was opened by `to` or a later version. Pure.
+    """
+    regions = {*base.regions, *bucket_regions(to.buckets)}
+    older = (each for each in manifests if each.region_id in regions and each.spec_id < to.routing)
+    return [each for each in older if each.status is not RegionStatus.SEALED]
+
+
+def _expect_sealed(base: BaseTable, store: ObjectStore, to: Decision) -> None:
+    """Raise Corrupt where `to` must not be carried out: no process could claim the regions after the switch."""
+    regions = {*base.regions, *bucket_regions(to.buckets)}
+    manifests = (ManifestStore(store, region).latest() for region in regions)
+    if found := never_sealed(base, to, (each for each in manifests if each is not None)):
+        raise Corrupt(
+            f"{base.uri}: {routing_key(to.routing)} decides on routing version {to.routing}, but region "
+            f"{found[0].region_id} takes writes by version {found[0].spec_id}: it came with a backup that was made "
+            "beside a resize; delete this object"
+        )
 
 
 def _parsed(key: str, data: bytes) -> Decision:

@@ -28,6 +28,7 @@ from memwal.flush.verification.base import (
 from memwal.flush.verification.finding import Check, Finding, View, take_view
 from memwal.flush.verification.history import check_returned
 from memwal.flush.verification.log import check_chain, check_log, check_plans
+from memwal.flush.verification.routing import check_routing
 from memwal.flush.verification.rows import check_fingerprint, check_tail
 from memwal.flush.verification.sst import check_list, check_parts, check_rows
 from memwal.wal import ObjectStore, SsTable
@@ -90,6 +91,7 @@ def _shallow(view: View) -> Iterator[tuple[str, Check]]:
     yield "columns", check_fit
     yield "indexes", check_indexes
     yield "progress", check_marker
+    yield "routing", check_routing
     for region in view.regions:
         yield f"manifests of {region}", partial(check_chain, region=region)
         yield f"commit plans of {region}", partial(check_plans, region=region)

@@ -64,4 +64,6 @@ class StoredChanges:
 
 def _name(request: ChangesRequest, position: Position) -> object:
     regions = tuple(sorted(position.regions.items()))
-    return request.images, request.columns, position.routing, regions
+    # A reader has checked that the positions are of the table, and no later routing: so their ids are part of the name.
+    until = request.until and (request.until.table, request.until.routing)
+    return request.images, request.columns, position.table, position.routing, regions, until

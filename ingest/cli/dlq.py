@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -22,7 +23,7 @@ from memwal.ingest.dlq.replay import Replaying, with_ids
 from memwal.ingest.dlq.sources import by_source, ending_spark
 from memwal.ingest.dlq.table import SCHEMA, STAGES, DeadLetters, sql_text, sql_time
 from memwal.ingest.errors import Invalid
-from memwal.ingest.pipeline.checkpoint import unfinished
+from memwal.ingest.pipeline.checkpoint import noted
 from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import format_duration, parse_duration
@@ -96,8 +97,12 @@ def replay(
     ids: list[str],
     stage: str | None,
     limit: int | None,
+    force: bool = False,
 ) -> int:
-    """Put the dead letters that fit now into the table, and remove them. Raises: Invalid; what a put raises."""
+    """Put the dead letters that fit now into the table, and remove them. Raises: Invalid; what a put raises.
+
+    `force`: those too whose micro-batch may not be finished, for all that the table and the checkpoint tell.
+    """
     condition = _all_of(_of_stage(stage), with_ids(ids) if ids else None)
     letters = _find(settings, environ)
     if letters is None:
@@ -107,7 +112,7 @@ def replay(
     target = opened(settings.table.uri, options)
     mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
     with ending_spark(), _writable(settings, environ, console) as table:
-        replaying = Replaying(letters, target, table, mapping, lambda: _comes_again(settings, table))
+        replaying = Replaying(letters, target, table, mapping, partial(noted, settings), force=force)
         outcome = replaying.replay(condition, limit)
     replayed, remain = count(outcome.replayed, "dead letter"), outcome.stay.total()
     console.out(f"replayed {replayed} into {settings.table.uri}; {remain:,} remain", highlight=False)
@@ -163,12 +168,6 @@ def _writable(settings: Settings, environ: Mapping[str, str], console: CommandCo
         return
     with closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as table:
         yield table
-
-
-def _comes_again(settings: Settings, table: Any) -> tuple[str, int] | None:
-    """Return the micro-batch that the next run repeats; None if every region has applied it and would skip its rows."""
-    found = unfinished(settings)
-    return None if found is None or table.applied(found[0]).everywhere == found[1] else found
 
 
 def _of_stage(stage: str | None) -> str | None:

@@ -151,11 +151,14 @@ def dlq_replay(
     id: Annotated[list[str] | None, typer.Option(help="replay only the dead letter with this id; repeatable")] = None,
     stage: Stage = None,
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of dead letters, oldest first")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="also those of another query whose last micro-batch may not be finished")
+    ] = False,
 ) -> int:
     """Put the dead letters that fit now into the table, each exactly once, and remove them."""
     from memwal.ingest.cli.dlq import replay
 
-    return replay(settings_of(config), os.environ, console(), ids=id or [], stage=stage, limit=limit)
+    return replay(settings_of(config), os.environ, console(), ids=id or [], stage=stage, limit=limit, force=force)
 
 
 @dlq_app.command("purge")

@@ -4,7 +4,9 @@ In steps, for dead letters of one region at a time that are all puts or all dele
 
  1. **Map** their raw bytes to rows, and check these as the sink does. Dead letters that still do not fit remain.
  2. **Reserve** a number for them, by a compare-and-swap in the metadata of the table of dead letters: the number and
-    their ids. *Crash here: the next replay begins with step 3 for these ids.*
+    their ids. The number is above all that the table has applied, and not only above the last one noted: Lance's
+    restore of the table of dead letters puts the note back too. *Crash here: the next replay begins with step 3 for
+    these ids.*
  3. **Put** their rows, tagged with the name of the table of dead letters and the number. All or none are applied, once.
     *Crash here: the next replay puts them again, and the table answers that they were applied before.*
  4. **Delete** the dead letters, then clear the reservation. *Crash in between: the next replay finds nothing to do.*
@@ -13,13 +15,16 @@ Two replays at once do the same steps for the same ids. Rows that the region ref
 own number, until the bad rows are alone.
 
 Dead letters of an unfinished micro-batch remain: the micro-batch is replayed, and would take the row of every dead
-letter that no longer exists.
+letter that no longer exists. Of the query whose checkpoint can be read, it tells. Of any other query (another pipeline
+into the table, a program of its own, a checkpoint that only Spark can read) a micro-batch is finished if the query has
+written dead letters of a later one, or a region has applied a later one, since Spark runs them in order; and it is no
+longer taken from if every region has applied it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +44,12 @@ AT_ONCE = 500
 _ORDER = [(name, "ascending") for name in ("landed", "topic", "partition", "offset", "file", "block", "row", "id")]
 
 _UNFINISHED = "their micro-batch is not finished; let `memwal run` finish it, then replay them"
+_UNKNOWN = (
+    "their micro-batch may not be finished; set sink.checkpoint to the checkpoint of its query, wait for the query's "
+    "next micro-batch, or give --force if the query has ended for good"
+)
+Noted = tuple[str, int, int]
+"""What a checkpoint notes: query id, and the last micro-batches begun and done, -1 for none."""
 
 
 class Puts(Protocol):
@@ -74,12 +85,14 @@ class Replaying:
         target: Target,
         table: Puts,
         mapping: Map,
-        unfinished: Callable[[], tuple[str, int] | None] = lambda: None,
+        noted: Callable[[], Noted | None] = lambda: None,
+        *,
+        force: bool = False,
     ) -> None:
-        """`unfinished`: returns query id and number of a micro-batch that will be replayed, or None; called after the
-        dead letters were read."""
+        """`noted`: returns what the checkpoint of one query notes, None if it cannot be read; called after the dead
+        letters were read. `force`: take micro-batches of other queries as finished."""
         self._letters, self._target, self._table, self._map = letters, target, table, mapping
-        self._unfinished = unfinished
+        self._noted, self._force = noted, force
         self._outcome = Outcome()
 
     def replay(self, condition: str | None, limit: int | None) -> Outcome:
@@ -88,14 +101,31 @@ class Replaying:
         self._finish(self._letters.replay())
         names = [*(name for name, _ in _ORDER), "query_id", "batch_id"]
         chosen = self._letters.dataset.to_table(names, filter=condition).sort_by(_ORDER).slice(0, limit)
-        waits = self._unfinished()
-        of = zip(chosen["query_id"].to_pylist(), chosen["batch_id"].to_pylist(), strict=True)
-        ids = [id for id, written in zip(chosen["id"].to_pylist(), of, strict=True) if written != waits]
-        if len(ids) < chosen.num_rows:
-            self._outcome.stay[_UNFINISHED] += chosen.num_rows - len(ids)
+        of = list(zip(chosen["query_id"].to_pylist(), chosen["batch_id"].to_pylist(), strict=True))
+        waiting = self._waiting(set(of))
+        self._outcome.stay.update(waiting[written] for written in of if written in waiting)
+        ids = [id for id, written in zip(chosen["id"].to_pylist(), of, strict=True) if written not in waiting]
         for start in range(0, len(ids), AT_ONCE):
             self._some(ids[start : start + AT_ONCE])
         return self._outcome
+
+    def _waiting(self, written: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """Return those of the micro-batches, by query id and number, that may be replayed by Spark, with the reason."""
+        found, known = {}, self._noted()
+        for query, number in written:
+            if known is not None and query == known[0]:
+                if known[1] == number > known[2] and self._table.applied(query).everywhere != number:
+                    found[query, number] = _UNFINISHED
+            elif not self._force and self._may_come_again(query, number):
+                found[query, number] = _UNKNOWN
+        return found
+
+    def _may_come_again(self, query: str, number: int) -> bool:
+        note = self._letters.note(query)
+        if note is not None and note.batch_id > number:
+            return False
+        everywhere, newest = self._table.applied(query)
+        return (everywhere is None or everywhere < number) and (newest is None or newest <= number)
 
     def _some(self, ids: Sequence[str]) -> None:
         found, rows = self._fitting(ids)
@@ -112,7 +142,7 @@ class Replaying:
         """Do steps 2 to 4 for dead letters that fit; halve what the region refuses."""
         self._letters.refresh()
         self._finish(self._letters.replay())
-        reserved = self._letters.reserve(ids, self._letters.replay())
+        reserved = self._letters.reserve(ids, self._letters.replay(), self._applied() or 0)
         if reserved is None:  # another replay came first; what it takes is gone in the next round
             self._region(ids)
             return
@@ -135,10 +165,17 @@ class Replaying:
         if not reserved.ids:
             return None
         ids, rows = self._fitting(reserved.ids, tell=False)
-        token = Token(f"dlq-{self._letters.name}", reserved.sequence)
+        token = Token(self._producer, reserved.sequence)
         # The receipt alone is not enough: if the put was sent twice, it does not say which one was applied.
-        newest = self._table.applied(token.producer).newest
-        before = newest is not None and newest >= token.sequence
+        newest = self._applied()
+        if newest is not None and newest > token.sequence:
+            # A later number is reserved only when this one is done. If it is still noted, the table of dead letters was
+            # put back: whether these rows were put is unknown, so their dead letters stay, and get another number.
+            self._letters.refresh()
+            if self._letters.replay() == reserved:
+                self._letters.reserve((), reserved)
+            return None
+        before = newest == token.sequence
         try:
             if rows.num_rows:
                 before |= not self._put(token, rows).applied
@@ -153,6 +190,13 @@ class Replaying:
             self._outcome.replayed += self._letters.delete(with_ids(ids))
         self._letters.reserve((), reserved)
         return None
+
+    @property
+    def _producer(self) -> str:
+        return f"dlq-{self._letters.name}"
+
+    def _applied(self) -> int | None:
+        return self._table.applied(self._producer).newest
 
     def _put(self, token: Token, rows: pa.RecordBatch) -> Receipt:
         given = pa.Table.from_batches([rows]).select([name for name in rows.schema.names if name != DELETE])

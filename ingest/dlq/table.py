@@ -176,9 +176,11 @@ class DeadLetters:
 
         return self._until_alone(act)
 
-    def reserve(self, ids: Sequence[str], after: Replay) -> Replay | None:
-        """Note that these dead letters are replayed next; return None if `after` is not the newest."""
-        replay = Replay(after.sequence + 1, tuple(ids)) if ids else Replay(after.sequence, ())
+    def reserve(self, ids: Sequence[str], after: Replay, applied: int = 0) -> Replay | None:
+        """Note that these dead letters are replayed next; return None if `after` is not the newest. `applied`: a number
+        that was used before, though this table may not know it: somebody may have put it back to an older version.
+        """
+        replay = Replay(max(after.sequence, applied) + 1, tuple(ids)) if ids else Replay(after.sequence, ())
         said = json.dumps({"sequence": replay.sequence, "ids": replay.ids})
 
         def swap() -> Replay | None:

@@ -66,10 +66,10 @@ def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, 
     began. Spark replays it if it is not noted as done; regions that have it leave it out. The table's own checkpoints,
     which `run` has marked after the restore, are not looked at.
     """
-    noted = _noted(settings)
-    if noted is None:
+    found = noted(settings)
+    if found is None:
         return
-    query, _, done = noted
+    query, _, done = found
     kept, checkpoint = queries.get(query, -1), local_path(settings.checkpoint)
     if done < 0 or done < kept or (done == kept and _noted_before(checkpoint / "commits" / str(done), restored.began)):
         return
@@ -96,14 +96,6 @@ def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
         (checkpoint / MARKER).write_text(f"{base.table_id}\n")
 
 
-def unfinished(settings: Settings) -> tuple[str, int] | None:
-    """Return query id and number of the micro-batch that was begun and is not noted as done; None if there is none, or
-    if only Spark can read the checkpoint.
-    """
-    noted = _noted(settings)
-    return noted[:2] if noted is not None and noted[1] > noted[2] else None
-
-
 def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) -> None:
     """Raise Invalid if a region has a micro-batch whose offsets the checkpoint lacks: it was set back.
 
@@ -112,21 +104,21 @@ def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) ->
     refused too: a begun micro-batch would be sent under another id, and so twice. Checkpoints that only Spark can read
     are not looked at. `applied`: returns the highest number that a region has applied of a query id.
     """
-    noted = _noted(settings)
-    if noted is None:
+    found = noted(settings)
+    if found is None:
         if not is_remote(settings.checkpoint) and _numbers(local_path(settings.checkpoint) / "offsets"):
             raise Invalid(
                 f"sink.checkpoint: {settings.checkpoint} has offsets, but no file metadata with the id of its query; "
                 "restore it, or set sink.checkpoint to a new one, which reads the source from its start"
             )
         return
-    query, begun, _ = noted
+    query, begun, _ = found
     newest = applied(query)
     if newest is not None and newest > begun:
         raise older(begun + 1, newest)
 
 
-def _noted(settings: Settings) -> tuple[str, int, int] | None:
+def noted(settings: Settings) -> tuple[str, int, int] | None:
     """Return query id and the last micro-batches that the checkpoint notes as begun and as done, -1 for none.
 
     None if it has no query yet, or if only Spark can read it.

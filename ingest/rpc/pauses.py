@@ -6,10 +6,13 @@
                 somebody asks for go on, and so do flushes: rows stay in SSTs, where reads find them, and once
                 `commit.pending_max` SSTs of a region wait, puts wait too.
 
-A pause is one object beside the table, `_mem_wal/paused/{what}.json`: `{"since", "by", "reason", "id"}`. It is created
-only if it is absent, so that of two operators one is told of the other, and deleted by a resume; so it holds for every
-process of the table, and survives the restart of each. An object that cannot be read counts as a pause: what stands
-still by mistake loses nothing.
+A pause is one object beside the table, `_mem_wal/paused/{what}_{n}.json`: `{"since", "by", "reason", "id"}`, the first
+one without a number. It is created only if it is absent, so that of two operators one is told of the other; so it holds
+for every process of the table, and survives the restart of each. An object that cannot be read counts as a pause: what
+stands still by mistake loses nothing.
+
+A resume creates a second object, `{what}_{n}_ended.json`, and the next pause has the next number. Nothing is deleted:
+storage deletes by name, whatever is there by then, so a slow resume would delete the pause of another operator.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from memwal.wal import Clock, Ids, ObjectStore, SystemIds, WalOptions
-from memwal.wal.layout import paused_key
+from memwal.wal.layout import PAUSED_PREFIX, parse_resumed_key, paused_key, resumed_key
 from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
 
@@ -65,31 +68,47 @@ class Pauses:
         self._store, self._clock, self._ids = store, clock, ids or SystemIds()
         self._options = options or WalOptions()
         self._reads = with_retried_reads(store, clock, self._options)
+        self._numbers: dict[str, int] = {}  # by what is paused: all pauses below have ended
 
     def now(self, *, patient: bool = True) -> dict[str, Any]:
-        """Return what is paused, as `Paused`. Asks storage, for one small object each. `patient`: try again while it
-        does not answer.
+        """Return what is paused, as `Paused`. Asks storage, for one small object each, for two of what is paused.
+        `patient`: try again while it does not answer.
         """
-        found = {what: self._read(what, patient=patient) for what in WHATS}
+        found = {what: self._current(what, patient=patient)[1] for what in WHATS}
         return {what: pause.told() for what, pause in found.items() if pause is not None}
 
     def pause(self, what: What, by: str, reason: str = "") -> tuple[Pause, bool]:
         """Pause `what`; return the pause in force, and whether this call made it: another one may have been first."""
         ours = Pause(self._clock.now(), by, " ".join(reason.split())[:_LONGEST], self._ids.entry_id())
-        data = json.dumps(asdict(ours)).encode()
-        found = put_until_known(self._store, paused_key(what), data, clock=self._clock, options=self._options)
-        return (ours, True) if found is None else (_parsed(found), False)
+        while True:
+            number, found = self._current(what)
+            if found is not None:
+                return found, False
+            if self._put(paused_key(what, number), asdict(ours)):
+                return ours, True
 
     def resume(self, what: What) -> Pause | None:
-        """End the pause of `what`; return it, None if there was none."""
-        found = self._read(what)
-        if found is not None:
-            self._store.delete(paused_key(what))
-        return found
+        """End the pause of `what`; return it, None if there was none, or if somebody else has ended it just now."""
+        number, found = self._current(what)
+        ended = {"at": self._clock.now(), "id": self._ids.entry_id()}
+        return found if found is not None and self._put(resumed_key(what, number), ended) else None
 
-    def _read(self, what: What, *, patient: bool = True) -> Pause | None:
-        data = (self._reads if patient else self._store).get(paused_key(what))
-        return None if data is None else _parsed(data)
+    def _put(self, key: str, note: Mapping[str, Any]) -> bool:
+        """Create a note; return False if another process has created it."""
+        data = json.dumps(note).encode()
+        return put_until_known(self._store, key, data, clock=self._clock, options=self._options) is None
+
+    def _current(self, what: What, *, patient: bool = True) -> tuple[int, Pause | None]:
+        """Return the number of the pause that has not ended, and the pause; None if it was not made yet."""
+        reads = self._reads if patient else self._store
+        if what not in self._numbers:
+            ended = [key for key in map(parse_resumed_key, reads.list(PAUSED_PREFIX)) if key is not None]
+            self._numbers[what] = max((number + 1 for of, number in ended if of == what), default=0)
+        number = self._numbers[what]
+        while (data := reads.get(paused_key(what, number))) is not None and reads.exists(resumed_key(what, number)):
+            number += 1
+        self._numbers[what] = number
+        return number, None if data is None else _parsed(data)
 
 
 class PauseWatch:

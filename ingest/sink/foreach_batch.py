@@ -116,7 +116,7 @@ class MemWalSink:
         self._too_many = False
         self._with_paths = 0
         self._prepared: PreparedTask | None = None
-        self._wrote_previous = False  # whether this sink has written the previous micro-batch
+        self._previous: tuple[str, int] | None = None  # query and number of the micro-batch that was written last
         self.small: SmallReader | None = None
         """A faster way to the rows of small micro-batches."""
         self.failure: MemWalError | None = None
@@ -128,9 +128,9 @@ class MemWalSink:
                 receipt = self._written(frame, batch_id)
                 tracing.note(span, rows=receipt.rows, bad_rows=receipt.bad, regions=len(receipt.regions))
         except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
-            self.failure, self._wrote_previous = self._explained(error), False
+            self.failure, self._previous = self._explained(error), None
             raise self.failure from None
-        self.failure, self._wrote_previous = None, True
+        self.failure = None
         if self._on_batch is not None:
             self._on_batch(receipt)
 
@@ -161,7 +161,7 @@ class MemWalSink:
                 found = self._explained(error)
                 if found.details.get("reason") != RESIZED:
                     raise
-                self._wrote_previous = False
+                self._previous = None
                 attempts.after(Unavailable(found.message, {"reason": NOT_OWNER}), alone=False)
 
     def _write(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
@@ -176,7 +176,8 @@ class MemWalSink:
         trace = tracing.headers() if tracing.on else ()
         send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found, trace)
         refused: dict[Place, BadRow] = {}
-        if not self._wrote_previous:
+        # One sink may serve a query that is started again, from an older checkpoint too, or another one.
+        if self._previous != (producer, batch_id - 1):
             send, refused = self._after_restart(send)
         letters_added = 0
         for _ in range(_ROUNDS):
@@ -191,6 +192,7 @@ class MemWalSink:
                 refuse_older(batch_id, max((each.newest or 0 for each in receipt.regions), default=None))
                 self._adapt_limit(receipt.rows + receipt.bad)
                 self._refuse_too_bad(receipt, send)
+                self._previous = producer, batch_id
                 return receipt
             for packed in told:
                 refused |= refused_in(packed)

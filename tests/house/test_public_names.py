@@ -74,7 +74,7 @@ COMMANDS = {
     "doctor": {"config", "json"},
     "dlq list": {"config", "stage", "limit", "format"},
     "dlq show": {"config", "id", "hex", "json"},
-    "dlq replay": {"config", "id", "stage", "limit"},
+    "dlq replay": {"config", "id", "stage", "limit", "force"},
     "dlq purge": {"config", "older-than", "stage", "dry-run"},
     "index list": {"config", "json"},
     "index add": {"config", "column", "kind", "set"},

@@ -380,6 +380,21 @@ def test_a_position_of_another_table_is_refused(uri: str, tmp_path: Path) -> Non
             table.changes(position | {"routing": 2}).read_all()
 
 
+def test_a_position_of_another_table_is_refused_where_a_reader_stands_at_the_same_numbers(uri: str) -> None:
+    with opened(uri) as table:
+        table.put([row(1, 1)])
+        position = table.changes_position()
+        table.changes(position).read_all()
+        table.put([row(2, 1)])
+        with pytest.raises(memwal.Invalid, match="since: the position is of another table"):
+            table.changes(position | {"table": "another"}).read_all()
+        with pytest.raises(memwal.Invalid, match="until: the position is of another table"):
+            table.changes(position, until=table.changes_position() | {"table": "another"}).read_all()
+        with pytest.raises(memwal.Invalid, match="until: the position has routing version 2"):
+            table.changes(position, until=table.changes_position() | {"routing": 2}).read_all()
+        assert table.changes(position).read_all().num_rows == 1
+
+
 def test_beside_commits_collections_and_maintenance(uri: str) -> None:
     """All of it as an open table does it by itself, all the time; the reader begins anew every few pieces."""
     settings = {

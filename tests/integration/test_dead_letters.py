@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from memwal.ingest.client.target import opened
 from memwal.ingest.dlq.replay import Replaying
 from memwal.ingest.dlq.sources import by_source
 from memwal.ingest.dlq.table import DeadLetters
+from memwal.ingest.pipeline.checkpoint import noted
 from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.settings.load import load
 from memwal.ingest.sink import foreach_batch as spark_sink
@@ -467,7 +469,7 @@ def test_rows_that_their_region_refuses_become_letters_before_it_applies_the_oth
     target = opened(settings.table.uri, ())
     with memwal.connect(source.endpoint()) as table:
         mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
-        outcome = Replaying(dead, target, table, mapping).replay(None, None)
+        outcome = Replaying(dead, target, table, mapping, partial(noted, settings)).replay(None, None)
     assert (outcome.replayed, outcome.stay) == (10, {})
     assert source.letters() == []
     assert source.rows() == first | {n: f"{n} at {100 + n}" for n in range(10)}

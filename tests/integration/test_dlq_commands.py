@@ -16,6 +16,7 @@ import pytest
 import memwal
 from memwal.ingest.cli import app as cli
 from memwal.ingest.dlq.table import SCHEMA, DeadLetters
+from memwal.ingest.settings.load import load
 from memwal.wal import SystemClock, SystemIds
 from tests.support.clock import FakeClock
 
@@ -61,7 +62,13 @@ def config(small_config: Callable[..., Path], open_small: Callable[..., Any], ur
     ]
     table = DeadLetters.create(f"{uri}.dlq", {}, FakeClock(), SystemIds())
     table.append(pa.Table.from_pylist(rows, schema=SCHEMA).to_batches(), "q", 3)
-    return small_config(dlq={"mode": "table"})
+    found = small_config(dlq={"mode": "table"})
+    checkpoint = Path(load(found, {}).checkpoint)
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+        (checkpoint / name / "3").touch()
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    return found
 
 
 def test_list_counts_by_stage_and_reason_and_shows_the_newest(typed: Any, config: Path) -> None:
@@ -108,6 +115,14 @@ def test_replay_puts_what_fits_and_says_why_the_others_stay(typed: Any, config: 
     assert json.loads(typed("dlq", "list", config, "--format", "json")[1])["letters"] == 4
     with memwal.open(uri) as table:
         assert sorted(table.scan().read_all().to_pylist(), key=lambda row: row["id"]) == made.rows([1, 2])
+
+
+def test_replay_leaves_what_another_query_may_repeat(typed: Any, config: Path) -> None:
+    Path(load(config, {}).checkpoint, "metadata").write_text('{"id":"another"}')
+    code, out, _ = typed("dlq", "replay", config)
+    assert code == 0
+    assert "6x their micro-batch may not be finished" in " ".join(out.split())
+    assert "replayed 2 dead letters" in typed("dlq", "replay", config, "--force")[1]
 
 
 def test_replay_goes_through_the_daemon_that_owns_the_regions(

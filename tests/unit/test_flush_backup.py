@@ -15,6 +15,7 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush import BaseTable
+from memwal.flush.backup import contents as contents_of_moments
 from memwal.flush.backup import copying, moment, take
 from memwal.flush.backup import restore as restoring
 from memwal.flush.backup.moment import Moment, RegionMoment, capture
@@ -28,7 +29,7 @@ from memwal.wal.store.local import TEMPORARY
 from tests.backups import OPTIONS, applied_of, backed_up, contents, restored, rows_of, tags
 from tests.clean import collect_ssts
 from tests.commit_world import crash
-from tests.damaged_table import SCHEMA, SETTINGS, opened, rows
+from tests.damaged_table import SCHEMA, SETTINGS, opened, rows, verify
 from tests.failure_matrix import Call, FaultyStore, Killed, StoreFault
 from tests.support.clock import FakeClock
 
@@ -863,6 +864,67 @@ def test_a_region_that_is_first_claimed_while_a_moment_is_captured(
     backed_up(uri, places[0])
     restored(*places)
     assert {n for n in names(places[1]) if n >= 1000} == {*range(1000, 1020), *range(2000, 2020)}
+
+
+STEPS = [
+    (moment, "_look", True),
+    (moment, "_end", False),
+    (moment, "newest_base", False),
+    (take, "pieces_of", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "after", "buckets"),
+    [*((*step, 5) for step in STEPS), (contents_of_moments, "_of_region", False, 1)],
+)
+def test_a_resize_between_any_two_steps(
+    where: Any,
+    name: str,
+    after: bool,
+    buckets: int,
+    table: str,
+    places: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy is of the routing before the resize, or of the one after it, and nothing in it is of both."""
+    with opened(table) as before:
+        before.put(rows(range(500, 520), 7), token="loader:1")
+    wanted = rows_of(table)
+
+    def resized(uri: str, to: int) -> None:
+        flush.resize(uri, {}, open_store(uri), to, clock=wal.SystemClock(), ids=wal.SystemIds())
+
+    once(monkeypatch, where, name, lambda: resized(table, buckets), after=after)
+    backed_up(table, places[0])
+    assert BaseTable.open(table).buckets == buckets
+    restored(*places)
+    assert rows_of(places[1]) == wanted
+    with opened(places[1]) as again:
+        assert not again.put(rows(range(500, 520), 8), token="loader:1").applied
+        again.put(rows([1, 2, 3], 9), token="loader:2")
+    wanted = rows_of(places[1])
+    resized(places[1], 3)
+    assert rows_of(places[1]) == wanted
+    with opened(places[1]) as again:
+        assert not again.put(rows([1, 2, 3], 9), token="loader:2").applied
+
+
+@pytest.mark.parametrize(("where", "name", "after"), STEPS)
+def test_a_take_over_between_any_two_steps(
+    where: Any, name: str, after: bool, table: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acknowledged = names(table)
+
+    def claimed() -> None:
+        with opened(table) as other:
+            other.put(rows(range(500, 520), 7))
+
+    once(monkeypatch, where, name, claimed, after=after)
+    check_beside(table, places, acknowledged)
+    with opened(places[1]) as again:
+        again.put(rows([1, 2, 3], 9))
+    assert verify(places[1]).findings == ()
 
 
 def test_a_half_commit_is_copied_with_its_plan(

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,11 +17,12 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.flush import BaseTable
+from memwal.flush import BaseTable, resize
 from memwal.flush.commits.plan import plan_key
+from memwal.flush.resizing.routing import Decision, decide, routing_key
 from memwal.flush.verification.finding import Finding, View, take_view
 from memwal.flush.verification.runner import verify_table
-from memwal.wal import ObjectStore, claim, open_store, read_tail
+from memwal.wal import Corrupt, ObjectStore, SystemClock, WalOptions, claim, open_store, read_tail
 from memwal.wal.layout import (
     entry_key,
     manifest_key,
@@ -255,6 +257,18 @@ def region_of_nobody(d: Damaged) -> tuple[str, str]:
     return "region", manifest_prefix(stranger)
 
 
+def decision_without_seals(d: Damaged) -> tuple[str, str]:
+    """As in a copy that took the decision of a resize, and regions from before it."""
+    decide(d.store, Decision(2, 3, {}, "a resize"), clock=FakeClock(), options=WalOptions())
+    return "routing", routing_key(2)
+
+
+def unreadable_decision(d: Damaged) -> tuple[str, str]:
+    d.file(routing_key(2)).parent.mkdir()
+    d.file(routing_key(2)).write_bytes(b"{}")
+    return "routing", routing_key(2)
+
+
 def unreadable_plan(d: Damaged) -> tuple[str, str]:
     d.file(plan_key(d.region, 1)).write_bytes(b"{}")
     return "plan", plan_key(d.region, 1)
@@ -332,6 +346,8 @@ SHALLOW = {
     "progress beyond what was published": progress_beyond_what_was_published,
     "progress of an unknown region": progress_of_an_unknown_region,
     "region of nobody": region_of_nobody,
+    "decision without seals": decision_without_seals,
+    "unreadable decision": unreadable_decision,
     "unreadable plan": unreadable_plan,
     "overlapping plan": overlapping_plan,
     "half a commit": half_a_commit,
@@ -352,6 +368,21 @@ def test_an_index_file_that_cannot_be_read_is_found(damaged: Damaged) -> None:
     file.write_bytes(bytes(file.stat().st_size))
     assert found_in(damaged, deep=False) == []
     assert found_in(damaged, deep=True) == [("base file", str(file.relative_to(damaged.uri)))]
+
+
+def test_a_decision_without_seals_is_not_carried_out_and_can_be_deleted(damaged: Damaged) -> None:
+    decision_without_seals(damaged)
+    (finding,) = verify(damaged.uri, deep=False).findings
+    assert "routing version 2 is decided, but 2 regions take writes by an older one" in str(finding)
+    assert str(finding).endswith("; delete this object")
+    resized = partial(resize, damaged.uri, {}, damaged.store, 3, clock=SystemClock(), ids=SeededIds())
+    with pytest.raises(Corrupt, match="made beside a resize; delete this object"):
+        resized()
+    assert BaseTable.open(damaged.uri).routing_version == 1
+    damaged.file(finding.where).unlink()
+    assert found_in(damaged) == []
+    assert resized().regions == 3
+    assert found_in(damaged) == []
 
 
 def test_a_clone_misses_no_file_of_the_table_it_was_made_from(damaged: Damaged, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from memwal import Invalid
 from memwal.flush.base.setup import Restored
-from memwal.ingest.pipeline.checkpoint import MARKER, locked, refuse_old_checkpoint, refuse_set_back, unfinished
+from memwal.ingest.pipeline.checkpoint import MARKER, locked, noted, refuse_old_checkpoint, refuse_set_back
 from memwal.ingest.settings.load import load
 
 
@@ -46,20 +46,22 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         pass
 
 
-def test_a_micro_batch_without_a_note_that_it_is_done_is_unfinished(tmp_path: Path) -> None:
+def test_a_checkpoint_notes_what_was_begun_and_done(tmp_path: Path) -> None:
     settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
-    assert unfinished(settings) is None
+    assert noted(settings) is None
     for name in ("offsets", "commits"):
         (tmp_path / "c" / name).mkdir(parents=True)
     (tmp_path / "c" / "metadata").write_text('{"id":"q"}')
-    assert unfinished(settings) is None
+    assert noted(settings) == ("q", -1, -1)
+    done = -1
     for number in (8, 9, 10):
-        assert unfinished(settings) is None
         (tmp_path / "c" / "offsets" / str(number)).touch()
         (tmp_path / "c" / "offsets" / f".{number}.crc").touch()
-        assert unfinished(settings) == ("q", number)
+        assert noted(settings) == ("q", number, done)
         (tmp_path / "c" / "commits" / str(number)).touch()
-    assert unfinished(load({"table": {"uri": "s3://b/t"}, "sink": {"checkpoint": "s3a://b/c"}}, {})) is None
+        done = number
+        assert noted(settings) == ("q", number, done)
+    assert noted(load({"table": {"uri": "s3://b/t"}, "sink": {"checkpoint": "s3a://b/c"}}, {})) is None
 
 
 @pytest.mark.parametrize(

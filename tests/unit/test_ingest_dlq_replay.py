@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
 import memwal
+from memwal.ingest.api.tokens import Token
 from memwal.ingest.client.target import opened
 from memwal.ingest.dlq.replay import Outcome, Replaying
 from memwal.ingest.dlq.sources import by_source
@@ -34,16 +36,18 @@ class World:
     def opened(self) -> DeadLetters:
         return DeadLetters.create(f"{self.uri}.dlq", {}, FakeClock(), SystemIds())
 
-    def write(self, *raws: Any, topic: str | None = None, headers: list[dict[str, Any]] | None = None) -> None:
+    def write(
+        self, *raws: Any, topic: str | None = None, headers: list[dict[str, Any]] | None = None, batch: int = 0
+    ) -> None:
         """Letters of a file, or of records with the keys 0, 1, …; `headers`: of each, None where they were not kept."""
         rows = [
             {
-                "id": f"{number * 977 + 1:020x}",
+                "id": f"{batch * 1000 + number * 977 + 1:020x}",
                 "time": number,
                 "stage": "fit",
                 "reason": "none",
                 "query_id": "q",
-                "batch_id": 0,
+                "batch_id": batch,
                 **({"file": "f"} if topic is None else {"topic": topic, "partition": 0, "offset": number}),
                 "row": number,
                 "raw_headers": headers,
@@ -52,13 +56,15 @@ class World:
             }
             for number, raw in enumerate(raws)
         ]
-        self.letters.append(pa.Table.from_pylist(rows, schema=SCHEMA).to_batches(), "q", 0)
+        self.letters.append(pa.Table.from_pylist(rows, schema=SCHEMA).to_batches(), "q", batch)
 
     def replay(self, table: Any = None, condition: str | None = None, source: dict[str, Any] | None = None) -> Outcome:
         target = opened(self.uri, ())
         settings = load({"table": {"uri": self.uri}, "source": source or {}}, {})
         mapping = by_source(settings, target.base.schema, target.base.key)
-        return Replaying(self.opened(), target, table or self.table, mapping).replay(condition, None)
+        return Replaying(self.opened(), target, table or self.table, mapping, lambda: ("q", 0, 0)).replay(
+            condition, None
+        )
 
     def ids(self) -> list[int]:
         return sorted(self.table.scan(["id"]).read_all()["id"].to_pylist())
@@ -119,12 +125,56 @@ def test_letters_of_a_micro_batch_that_comes_again_stay(world: Callable[..., Wor
     at.write({"id": 1}, {"id": 2})
     target = opened(at.uri, ())
     mapping = by_source(load({"table": {"uri": at.uri}}, {}), target.base.schema, target.base.key)
-    for waits, replayed in ((("q", 0), 0), (("q", 1), 2)):
-        replaying = Replaying(at.opened(), target, at.table, mapping, lambda waits=waits: waits)
+    for begun, replayed in ((0, 0), (1, 2)):
+        replaying = Replaying(
+            at.opened(), target, at.table, mapping, lambda begun=begun: ("q", begun, begun - 1), force=True
+        )
         outcome = replaying.replay(None, None)
         assert outcome.replayed == replayed
         assert [reason for reason in outcome.stay if "not finished" not in reason] == []
     assert at.ids() == [1, 2]
+
+
+def test_letters_of_another_query_stay_until_the_table_shows_that_their_micro_batch_is_finished(
+    world: Callable[..., World],
+) -> None:
+    """A second pipeline into the table, killed when one of two regions had applied its micro-batch 0."""
+    at = world(key=())
+    at.write({"id": 1}, {"id": 2})
+    one, other = at.table.base.regions
+    target = opened(at.uri, ())
+    mapping = by_source(load({"table": {"uri": at.uri}}, {}), target.base.schema, target.base.key)
+    row = next(
+        pa.table({"id": [n], "n": [n]})
+        for n in range(100)
+        if target.base.route(pa.table({"id": [n], "n": [n]}))[0] == 0
+    )
+
+    def replayed(**given: Any) -> tuple[int, list[str]]:
+        replaying = Replaying(at.opened(), target, at.table, mapping, lambda: ("mine", 4, 4), **given)
+        outcome = replaying.replay(None, None)
+        return outcome.replayed, list(outcome.stay)
+
+    def stays() -> bool:
+        number, (reason,) = replayed()
+        return number == 0 and "may not be finished" in reason and "--force" in reason
+
+    assert stays()
+    at.table.put_region(one, row, Token("q", 0))
+    assert stays()
+    assert len(at.left()) == 2
+    at.table.put_region(one, row, Token("q", 1))
+    assert replayed() == (2, [])
+    at.write({"id": 3}, batch=2)
+    at.table.put_region(one, row, Token("q", 2))
+    assert stays()
+    at.table.put_region(other, row.slice(0, 0), Token("q", 2))
+    assert replayed() == (1, [])
+    at.write({"id": 4}, batch=3)
+    at.write({"id": 5}, batch=4)
+    number, (_,) = replayed()
+    assert number == 1, "micro-batch 3 was finished before 4 began"
+    assert replayed(force=True) == (1, [])
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the put", "after the put"])
@@ -186,6 +236,37 @@ def test_a_replay_that_dies_before_it_deletes_leaves_letters_that_are_not_put_ag
     assert at.replay(condition="row = 1000").replayed > 0, "what was begun is finished, whatever is asked for now"
     at.replay()
     assert at.ids() == list(range(20))
+    assert at.left() == []
+
+
+def test_letters_of_a_table_that_was_put_back_are_put_and_not_only_removed(world: Callable[..., World]) -> None:
+    """Lance's restore puts the counter of replays back too: its next numbers are applied already."""
+    at = world(key=())
+    at.write({"id": 1})
+    before = at.opened().dataset.version
+    assert at.replay().replayed == 1
+    lance.dataset(f"{at.uri}.dlq").checkout_version(before).restore()
+    at.write({"id": 2}, batch=1)
+    assert at.replay().replayed == 2
+    assert at.ids() == [1, 1, 2], "who brings a letter back has its row put again"
+    assert at.left() == []
+
+
+def test_a_replay_that_was_under_way_in_a_table_that_was_put_back_begins_anew(world: Callable[..., World]) -> None:
+    """Whether its number was applied, or the rows were refused and a later number was, nobody can tell."""
+    at = world(key="id")
+    at.table.put([{"id": 1, "n": 1}])
+    at.write({"id": 1, "n": 2})
+    with pytest.raises(KeyboardInterrupt):
+        at.replay(Dying(at.table, after=False))
+    reserved = at.opened().dataset.version
+    assert at.replay().replayed == 1
+    at.write({"id": 2, "n": 2}, batch=1)
+    assert at.replay().replayed == 1
+    at.table.put([{"id": 1, "n": 3}])
+    lance.dataset(f"{at.uri}.dlq").checkout_version(reserved).restore()
+    assert at.replay().replayed == 1
+    assert at.table.get([1]).to_pylist() == [{"id": 1, "n": 2}], "it is put, under a new number"
     assert at.left() == []
 
 

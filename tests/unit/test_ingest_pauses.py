@@ -39,6 +39,40 @@ def test_the_first_of_two_operators_pauses_and_the_other_is_told_of_it(store: Me
     assert list(one.now()) == ["ingestion"]
 
 
+def test_a_resume_ends_the_pause_that_it_has_read_and_no_later_one(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look of a resume and its write another operator ends the same pause, and makes the next one."""
+    one, two, clock = Pauses(store, FakeClock()), Pauses(store, FakeClock()), FakeClock()
+    one.pause("ingestion", "one@here", "upgrade")
+    left = [1]
+
+    def other_operator() -> None:
+        if left:
+            left.clear()
+            assert two.resume("ingestion") is not None
+            assert two.pause("ingestion", "two@there", "migration")[1]
+
+    for name in ("put_if_absent", "delete"):
+        real = getattr(store, name)
+        monkeypatch.setattr(store, name, lambda *given, real=real: (other_operator(), real(*given))[1])
+    one.resume("ingestion")
+    assert Pauses(store, clock).now()["ingestion"]["by"] == "two@there"
+
+
+def test_pauses_follow_each_other(store: MemoryStore) -> None:
+    clock = FakeClock()
+    pauses, other = Pauses(store, clock), Pauses(store, clock)
+    for number in range(5):
+        assert pauses.now() == other.now() == Pauses(store, clock).now() == {}
+        found, new = (pauses, other)[number % 2].pause("commits", f"{number}@here")
+        assert new
+        told = {"commits": found.told()}
+        assert pauses.now() == other.now() == Pauses(store, clock).now() == told
+        assert other.resume("commits") == found
+        assert pauses.resume("commits") is None
+
+
 def test_a_pause_whose_answer_was_lost_is_still_ours(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     real, lost = store.put_if_absent, iter([PutOutcome.OUTCOME_UNKNOWN])
     monkeypatch.setattr(store, "put_if_absent", lambda *given: next(lost, real(*given)))

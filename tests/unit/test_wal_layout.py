@@ -120,6 +120,8 @@ def test_regions_finds_ids_and_nothing_else() -> None:
         (keys.fences_key(REGION), "note"),
         (keys.pruned_key(REGION), "note"),
         (keys.paused_key("commits"), "note"),
+        (keys.paused_key("commits", 7), "note"),
+        (keys.resumed_key("commits", 7), "note"),
         (keys.staged_key("ab" * 16), "staged"),
         (keys.STAGED_PREFIX, "staged"),
         (keys.load_key(REGION), "note"),
