@@ -35,6 +35,8 @@ ANY_TEXT = "any"
 
 _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Factor and divisor that convert each unit to microseconds."""
+_LIBRARY = (ArithmeticError, TypeError)
+"""What Python and Arrow raise beside ValueError for a value that they cannot hold: it is a reason too, and ends no run."""
 _SHOWN = 40
 _FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
 
@@ -84,7 +86,10 @@ def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
         return None
     for family, convert in _FAMILIES:
         if family(kind):
-            return convert(value, kind, unit)
+            try:
+                return convert(value, kind, unit)
+            except _LIBRARY:
+                raise _misfit(value, kind) from None
     raise ValueError(f"a column of type {kind} cannot be filled from a record")
 
 
@@ -182,7 +187,10 @@ def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
         raise _misfit(value, kind)
     try:
         # A float is converted by its shortest digits: the digits that were written, up to 15.
-        return pa.scalar(Decimal(str(value))).cast(kind).as_py()  # type: ignore[no-any-return]
+        number = Decimal(str(value))
+        if not number.is_finite():  # Arrow raises TypeError for these
+            raise _misfit(value, kind, "not a finite number")
+        return pa.scalar(number).cast(kind).as_py()  # type: ignore[no-any-return]
     except (ArithmeticError, pa.ArrowException, ValueError):
         raise _misfit(value, kind, "not a number with that precision and scale") from None
 
@@ -200,7 +208,7 @@ def _binary(value: Any, kind: pa.DataType, _unit: str) -> bytes:
 
 def _date(value: Any, kind: pa.DataType, unit: str) -> Any:
     if unit:
-        return _EPOCH + datetime.timedelta(days=_within(value, kind, 2_900_000))
+        return _within(value, kind, 2_900_000)
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         return value
     return _parsed(value, kind)
@@ -231,7 +239,8 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bool) or not isinstance(value, str):
         raise _misfit(value, kind, "numbers need a unit" if isinstance(value, int | float) else "")
     try:
-        return pa.scalar(value).cast(transport_type(kind)).as_py()
+        # The number in it: Python has no dates before year 1 and after year 9999, Arrow has.
+        return pa.scalar(value).cast(transport_type(kind)).value
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         why = "with an offset, such as Z" if "expected a zone offset" in str(error) else ""
         if "no zone offset" in str(error):
@@ -268,7 +277,6 @@ def _struct(value: Any, kind: pa.StructType, _unit: str) -> dict[str, Any]:
     return fields
 
 
-_EPOCH = datetime.date(1970, 1, 1)
 _Convert = Callable[[Any, pa.DataType, str], Any]
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
     (pa.types.is_integer, _integer),
@@ -299,7 +307,7 @@ def column(
             if isinstance(value, ValueError):
                 raise value
             taken.append(convert(value, kind, unit))
-        except ValueError as error:
+        except (ValueError, *_LIBRARY) as error:
             taken.append(None)
             problems[row] = str(error)
     return pa.array(taken, transport_type(kind)), problems

@@ -1,0 +1,69 @@
+"""What a record becomes: exactly its values or a reason, alone and beside any other record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from memwal.ingest.mapping.values import column
+from memwal.ingest.settings.process_sections import SourceSettings
+from memwal.ingest.source.columns import PROBLEM
+from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
+from tests.kafka_records import batch_of
+from tests.kafka_server import Record
+
+NEIGHBOURS = {
+    "alone": [],
+    "beside a value that does not fit": [Record(b'{"id": "x"}', key=b'{"id": "x"}')],
+    "beside no JSON": [Record(b"{", key=b"{")],
+}
+
+
+def found_of(kind: pa.DataType, record: Record | str, neighbours: list[Record], **source: Any) -> tuple[pa.Array, str]:
+    """What a record with the columns id and v of `kind` becomes: an array of v, and the problem or ''."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", kind)])
+    settings = SourceSettings(format="kafka", brokers="127.0.0.1:9092", topics=["t"], **source)
+    first = Record(record.encode()) if isinstance(record, str) else record
+    rows = mapped(batch_of([first, *neighbours]), record_mapping(settings, schema, ("id",))).slice(0, 1)
+    return rows[column_name(1)], rows[PROBLEM][0].as_py() or ""
+
+
+def said(literal: str) -> str:
+    return f'{{"id": 1, "v": {literal}}}'
+
+
+DAYS = {"v": {"from": "value.v", "unit": "d"}}
+FAR = {
+    "a day before year 1": (pa.date32(), "-800000", DAYS, -800_000),
+    "year 0": (pa.date32(), '"0000-01-01"', {}, -719_528),
+    "a time in year 0": (pa.timestamp("us"), '"0000-12-31T00:00:00"', {}, -62_135_683_200_000_000),
+    "before year 1 in UTC": (pa.timestamp("us", "UTC"), '"0001-01-01T00:00:00+14:00"', {}, -62_135_647_200_000_000),
+    "after year 9999 in UTC": (pa.timestamp("us", "UTC"), '"9999-12-31T23:59:59-14:00"', {}, 253_402_351_199_000_000),
+    "infinite": (pa.decimal128(10, 2), '"inf"', {}, "'inf' is not a valid decimal128(10, 2)"),
+    "not a number": (pa.decimal128(10, 2), '"NaN"', {}, "'NaN' is not a valid decimal128(10, 2)"),
+    "beyond any float": (pa.decimal128(10, 2), "1e400", {}, "is not a valid decimal128(10, 2)"),
+    "with a huge exponent": (pa.decimal128(10, 2), '"1e999999999"', {}, "is not a valid decimal128(10, 2)"),
+}
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS)
+@pytest.mark.parametrize("case", FAR)
+def test_what_python_cannot_hold_is_taken_or_refused_and_ends_no_run(case: str, neighbours: list[Record]) -> None:
+    kind, literal, columns, wanted = FAR[case]
+    values, problem = found_of(kind, said(literal), neighbours, columns=columns)
+    if isinstance(wanted, str):
+        assert wanted in problem
+        assert values.null_count == 1
+    else:
+        assert problem == ""
+        assert values.cast(pa.int32() if pa.types.is_date(kind) else pa.int64()).to_pylist() == [wanted]
+
+
+def test_an_error_of_a_library_is_a_reason_too() -> None:
+    def broken(*_: Any) -> Any:
+        raise TypeError("'str' object cannot be interpreted as an integer")
+
+    _, problems = column([1], pa.int64(), "", broken)
+    assert problems == {0: "'str' object cannot be interpreted as an integer"}
