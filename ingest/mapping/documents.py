@@ -7,9 +7,14 @@ here: an object with before, after and op, with or without the wrapper of schema
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from memwal.ingest.mapping.values import Written, holds_decimals
 
 UPSERTS, DELETE = ("c", "r", "u"), "d"
 _MISSING_OP = (
@@ -63,10 +68,20 @@ def opened(envelope: dict[str, Any]) -> Document:
     return Document(row, whole, op == DELETE)
 
 
-def of_json(value: bytes) -> Any:
-    """Parse strict JSON: UTF-8, no NaN, no duplicate names. Raises: ValueError with a reason."""
+def json_decoder(kinds: Iterable[pa.DataType]) -> Callable[[bytes], Any]:
+    """Return `of_json` for values that become columns of `kinds`: where decimals are among them, its numbers with a
+    fraction are `Written`, which takes longer.
+    """
+    return partial(of_json, number=Written) if any(holds_decimals(kind) for kind in kinds) else of_json
+
+
+def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
+    """Parse strict JSON: UTF-8, no NaN, no duplicate names. `number` makes the numbers with a fraction, None floats.
+
+    Raises: ValueError with a reason.
+    """
     try:
-        return json.loads(value.decode(), parse_constant=_no_number, object_pairs_hook=_object)
+        return json.loads(value.decode(), parse_float=number, parse_constant=_no_number, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:

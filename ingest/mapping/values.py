@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import numpy as np
@@ -36,9 +36,22 @@ ANY_TEXT = "any"
 _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Factor and divisor that convert each unit to microseconds."""
 _LIBRARY = (ArithmeticError, TypeError)
-"""What Python and Arrow raise beside ValueError for a value that they cannot hold: it is a reason too, and ends no run."""
+"""What Python and Arrow raise beside ValueError for a value that they cannot hold."""
 _SHOWN = 40
 _FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
+
+
+class Written(float):
+    """A JSON number with a fraction or an exponent: the nearest float, and its digits as they are written."""
+
+    __slots__ = ("digits",)
+
+    def __new__(cls, digits: str) -> Self:
+        made = super().__new__(cls, digits)
+        made.digits = digits
+        return made
+
+    digits: str
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -49,6 +62,13 @@ def is_text(kind: pa.DataType) -> bool:
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether a column holds bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def holds_decimals(kind: pa.DataType) -> bool:
+    """Whether a column holds decimals, at any depth."""
+    if pa.types.is_struct(kind):
+        return any(holds_decimals(field.type) for field in kind)
+    return holds_decimals(kind.value_type) if pa.types.is_nested(kind) else bool(pa.types.is_decimal(kind))
 
 
 def transport_type(kind: pa.DataType) -> pa.DataType:
@@ -186,8 +206,8 @@ def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         raise _misfit(value, kind)
     try:
-        # A float is converted by its shortest digits: the digits that were written, up to 15.
-        number = Decimal(str(value))
+        # A float without its digits, as Avro has it, is converted by its shortest ones.
+        number = Decimal(value.digits if isinstance(value, Written) else str(value))
         if not number.is_finite():  # Arrow raises TypeError for these
             raise _misfit(value, kind, "not a finite number")
         return pa.scalar(number).cast(kind).as_py()  # type: ignore[no-any-return]

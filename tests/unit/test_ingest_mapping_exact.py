@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from memwal.ingest.dlq.sources import rows_of_json
+from memwal.ingest.loads.files import find_files
+from memwal.ingest.loads.formats import tables
 from memwal.ingest.mapping.values import column
 from memwal.ingest.settings.process_sections import SourceSettings
 from memwal.ingest.source.columns import PROBLEM
@@ -67,3 +72,31 @@ def test_an_error_of_a_library_is_a_reason_too() -> None:
 
     _, problems = column([1], pa.int64(), "", broken)
     assert problems == {0: "'str' object cannot be interpreted as an integer"}
+
+
+# ---- decimals ------------------------------------------------------------------------------------------------------
+
+DIGITS = ("12345678901234567.89", "1.123456789012345678", "-0.000000000000000001", "1.5E+3", "7")
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS)
+@pytest.mark.parametrize("literal", DIGITS)
+def test_a_json_number_in_a_decimal_column_keeps_its_digits(literal: str, neighbours: list[Record]) -> None:
+    kind = pa.decimal128(38, 18)
+    values, problem = found_of(kind, said(literal), neighbours)
+    assert (problem, values.to_pylist()) == ("", [Decimal(literal)])
+    values, problem = found_of(pa.list_(kind), said(f"[{literal}]"), neighbours)
+    assert (problem, values.to_pylist()) == ("", [[Decimal(literal)]])
+    _, problem = found_of(pa.decimal128(38, 2), said("1.005"), neighbours)
+    assert "not a number with that precision and scale" in problem
+
+
+def test_a_replayed_line_and_a_load_keep_the_digits_too(tmp_path: Path) -> None:
+    schema = pa.schema([("v", pa.decimal128(38, 18))])
+    raw = b'{"v": 1.123456789012345678}'
+    wanted = [{"v": Decimal("1.123456789012345678")}]
+    assert rows_of_json(pa.table({"raw_value": pa.array([raw])}), schema).rows.to_pylist() == wanted
+    file = tmp_path / "rows.ndjson"
+    file.write_bytes(raw)
+    (found,) = tables(*find_files([str(file)], None, {}), schema)
+    assert found.to_pylist() == wanted

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.mapping import json_columns as mapping_json
-from memwal.ingest.mapping.documents import Document, documents, of_json
+from memwal.ingest.mapping.documents import Document, documents, json_decoder
 from memwal.ingest.mapping.documents import field as field_of
 from memwal.ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
 from memwal.ingest.mapping.values import ANY_TEXT, Problems, bytes_column, column, from_text, transport_type, typed
@@ -279,6 +279,7 @@ def _payload(found: Any) -> Any:
 
 def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes], Any]:
     """Return the function that reads a value or a key: Avro if the registry's id precedes it, else JSON."""
+    of_json = json_decoder(leaf.kind for leaf in mapping.leaves)
     if mapping.value_format != "avro" or (of_key and not mapping.registry):
         return of_json
     from memwal.ingest.mapping.avro import MAGIC, decoder
