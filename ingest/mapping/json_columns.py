@@ -4,7 +4,7 @@ The values are joined to one text, separated by line breaks. No record can move 
 must begin with `{` and end with `}`. So a value that is cut off inside an object is followed by `{` where JSON needs a
 comma, and one that is cut off inside a string by a line break, which JSON forbids there. If the reader then finds as
 many objects as there are values, each value is one object. Arrow refuses text that is not strict JSON, duplicate names,
-numbers in place of text and integers out of range; `values.finished` refuses the rest.
+numbers in place of text and integers out of range; `finished` refuses the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.mapping.documents import DELETE, UPSERTS
-from memwal.ingest.mapping.values import finished, json_type
+from memwal.ingest.mapping.values import FLOAT_MAX, column, is_bytes, is_text, transport_type
 
 Path = tuple[str, ...]
 Read = tuple[Path, pa.DataType, str]
@@ -99,6 +99,8 @@ def _sides_present(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -
 
 
 def _struct(values: pa.Array, fields: Sequence[Read], other_fields: str = "ignore") -> pa.StructArray | None:
+    if not all(is_fast(kind) for _, kind, _ in fields):
+        return None
     text = values.cast(pa.string())  # the reader itself does not check the encoding
     tree: _Tree = {}
     for path, kind, unit in fields:
@@ -152,3 +154,58 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
         ),
     )
     return table.to_struct_array().combine_chunks() if len(table) == len(text) else None
+
+
+# ---- columns as they are read --------------------------------------------------------------------------------------
+
+
+def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+    """Convert a column read as `json_type` to `transport_type(kind)`.
+
+    Raises: pa.ArrowInvalid if any value does not fit.
+    """
+    if unit or is_bytes(kind) or pa.types.is_decimal(kind):
+        converted, problems = column(values.to_pylist(), kind, unit)
+        if problems:
+            raise pa.ArrowInvalid(next(iter(problems.values())))
+        return converted
+    floats, number = (values.flatten(), kind.value_type) if pa.types.is_list(values.type) else (values, kind)
+    if pa.types.is_floating(number):
+        if pc.all(pc.is_finite(floats)).as_py() is False:
+            raise pa.ArrowInvalid("not finite")
+        if largest(floats) > FLOAT_MAX[number.bit_width]:
+            raise pa.ArrowInvalid("range")
+    if pa.types.is_fixed_size_list(kind):
+        widths = pc.list_value_length(values)
+        if floats.null_count or pc.any(pc.not_equal(widths, kind.list_size)).as_py():
+            raise pa.ArrowInvalid("width")
+    return values.cast(transport_type(kind))
+
+
+def largest(floats: pa.Array) -> float:
+    """Return the largest absolute value of `floats`; 0 if there is none."""
+    found = pc.min_max(floats).as_py()
+    return max(-(found["min"] or 0.0), found["max"] or 0.0)
+
+
+def is_fast(kind: pa.DataType) -> bool:
+    """Whether Arrow's JSON reader and `finished` give a column of `kind` the values that `typed` gives, and no others.
+
+    Not inside of structs, whose unknown fields the reader drops, nor in lists of what JSON has as text.
+    """
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        simple = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, is_text)
+        return any(of(inner) for of in simple)
+    return not pa.types.is_nested(kind)
+
+
+def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
+    """Return the type in which Arrow's JSON reader reads a field for `finished`; text where the reader would guess."""
+    if unit:
+        return pa.int64()
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        return pa.list_(json_type(kind.value_type, ""))
+    if is_bytes(kind) or is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return pa.string()
+    return pa.float64() if pa.types.is_floating(kind) else kind  # rounded once, as a float of Python is

@@ -21,7 +21,6 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from memwal.ingest.suggest import suggestion
 
@@ -38,7 +37,8 @@ _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), 
 _LIBRARY = (ArithmeticError, TypeError)
 """What Python and Arrow raise beside ValueError for a value that they cannot hold."""
 _SHOWN = 40
-_FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
+FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
+"""Largest number of floats, by their width in bits."""
 
 
 class Written(float):
@@ -159,7 +159,7 @@ def _floating(value: Any, kind: pa.DataType, _unit: str) -> float:
         number = float(value)
     except OverflowError:
         raise _misfit(value, kind, "out of range") from None
-    if not math.isfinite(number) or abs(number) > _FLOAT_MAX[kind.bit_width]:
+    if not math.isfinite(number) or abs(number) > FLOAT_MAX[kind.bit_width]:
         raise _misfit(value, kind, "not a finite number in range")
     return number
 
@@ -353,36 +353,3 @@ def _of_bytes(value: bytes | None, kind: pa.DataType, unit: str) -> Any:
         return from_text(value.decode(), kind, unit)
     except UnicodeDecodeError:
         raise ValueError(f"{value[:_SHOWN]!r} is not UTF-8 text") from None
-
-
-def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
-    """Convert a column read as `json_type` to `transport_type(kind)`.
-
-    Raises: pa.ArrowInvalid if any value does not fit.
-    """
-    if unit or is_bytes(kind) or pa.types.is_decimal(kind):
-        converted, problems = column(values.to_pylist(), kind, unit)
-        if problems:
-            raise pa.ArrowInvalid(next(iter(problems.values())))
-        return converted
-    floats = values.flatten() if pa.types.is_list(values.type) else values
-    if pa.types.is_floating(floats.type) and pc.all(pc.is_finite(floats)).as_py() is False:
-        raise pa.ArrowInvalid("not finite")
-    if pa.types.is_fixed_size_list(kind):
-        widths = pc.list_value_length(values)
-        if floats.null_count or pc.any(pc.not_equal(widths, kind.list_size)).as_py():
-            raise pa.ArrowInvalid("width")
-    if kind == pa.float16() and pc.any(pc.greater(pc.abs(values), _FLOAT_MAX[16])).as_py():
-        raise pa.ArrowInvalid("range")
-    return values.cast(transport_type(kind))
-
-
-def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
-    """Return the type in which Arrow's JSON reader reads a field for `finished`; text where the reader would guess."""
-    if unit:
-        return pa.int64()
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
-        return pa.list_(json_type(kind.value_type, ""))
-    if is_bytes(kind) or is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
-        return pa.string()
-    return pa.float32() if kind == pa.float16() else kind

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from memwal.ingest.mapping import json_columns as mapping_json
+from memwal.ingest.mapping.json_columns import finished, json_type
 from memwal.ingest.mapping.type_names import parse_type
-from memwal.ingest.mapping.values import column, finished, json_type
+from memwal.ingest.mapping.values import column
 from memwal.ingest.source.columns import OFFSET, RAW_HEADERS, RAW_KEY, RAW_VALUE
 from memwal.ingest.source.kafka.rows import mapped
 from tests.kafka_records import WHEN, batch_of, kafka_settings, mapping_of, rows_of

@@ -100,3 +100,34 @@ def test_a_replayed_line_and_a_load_keep_the_digits_too(tmp_path: Path) -> None:
     file.write_bytes(raw)
     (found,) = tables(*find_files([str(file)], None, {}), schema)
     assert found.to_pylist() == wanted
+
+
+# ---- nested --------------------------------------------------------------------------------------------------------
+
+STRUCT, LIST = pa.struct, pa.list_
+NESTED: dict[str, tuple[pa.DataType, str, Any]] = {
+    "bytes in a list": (LIST(pa.binary()), '["aGVsbG8="]', [b"hello"]),
+    "no base64 in a list": (LIST(pa.binary()), '["!!"]', "'!!' is not a valid binary"),
+    "bytes in a struct": (STRUCT([("a", pa.binary())]), '{"a": "aGVsbG8="}', {"a": b"hello"}),
+    "a float32 in a struct": (STRUCT([("a", pa.float32())]), '{"a": 1e39}', "a: 1e+39 is not a valid float32"),
+    "an unknown field": (STRUCT([("a", pa.int64())]), '{"a": 1, "b": 2}', "has a field 'b' that the column lacks"),
+    "an offset": (STRUCT([("a", pa.timestamp("us"))]), '{"a": "2020-01-02T03:04:05+02:00"}', "without an offset"),
+    "an offset in a list": (LIST(pa.timestamp("us")), '["2020-01-02T03:04:05+02:00"]', "without an offset"),
+    "a number in a list in a struct": (STRUCT([("a", LIST(pa.float32()))]), '{"a": [1e39]}', "is not a valid float32"),
+    "a struct in a list": (LIST(STRUCT([("a", pa.int64())])), '[{"a": 1, "b": 2}]', "has a field 'b'"),
+    "lists in a list": (LIST(LIST(pa.float32(), 2)), "[[1, 2], [1]]", "has 1 numbers, vectors of the column have 2"),
+    "beyond float16": (LIST(pa.float16()), "[70000.5]", "70000.5 is not a valid float16"),
+    "beyond float16 in a vector": (LIST(pa.float16(), 1), "[70000.5]", "70000.5 is not a valid float16"),
+}
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS)
+@pytest.mark.parametrize("case", NESTED)
+def test_values_inside_of_lists_and_structs_are_as_exact(case: str, neighbours: list[Record]) -> None:
+    kind, literal, wanted = NESTED[case]
+    values, problem = found_of(kind, said(literal), neighbours)
+    if isinstance(wanted, str):
+        assert wanted in problem
+        assert values.null_count == 1
+    else:
+        assert (problem, values.to_pylist()) == ("", [wanted])
