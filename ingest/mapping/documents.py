@@ -7,6 +7,8 @@ here: an object with before, after and op, with or without the wrapper of schema
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +16,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from memwal.ingest.mapping.values import Written, holds_decimals
+from memwal.ingest.mapping.values import Repeated, Written, holds_decimals, one_of
 
 UPSERTS, DELETE = ("c", "r", "u"), "d"
 _MISSING_OP = (
@@ -52,9 +54,9 @@ def _document(value: bytes, decode: Callable[[bytes], Any], envelope: str, noun:
 
 def opened(envelope: dict[str, Any]) -> Document:
     """Return the row inside a Debezium envelope. Raises: ValueError."""
-    inner = envelope.get("payload")
+    inner = one_of(envelope, "payload")
     whole = inner if isinstance(inner, dict) else envelope
-    op = whole.get("op")
+    op = one_of(whole, "op")
     if op is None:
         raise ValueError(_MISSING_OP)
     if op not in (*UPSERTS, DELETE):
@@ -62,7 +64,7 @@ def opened(envelope: dict[str, Any]) -> Document:
             f"op {op!r} is {_MEANS.get(str(op), 'not one of Debezium')}; keep such records out of the topic"
         )
     name = "before" if op == DELETE else "after"
-    row = whole.get(name)
+    row = one_of(whole, name)
     if not isinstance(row, dict):
         raise ValueError(f"op {op!r} without {name!r}; configure Debezium to write it")
     return Document(row, whole, op == DELETE)
@@ -76,12 +78,19 @@ def json_decoder(kinds: Iterable[pa.DataType]) -> Callable[[bytes], Any]:
 
 
 def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
-    """Parse strict JSON: UTF-8, no NaN, no duplicate names. `number` makes the numbers with a fraction, None floats.
+    """Parse strict JSON: UTF-8, no NaN; an object with duplicate names is `Repeated`. `number` makes the numbers with a
+    fraction, None floats.
 
     Raises: ValueError with a reason.
     """
+    hooks: dict[str, Any] = {"parse_float": number, "parse_constant": _no_number, "object_pairs_hook": _object}
     try:
-        return json.loads(value.decode(), parse_float=number, parse_constant=_no_number, object_pairs_hook=_object)
+        try:
+            return json.loads(value.decode(), **hooks)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:
+            return json.loads(value.decode(), parse_int=_whole, **hooks)
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -91,14 +100,19 @@ def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
 
 
 def field(document: Document, path: Sequence[str], *, of_envelope: bool = False) -> Any:
-    """Return the value at `path`: None if it is missing, a ValueError (not raised) if the path crosses a non-object."""
+    """Return the value at `path`: None if it is missing; a ValueError (not raised) if the path crosses a non-object, or
+    one of its names occurs twice.
+    """
     value: Any = document.envelope if of_envelope else document.fields
     for depth, name in enumerate(path):
         if value is None:
             return None
         if not isinstance(value, dict):
             return ValueError(f"{'.'.join(path[:depth])} is {_kind(value)}, not an object")
-        value = value.get(name)
+        try:
+            value = one_of(value, name)
+        except ValueError as error:
+            return error
     return value
 
 
@@ -109,11 +123,12 @@ def _kind(value: Any) -> str:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"ambiguous JSON: {twice!r} occurs twice")
-    return fields
+    return fields if len(fields) == len(pairs) else Repeated(pairs)
+
+
+def _whole(digits: str) -> int | float:
+    """Return a whole number; infinity, which no column takes, for one that is longer than Python converts."""
+    return int(digits) if len(digits) < sys.int_info.default_max_str_digits else math.inf
 
 
 def _no_number(text: str) -> NoReturn:

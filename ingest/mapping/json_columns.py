@@ -3,8 +3,9 @@
 The values are joined to one text, separated by line breaks. No record can move into its neighbour's place: each value
 must begin with `{` and end with `}`. So a value that is cut off inside an object is followed by `{` where JSON needs a
 comma, and one that is cut off inside a string by a line break, which JSON forbids there. If the reader then finds as
-many objects as there are values, each value is one object. Arrow refuses text that is not strict JSON, duplicate names,
-numbers in place of text and integers out of range; `finished` refuses the rest.
+many objects as there are values, each value is one object. Arrow refuses text that is not strict JSON (but NaN and Inf,
+which are searched for), duplicate names of fields that are read, numbers in place of text and integers out of range;
+`finished` refuses the rest.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
     offsets = pa.array(np.array([0, len(text)], np.int32))
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, trimmed), "\n")
     buffer = joined[0].as_buffer()
+    if _names_no_number(buffer.to_pybytes(), text):
+        return None
     table = reader.read_json(
         pa.BufferReader(buffer),
         read_options=reader.ReadOptions(use_threads=False, block_size=buffer.size + 1),
@@ -154,6 +157,13 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
         ),
     )
     return table.to_struct_array().combine_chunks() if len(table) == len(text) else None
+
+
+def _names_no_number(joined: bytes, text: pa.Array) -> bool:
+    """Whether NaN or an infinity stands in the text, perhaps inside of a string."""
+    if b"NaN" not in joined and b"Inf" not in joined:
+        return False
+    return bool(pc.any(pc.match_substring_regex(text, r"[:\[,]\s*-?(NaN|Inf)")).as_py())
 
 
 # ---- columns as they are read --------------------------------------------------------------------------------------

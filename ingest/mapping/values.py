@@ -14,6 +14,7 @@ import binascii
 import datetime
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Self
@@ -52,6 +53,22 @@ class Written(float):
         return made
 
     digits: str
+
+
+class Repeated(dict[str, Any]):
+    """A JSON object in which some names occur more than once: `names`. Only who reads one of them is refused."""
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        counts = Counter(name for name, _ in pairs)
+        self.names = {name for name, count in counts.items() if count > 1}
+
+
+def one_of(fields: dict[str, Any], name: str) -> Any:
+    """Return the field `name` of a JSON object, None if it has none. Raises: ValueError if it has more than one."""
+    if isinstance(fields, Repeated) and name in fields.names:
+        raise ValueError(f"ambiguous JSON: {name!r} occurs twice")
+    return fields.get(name)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -187,12 +204,20 @@ def _text(value: Any, kind: pa.DataType, unit: str) -> str:
 def _any(value: Any) -> str:
     if isinstance(value, bytes | datetime.date):
         return _plain(value)
+    _expect_names_once(value)
     try:
         text = json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
         raise ValueError("it has a number that is not finite, which JSON cannot hold") from None
     halves = any("\ud800" <= letter <= "\udfff" for letter in text)
     return json.dumps(value, default=_plain, separators=(",", ":")) if halves else text
+
+
+def _expect_names_once(value: Any) -> None:
+    if isinstance(value, Repeated):
+        one_of(value, min(value.names))
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _expect_names_once(below)
 
 
 def _plain(value: object) -> str:
@@ -291,7 +316,7 @@ def _struct(value: Any, kind: pa.StructType, _unit: str) -> dict[str, Any]:
     fields = {}
     for field in kind:
         try:
-            fields[field.name] = typed(value.get(field.name), field.type)
+            fields[field.name] = typed(one_of(value, field.name), field.type)
         except ValueError as error:
             raise ValueError(f"{field.name}: {error}") from None
     return fields

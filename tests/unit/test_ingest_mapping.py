@@ -92,7 +92,7 @@ BAD = {
     "empty": (b"", "parse: not JSON: Expecting value at character 0"),
     "not UTF-8": (b'{"id": 1, "carrier": "\xff"}', "parse: byte 22 is not UTF-8"),
     "trailing": (b'{"id": 1} {"id": 2}', "parse: not JSON: Extra data at character 10"),
-    "twice": (b'{"id": 1, "id": 2}', "parse: ambiguous JSON: 'id' occurs twice"),
+    "twice": (b'{"id": 1, "id": 2}', "map: column 'id' (value.id): ambiguous JSON: 'id' occurs twice"),
     "NaN": (b'{"id": NaN}', "parse: not JSON: NaN is not a JSON number"),
     "a list": (b"[1]", "parse: the value is a list, not an object"),
     "null": (b"null", "parse: the value is null, not an object"),

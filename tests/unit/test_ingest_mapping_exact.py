@@ -12,7 +12,8 @@ import pytest
 from memwal.ingest.dlq.sources import rows_of_json
 from memwal.ingest.loads.files import find_files
 from memwal.ingest.loads.formats import tables
-from memwal.ingest.mapping.values import column
+from memwal.ingest.mapping.documents import of_json
+from memwal.ingest.mapping.values import ANY_TEXT, column, typed
 from memwal.ingest.settings.process_sections import SourceSettings
 from memwal.ingest.source.columns import PROBLEM
 from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
@@ -131,3 +132,51 @@ def test_values_inside_of_lists_and_structs_are_as_exact(case: str, neighbours: 
         assert values.null_count == 1
     else:
         assert (problem, values.to_pylist()) == ("", [wanted])
+
+
+# ---- what is not read ----------------------------------------------------------------------------------------------
+
+IGNORED = {
+    "a name twice": ('{"id": 1, "v": 5, "x": 1, "x": 2}', ""),
+    "a name twice below": ('{"id": 1, "v": 5, "x": {"y": 1, "y": 2}}', ""),
+    "a huge number": ('{"id": 1, "v": 5, "x": %s}' % ("9" * 5000), ""),
+    "1e999": ('{"id": 1, "v": 5, "x": 1e999}', ""),
+    "half a pair": (r'{"id": 1, "v": 5, "x": "\ud800"}', ""),
+    "the words": ('{"id": 1, "v": 5, "x": "Info, NaN", "y": ": Inf"}', ""),
+    "NaN": ('{"id": 1, "v": 5, "x": NaN}', "parse: not JSON: "),
+    "Infinity": ('{"id": 1, "v": 5, "x": [-Infinity]}', "parse: not JSON: "),
+    "Inf": ('{"id": 1, "v": 5, "x": Inf}', "parse: not JSON: "),
+    "a name twice that is read": ('{"id": 1, "v": 5, "v": 5}', "(value.v): ambiguous JSON: 'v' occurs twice"),
+    "an escaped name twice": (r'{"id": 1, "v": 5, "\u0076": 6}', "(value.v): ambiguous JSON: 'v' occurs twice"),
+}
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS)
+@pytest.mark.parametrize("case", IGNORED)
+def test_fields_that_no_column_reads_matter_only_if_they_are_no_json(case: str, neighbours: list[Record]) -> None:
+    record, wanted = IGNORED[case]
+    values, problem = found_of(pa.int64(), record, neighbours)
+    if wanted:
+        assert wanted in problem
+    else:
+        assert (problem, values.to_pylist()) == ("", [5])
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS)
+@pytest.mark.parametrize("side", ["op", "after", "payload"])
+def test_an_envelope_with_a_part_twice_is_refused(side: str, neighbours: list[Record]) -> None:
+    parts = {"op": '"c"', "after": '{"id": 1, "v": 2}', "payload": '{"op": "c", "after": {"id": 1}}'}
+    record = ", ".join(
+        f'"{name}": {part}'
+        for name, part in [*parts.items(), (side, parts[side])]
+        if name in (("payload",) if side == "payload" else ("op", "after"))
+    )
+    _, problem = found_of(pa.int64(), f"{{{record}}}", neighbours, envelope="debezium")
+    assert problem == f"parse: ambiguous JSON: {side!r} occurs twice"
+
+
+def test_a_name_twice_in_what_becomes_text_or_a_struct_is_refused() -> None:
+    for kind, unit in ((pa.string(), ANY_TEXT), (pa.struct([("a", pa.int64())]), "")):
+        value = of_json(b'{"a": {"a": 1}, "b": [{"a": 1, "a": 1}]}' if unit else b'{"a": 1, "a": 1}')
+        with pytest.raises(ValueError, match="ambiguous JSON: 'a' occurs twice"):
+            typed(value, kind, unit)

@@ -24,7 +24,16 @@ from memwal.ingest.mapping import json_columns as mapping_json
 from memwal.ingest.mapping.documents import Document, documents, json_decoder
 from memwal.ingest.mapping.documents import field as field_of
 from memwal.ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
-from memwal.ingest.mapping.values import ANY_TEXT, Problems, bytes_column, column, from_text, transport_type, typed
+from memwal.ingest.mapping.values import (
+    ANY_TEXT,
+    Problems,
+    bytes_column,
+    column,
+    from_text,
+    one_of,
+    transport_type,
+    typed,
+)
 from memwal.ingest.settings.process_sections import SourceSettings
 from memwal.ingest.source.columns import (
     COORDINATES,
@@ -226,7 +235,7 @@ class _Rows:
             except ValueError:
                 found = None
             if isinstance(found, dict):
-                return typed(next((found[name] for name in names if name in found), None), kind, unit)
+                return typed(next((one_of(found, name) for name in names if name in found), None), kind, unit)
             if alone:
                 return from_text(value.decode(errors="strict"), kind, unit)
             raise ValueError("the key is no object of the key columns")
@@ -273,7 +282,7 @@ def _header(headers: pa.Array, name: str) -> pa.Array:
 def _payload(found: Any) -> Any:
     """Return a key without Debezium's wrapper."""
     if isinstance(found, dict) and set(found) == {"schema", "payload"}:
-        return found["payload"]
+        return one_of(found, "payload")
     return found
 
 
