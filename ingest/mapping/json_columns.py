@@ -10,13 +10,14 @@ which are searched for), duplicate names of fields that are read, numbers in pla
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.mapping.documents import DELETE, UPSERTS
+from memwal.ingest.mapping.documents import DELETE, UPSERTS, of_json
 from memwal.ingest.mapping.values import FLOAT_MAX, column, is_bytes, is_text, transport_type
 
 Path = tuple[str, ...]
@@ -24,6 +25,7 @@ Read = tuple[Path, pa.DataType, str]
 """A field to read: its path, its column's type, the unit of its numbers."""
 _Tree = dict[str, "_Tree | pa.DataType"]
 _WRAPPER: Path = ("payload",)
+_PAYLOAD = re.compile(rb'"payload"\s*:\s*(?={)')
 
 
 def plain(values: pa.Array, fields: Sequence[Read], *, closed: bool = False) -> list[pa.Array] | None:
@@ -39,12 +41,33 @@ def plain(values: pa.Array, fields: Sequence[Read], *, closed: bool = False) -> 
 
 
 def wrapped(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
-    """As `plain`, for values that may be wrapped: the payload beside its schema."""
+    """As `plain`, for keys: all of them, but for empty objects, are wrapped (an object of nothing but a schema and a
+    payload) in the same schema, or none is.
+    """
+    given = values.filter(pc.not_equal(values, b"{}"))
+    head = _head(given[0].as_py()) if len(given) else None
+    if head is not None:
+        whole = pc.and_(pc.starts_with(given, head), pc.ends_with(given, b"}"))
+        inside = pc.binary_slice(values, len(head), -1)
+        return plain(pc.if_else(pc.equal(values, b"{}"), values, inside), fields) if pc.all(whole).as_py() else None
     try:
-        struct = _struct(values, [*fields, *_below(_WRAPPER, fields)])
-        return None if struct is None else [_either(struct, *field) for field in fields]
+        struct = _struct(values, fields, objects=[_WRAPPER])
+        if struct is None or at(struct, _WRAPPER).null_count < len(values):
+            return None
+        return [finished(at(struct, path), *how) for path, *how in fields]
     except _REFUSED:
         return None
+
+
+def _head(value: bytes) -> bytes | None:
+    """Return what stands before the payload of a value in a wrapper, None if it is in none."""
+    for found in _PAYLOAD.finditer(value):
+        try:
+            if list(of_json(value[: found.end()] + b"{}}")) == ["schema", "payload"]:
+                return value[: found.end()]
+        except ValueError:
+            continue
+    return None
 
 
 def debezium(
@@ -99,13 +122,18 @@ def _sides_present(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -
     return True
 
 
-def _struct(values: pa.Array, fields: Sequence[Read], other_fields: str = "ignore") -> pa.StructArray | None:
+def _struct(
+    values: pa.Array, fields: Sequence[Read], other_fields: str = "ignore", objects: Sequence[Path] = ()
+) -> pa.StructArray | None:
+    """`objects`: paths of objects that are read without their fields."""
     if not all(is_fast(kind) for _, kind, _ in fields):
         return None
     text = values.cast(pa.string())  # the reader itself does not check the encoding
     tree: _Tree = {}
     for path, kind, unit in fields:
         _grow(tree, path, json_type(kind, unit))
+    for path in objects:
+        _grow(tree, path, pa.struct([]))
     return _parsed(text, _schema(tree), other_fields)
 
 

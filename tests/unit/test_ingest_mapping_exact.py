@@ -12,6 +12,7 @@ import pytest
 from memwal.ingest.dlq.sources import rows_of_json
 from memwal.ingest.loads.files import find_files
 from memwal.ingest.loads.formats import tables
+from memwal.ingest.mapping import json_columns
 from memwal.ingest.mapping.documents import of_json
 from memwal.ingest.mapping.values import ANY_TEXT, column, typed
 from memwal.ingest.settings.process_sections import SourceSettings
@@ -180,3 +181,38 @@ def test_a_name_twice_in_what_becomes_text_or_a_struct_is_refused() -> None:
         value = of_json(b'{"a": {"a": 1}, "b": [{"a": 1, "a": 1}]}' if unit else b'{"a": 1, "a": 1}')
         with pytest.raises(ValueError, match="ambiguous JSON: 'a' occurs twice"):
             typed(value, kind, unit)
+
+
+# ---- keys in Debezium's wrapper ------------------------------------------------------------------------------------
+
+PLAIN, WRAPPED = b'{"id": 5}', b'{"schema": {"type": "struct", "fields": []}, "payload": {"id": 7}}'
+KEYS: dict[str, tuple[bytes, int | None]] = {
+    "plain": (PLAIN, 5),
+    "wrapped": (WRAPPED, 7),
+    "wrapped without spaces": (b'{"schema":{"name":"a.payload"},"payload":{"id":7}}', 7),
+    "the other order": (b'{"payload": {"id": 7}, "schema": {}}', 7),
+    "no schema": (b'{"schema": null, "payload": {"id": 7}}', 7),
+    "a payload of its own": (b'{"id": 5, "payload": {"id": 7}}', 5),
+    "only a payload": (b'{"payload": {"id": 7}}', None),
+    "a third field": (b'{"schema": {}, "payload": {"id": 7}, "id": 5}', 5),
+    "a third object": (b'{"schema": {"type": "struct", "fields": []}, "payload": {"id": 7}, "id": {}}', None),
+    "no payload": (b'{"schema": {}, "payload": null}', None),
+    "a schema of its own": (b'{"schema": "public", "id": 5}', 5),
+}
+
+
+@pytest.mark.parametrize("neighbours", [[], [PLAIN], [WRAPPED], [b'{"id": "x"}'], [b"{"]], ids=str)
+@pytest.mark.parametrize("case", KEYS)
+def test_only_an_object_of_schema_and_payload_is_unwrapped(case: str, neighbours: list[bytes]) -> None:
+    key, wanted = KEYS[case]
+    others = [Record(b'{"id": 2}', key=each) for each in neighbours]
+    values, problem = found_of(pa.int64(), Record(b'{"id": 1}', key=key), others, columns={"v": "key.id"})
+    refused = "map: column 'v' (key.id): {} is not a valid int64" if case == "a third object" else ""
+    assert (problem, values.to_pylist()) == (refused, [wanted])
+
+
+def test_keys_in_a_wrapper_are_taken_fast() -> None:
+    for keys in ([WRAPPED] * 3, [PLAIN] * 3):
+        found = json_columns.wrapped(pa.array(keys), [(("id",), pa.int64(), "")])
+        assert found is not None
+        assert found[0].to_pylist() == [7 if keys[0] is WRAPPED else 5] * 3

@@ -280,9 +280,10 @@ def _header(headers: pa.Array, name: str) -> pa.Array:
 
 
 def _payload(found: Any) -> Any:
-    """Return a key without Debezium's wrapper."""
+    """Return a key without the wrapper of schema and payload; a payload that is null has no fields."""
     if isinstance(found, dict) and set(found) == {"schema", "payload"}:
-        return one_of(found, "payload")
+        payload = one_of(found, "payload")
+        return {} if payload is None else payload
     return found
 
 
@@ -349,10 +350,10 @@ class _Values:
             for of in (False, True)
         )
         deletes = None
-        if self._mapping.envelope == "none":
-            found = mapping_json.plain(filled, rows)
-        elif self._of_key:
+        if self._of_key:
             found = mapping_json.wrapped(filled, rows)
+        elif self._mapping.envelope == "none":
+            found = mapping_json.plain(filled, rows)
         else:
             both = mapping_json.debezium(filled, rows, around, pc.is_null(raw))
             found, deletes = (None, None) if both is None else both
