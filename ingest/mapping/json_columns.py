@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.mapping.documents import DELETE, UPSERTS, of_json
-from memwal.ingest.mapping.values import FLOAT_MAX, column, is_bytes, is_text, transport_type
+from memwal.ingest.mapping.values import FLOAT_MAX, NARROW, WHOLE, column, is_bytes, is_text, transport_type
 
 Path = tuple[str, ...]
 Read = tuple[Path, pa.DataType, str]
 """A field to read: its path, its column's type, the unit of its numbers."""
 _Tree = dict[str, "_Tree | pa.DataType"]
 _WRAPPER: Path = ("payload",)
+_MINUS_ZERO = np.iinfo(np.int64).min  # the bits of -0.0
 _PAYLOAD = re.compile(rb'"payload"\s*:\s*(?={)')
 
 
@@ -134,7 +135,10 @@ def _struct(
         _grow(tree, path, json_type(kind, unit))
     for path in objects:
         _grow(tree, path, pa.struct([]))
-    return _parsed(text, _schema(tree), other_fields)
+    struct = _parsed(text, _schema(tree), other_fields)
+    if struct is not None and any(_rounds(at(struct, path), kind, text) for path, kind, _ in fields):
+        return None
+    return struct
 
 
 def at(struct: pa.StructArray, path: Path) -> pa.Array:
@@ -194,6 +198,30 @@ def _names_no_number(joined: bytes, text: pa.Array) -> bool:
     return bool(pc.any(pc.match_substring_regex(text, r"[:\[,]\s*-?(NaN|Inf)")).as_py())
 
 
+def _rounds(values: pa.Array, kind: pa.DataType, text: pa.Array) -> bool:
+    """Whether floats of a column may be whole numbers in `text` that the reader rounded; -0 is 0 without its sign."""
+    floats, number = _flat(values, kind)
+    found = floats.drop_null()
+    if not pa.types.is_floating(number) or not len(found):
+        return False
+    width, given = number.bit_width, found.to_numpy()
+    doubtful = bool(np.any(given.view(np.int64) == _MINUS_ZERO))
+    if largest(found) >= WHOLE[width]:
+        large = given[np.abs(given) >= WHOLE[width]]
+        with np.errstate(over="ignore"):
+            narrow = large.astype(NARROW[width])
+        doubtful |= bool(np.any((np.abs(large) >= WHOLE[64]) | ((narrow != large) & (np.trunc(large) == large))))
+    if not doubtful:
+        return False
+    whole = rf"[:\[,]\s*(-0|-?\d{{{len(str(WHOLE[width]))},}})\s*[,\]}}]"
+    return bool(pc.any(pc.match_substring_regex(text, whole)).as_py())
+
+
+def _flat(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.DataType]:
+    """Return the values in a column of lists, and their type; those of any other column as they are."""
+    return (values.flatten(), kind.value_type) if pa.types.is_list(values.type) else (values, kind)
+
+
 # ---- columns as they are read --------------------------------------------------------------------------------------
 
 
@@ -207,7 +235,7 @@ def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
         if problems:
             raise pa.ArrowInvalid(next(iter(problems.values())))
         return converted
-    floats, number = (values.flatten(), kind.value_type) if pa.types.is_list(values.type) else (values, kind)
+    floats, number = _flat(values, kind)
     if pa.types.is_floating(number):
         if pc.all(pc.is_finite(floats)).as_py() is False:
             raise pa.ArrowInvalid("not finite")

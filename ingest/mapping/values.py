@@ -40,6 +40,9 @@ _LIBRARY = (ArithmeticError, TypeError)
 _SHOWN = 40
 FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
 """Largest number of floats, by their width in bits."""
+WHOLE = {16: 2**11, 32: 2**24, 64: 2**53}
+"""The number up to which floats of a width hold every whole number."""
+NARROW: Mapping[int, Callable[[Any], Any]] = {16: np.float16, 32: np.float32, 64: np.float64}
 
 
 class Written(float):
@@ -178,6 +181,12 @@ def _floating(value: Any, kind: pa.DataType, _unit: str) -> float:
         raise _misfit(value, kind, "out of range") from None
     if not math.isfinite(number) or abs(number) > FLOAT_MAX[kind.bit_width]:
         raise _misfit(value, kind, "not a finite number in range")
+    if isinstance(value, int):
+        rounded = abs(value) > WHOLE[kind.bit_width] and int(NARROW[kind.bit_width](value)) != value
+    else:
+        rounded = isinstance(value, Decimal) and Decimal(repr(number)) != value
+    if rounded:
+        raise _misfit(value, kind, "it would be rounded; store it as a decimal or an integer")
     return number
 
 

@@ -216,3 +216,50 @@ def test_keys_in_a_wrapper_are_taken_fast() -> None:
         found = json_columns.wrapped(pa.array(keys), [(("id",), pa.int64(), "")])
         assert found is not None
         assert found[0].to_pylist() == [7 if keys[0] is WRAPPED else 5] * 3
+
+
+# ---- numbers in float columns --------------------------------------------------------------------------------------
+
+ROUNDED: dict[str, tuple[pa.DataType, str, float | None]] = {
+    "2**53": (pa.float64(), "9007199254740992", 2.0**53),
+    "2**53 + 1": (pa.float64(), "9007199254740993", None),
+    "2**54": (pa.float64(), "18014398509481984", 2.0**54),
+    "of 23 digits": (pa.float64(), "-12345678901234567890123", None),
+    "large with a fraction": (pa.float64(), "9007199254740993.5", 9007199254740994.0),
+    "large with an exponent": (pa.float64(), "1e300", 1e300),
+    "2**24 + 1": (pa.float32(), "16777217", None),
+    "2**24 + 2": (pa.float32(), "16777218", 16777218.0),
+    "2**24 + 1 with a fraction": (pa.float32(), "16777217.0", 16777216.0),
+    "2049": (pa.float16(), "-2049", None),
+    "a fraction": (pa.float32(), "0.1", 0.10000000149011612),
+    "between two float32": (pa.float32(), "1.00000005960464477540", 1.0),  # that is read as float64 first
+    "minus zero": (pa.float64(), "-0.0", -0.0),
+    "minus zero without a fraction": (pa.float64(), "-0", 0.0),
+}
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS)
+@pytest.mark.parametrize("case", ROUNDED)
+def test_a_whole_number_in_a_float_column_is_exact_or_refused(case: str, neighbours: list[Record]) -> None:
+    kind, literal, wanted = ROUNDED[case]
+    for of, text, inside in ((kind, literal, wanted), (pa.list_(kind, 1), f"[ {literal} ]", [wanted])):
+        values, problem = found_of(of, said(text), neighbours)
+        if wanted is None:
+            assert f"{literal} is not a valid float{kind.bit_width} (it would be rounded" in problem
+        else:
+            assert (problem, str(values.to_pylist())) == ("", str([inside]))
+
+
+def test_floats_without_whole_numbers_are_taken_fast() -> None:
+    raw = pa.array([b'{"v": 1e300, "x": 17, "y": "9007199254740993"}', b'{"v": -0.0}'])
+    found = json_columns.plain(raw, [(("v",), pa.float64(), "")])
+    assert found is not None
+    assert str(found[0].to_pylist()) == "[1e+300, -0.0]"
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, Decimal("12345678901234567890.5"), Decimal("1e400")])
+def test_a_number_of_avro_is_not_rounded_to_a_float(value: int | Decimal) -> None:
+    with pytest.raises(ValueError, match="is not a valid float64"):
+        typed(value, pa.float64())
+    assert typed(Decimal("0.1"), pa.float32()) == 0.1
+    assert typed(Decimal("2.50"), pa.float64()) == 2.5
