@@ -19,7 +19,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.loads.files import Format, InputFile
 from memwal.ingest.mapping import json_columns
 from memwal.ingest.mapping.documents import documents, field, json_decoder
-from memwal.ingest.mapping.values import Problems, column, from_text, is_text
+from memwal.ingest.mapping.values import Problems, cast_texts, column, from_text, is_text
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
@@ -101,7 +101,7 @@ def _of_texts(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Problems]:
         return texts, {}
     try:
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            return texts.cast(kind), {}
+            return cast_texts(texts, kind), {}
         if (
             kind in (pa.float32(), pa.float64())
             and pc.all(pc.is_finite(numbers := texts.cast(kind))).as_py() is not False

@@ -22,6 +22,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memwal.ingest.suggest import suggestion
 
@@ -133,6 +134,15 @@ def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
     raise ValueError(f"a column of type {kind} cannot be filled from a record")
 
 
+def cast_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast texts to `kind`. Raises: pa.ArrowInvalid for texts that do not fit, and for hexadecimal numbers."""
+    if pa.types.is_integer(kind):
+        odd = texts.filter(pc.match_substring(texts, "x", ignore_case=True))  # Arrow takes 0x10 for 16
+        if len(odd):
+            raise pa.ArrowInvalid(f"{odd[0].as_py()!r} is hexadecimal; write its digits")
+    return texts.cast(kind)
+
+
 def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
     """Convert the text of a key or header to a value as `typed` returns it. Raises: ValueError."""
     if is_text(kind):
@@ -141,7 +151,7 @@ def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
     wanted = pa.int64() if unit else kind
     if number or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         try:
-            return typed(pa.scalar(text.strip()).cast(wanted).as_py(), kind, unit)
+            return typed(cast_texts(pa.array([text.strip()]), wanted)[0].as_py(), kind, unit)
         except pa.ArrowInvalid:
             raise _misfit(text, kind) from None
     return typed(text, kind, unit)
@@ -276,6 +286,8 @@ def _timestamp(value: Any, kind: pa.DataType, unit: str) -> Any:
             raise _misfit(value, kind, "finer than a microsecond")
         return _within(whole // divisor, kind, 2**63)
     if isinstance(value, datetime.datetime):
+        if kind.tz is not None and value.tzinfo is None:
+            raise _misfit(value, kind, f"a time without a zone; declare the column timestamp[{kind.unit}]")
         aware = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
         return aware if kind.tz is not None else aware.astimezone(datetime.UTC).replace(tzinfo=None)
     return _parsed(value, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.dlq.sources import rows_of_json
+from memwal.ingest.errors import Invalid
 from memwal.ingest.loads.files import find_files
 from memwal.ingest.loads.formats import tables
 from memwal.ingest.mapping import json_columns
@@ -263,3 +266,29 @@ def test_a_number_of_avro_is_not_rounded_to_a_float(value: int | Decimal) -> Non
         typed(value, pa.float64())
     assert typed(Decimal("0.1"), pa.float32()) == 0.1
     assert typed(Decimal("2.50"), pa.float64()) == 2.5
+
+
+# ---- times of Avro, texts of keys ----------------------------------------------------------------------------------
+
+
+def test_a_local_time_of_avro_is_not_taken_for_utc() -> None:
+    aware = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    local = aware.replace(tzinfo=None)
+    with pytest.raises(ValueError, match=r"a time without a zone; declare the column timestamp\[us\]"):
+        typed(local, pa.timestamp("us", "UTC"))
+    assert typed(local, pa.timestamp("us")) == local
+    assert typed(aware, pa.timestamp("us", "UTC")) == aware
+
+
+@pytest.mark.parametrize("text", ["0x10", "0X10", "0x"])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint8()], ids=str)
+def test_a_hexadecimal_text_is_no_number(text: str, kind: pa.DataType, tmp_path: Path) -> None:
+    key = Record(b'{"id": 1}', key=text.encode())
+    _, problem = found_of(kind, key, [], columns={"v": "key"})
+    assert problem == f"map: column 'v' (key): {text!r} is not a valid {kind}"
+    assert found_of(kind, Record(b'{"id": 1}', key=b" 16"), [], columns={"v": "key"})[0].to_pylist() == [16]
+    with pytest.raises(Invalid, match=f"key column 'id' is {kind}: '{text}' is hexadecimal; write its digits"):
+        normalise_keys([text], pa.schema([("id", kind)]), ("id",))
+    (tmp_path / "a.csv").write_text(f"v\n{text}\n")
+    with pytest.raises(Invalid, match=f"row 1, column 'v': '{text}' is not a valid {kind}"):
+        list(tables(*find_files([str(tmp_path / "a.csv")], None, {}), pa.schema([("v", kind)])))
