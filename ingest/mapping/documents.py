@@ -83,7 +83,7 @@ def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
 
     Raises: ValueError with a reason.
     """
-    hooks: dict[str, Any] = {"parse_float": number, "parse_constant": _no_number, "object_pairs_hook": _object}
+    hooks: dict[str, Any] = {"parse_float": number, "parse_constant": _no_number, "object_pairs_hook": object_of}
     try:
         try:
             return json.loads(value.decode(), **hooks)
@@ -121,7 +121,8 @@ def _kind(value: Any) -> str:
     return names.get(type(value).__name__, "a number")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of the fields that JSON gives; it is `Repeated` if a name occurs twice."""
     fields = dict(pairs)
     return fields if len(fields) == len(pairs) else Repeated(pairs)
 

@@ -36,7 +36,7 @@ ANY_TEXT = "any"
 
 _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Factor and divisor that convert each unit to microseconds."""
-_LIBRARY = (ArithmeticError, TypeError)
+_LIBRARY = (ArithmeticError, TypeError, RecursionError)
 """What Python and Arrow raise beside ValueError for a value that they cannot hold."""
 _SHOWN = 40
 FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
@@ -223,7 +223,7 @@ def _text(value: Any, kind: pa.DataType, unit: str) -> str:
 def _any(value: Any) -> str:
     if isinstance(value, bytes | datetime.date):
         return _plain(value)
-    _expect_names_once(value)
+    expect_names_once(value)
     try:
         text = json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -232,11 +232,12 @@ def _any(value: Any) -> str:
     return json.dumps(value, default=_plain, separators=(",", ":")) if halves else text
 
 
-def _expect_names_once(value: Any) -> None:
+def expect_names_once(value: Any) -> None:
+    """Raise ValueError if a name occurs twice in an object of JSON, at any depth."""
     if isinstance(value, Repeated):
         one_of(value, min(value.names))
     for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _expect_names_once(below)
+        expect_names_once(below)
 
 
 def _plain(value: object) -> str:

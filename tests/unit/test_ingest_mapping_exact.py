@@ -292,3 +292,9 @@ def test_a_hexadecimal_text_is_no_number(text: str, kind: pa.DataType, tmp_path:
     (tmp_path / "a.csv").write_text(f"v\n{text}\n")
     with pytest.raises(Invalid, match=f"row 1, column 'v': '{text}' is not a valid {kind}"):
         list(tables(*find_files([str(tmp_path / "a.csv")], None, {}), pa.schema([("v", kind)])))
+
+
+@pytest.mark.parametrize("raw", [b'{"v": 1, "v": 2}', b'{"v": 1, "x": [{"y": 1, "y": 2}]}'])
+def test_a_dead_letter_of_a_file_with_a_name_twice_is_not_replayed(raw: bytes) -> None:
+    failed = rows_of_json(pa.table({"raw_value": pa.array([raw])}), pa.schema([("v", pa.int64())])).failed
+    assert "ambiguous JSON" in failed[0].reason
