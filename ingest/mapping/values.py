@@ -14,6 +14,7 @@ import binascii
 import datetime
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -38,6 +39,8 @@ _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), 
 """Factor and divisor that convert each unit to microseconds."""
 _LIBRARY = (ArithmeticError, TypeError, RecursionError)
 """What Python and Arrow raise beside ValueError for a value that they cannot hold."""
+_DIGIT_GROUPS = re.compile(r"[^\x00-\x7f]|_")
+"""What Python takes in a number, but nobody writes: 1_000, and digits that are not ASCII."""
 _SHOWN = 40
 FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
 """Largest number of floats, by their width in bits."""
@@ -253,11 +256,11 @@ def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
     try:
         # A float without its digits, as Avro has it, is converted by its shortest ones.
         number = Decimal(value.digits if isinstance(value, Written) else str(value))
-        if not number.is_finite():  # Arrow raises TypeError for these
-            raise _misfit(value, kind, "not a finite number")
-        return pa.scalar(number).cast(kind).as_py()  # type: ignore[no-any-return]
+        if number.is_finite() and not _DIGIT_GROUPS.search(str(value)):  # Arrow raises TypeError for infinity
+            return pa.scalar(number).cast(kind).as_py()  # type: ignore[no-any-return]
     except (ArithmeticError, pa.ArrowException, ValueError):
-        raise _misfit(value, kind, "not a number with that precision and scale") from None
+        pass
+    raise _misfit(value, kind, "not a number with that precision and scale")
 
 
 def _binary(value: Any, kind: pa.DataType, _unit: str) -> bytes:

@@ -54,6 +54,7 @@ FAR = {
     "infinite": (pa.decimal128(10, 2), '"inf"', {}, "'inf' is not a valid decimal128(10, 2)"),
     "not a number": (pa.decimal128(10, 2), '"NaN"', {}, "'NaN' is not a valid decimal128(10, 2)"),
     "beyond any float": (pa.decimal128(10, 2), "1e400", {}, "is not a valid decimal128(10, 2)"),
+    "in groups": (pa.decimal128(10, 2), '"1_000"', {}, "'1_000' is not a valid decimal128(10, 2)"),
     "with a huge exponent": (pa.decimal128(10, 2), '"1e999999999"', {}, "is not a valid decimal128(10, 2)"),
 }
 
