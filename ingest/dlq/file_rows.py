@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from memwal.ingest.dlq.bad_rows import BadRow
 from memwal.ingest.mapping.documents import object_of
-from memwal.ingest.mapping.values import ANY_TEXT, Written, expect_names_once, from_text, is_text, typed
+from memwal.ingest.mapping.json_parts import Written, expect_names_once
+from memwal.ingest.mapping.values import ANY_TEXT, from_text, is_text, typed
 from memwal.ingest.source.columns import RAW_VALUE
 from memwal.ingest.source.files import UNREADABLE
 

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from memwal.ingest.mapping.values import Repeated, Written, holds_decimals, one_of
+from memwal.ingest.mapping.json_parts import Repeated, Written, one_of
+from memwal.ingest.mapping.values import holds_decimals
 
 UPSERTS, DELETE = ("c", "r", "u"), "d"
 _MISSING_OP = (

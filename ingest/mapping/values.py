@@ -15,16 +15,16 @@ import datetime
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.ingest.mapping.json_parts import Written, expect_names_once, one_of
 from memwal.ingest.suggest import suggestion
 
 Problems = dict[int, str]
@@ -47,35 +47,6 @@ FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
 WHOLE = {16: 2**11, 32: 2**24, 64: 2**53}
 """The number up to which floats of a width hold every whole number."""
 NARROW: Mapping[int, Callable[[Any], Any]] = {16: np.float16, 32: np.float32, 64: np.float64}
-
-
-class Written(float):
-    """A JSON number with a fraction or an exponent: the nearest float, and its digits as they are written."""
-
-    __slots__ = ("digits",)
-
-    def __new__(cls, digits: str) -> Self:
-        made = super().__new__(cls, digits)
-        made.digits = digits
-        return made
-
-    digits: str
-
-
-class Repeated(dict[str, Any]):
-    """A JSON object in which some names occur more than once: `names`. Only who reads one of them is refused."""
-
-    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        counts = Counter(name for name, _ in pairs)
-        self.names = {name for name, count in counts.items() if count > 1}
-
-
-def one_of(fields: dict[str, Any], name: str) -> Any:
-    """Return the field `name` of a JSON object, None if it has none. Raises: ValueError if it has more than one."""
-    if isinstance(fields, Repeated) and name in fields.names:
-        raise ValueError(f"ambiguous JSON: {name!r} occurs twice")
-    return fields.get(name)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -233,14 +204,6 @@ def _any(value: Any) -> str:
         raise ValueError("it has a number that is not finite, which JSON cannot hold") from None
     halves = any("\ud800" <= letter <= "\udfff" for letter in text)
     return json.dumps(value, default=_plain, separators=(",", ":")) if halves else text
-
-
-def expect_names_once(value: Any) -> None:
-    """Raise ValueError if a name occurs twice in an object of JSON, at any depth."""
-    if isinstance(value, Repeated):
-        one_of(value, min(value.names))
-    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        expect_names_once(below)
 
 
 def _plain(value: object) -> str:

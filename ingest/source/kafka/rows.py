@@ -23,6 +23,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.mapping import json_columns as mapping_json
 from memwal.ingest.mapping.documents import Document, documents, json_decoder
 from memwal.ingest.mapping.documents import field as field_of
+from memwal.ingest.mapping.json_parts import one_of
 from memwal.ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
 from memwal.ingest.mapping.values import (
     ANY_TEXT,
@@ -30,7 +31,6 @@ from memwal.ingest.mapping.values import (
     bytes_column,
     column,
     from_text,
-    one_of,
     transport_type,
     typed,
 )
