@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.mapping.values import cast_texts
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
@@ -132,7 +133,7 @@ def _typed(values: Any, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         if isinstance(values, pa.Array | pa.ChunkedArray):
             return _cast(values, field)
         if values and all(isinstance(value, str) for value in values):
-            return pa.array(values, pa.string()).cast(field.type)
+            return cast_texts(pa.array(values, pa.string()), field.type)
         # Not pa.array alone: it converts 1.5 to the integer 1, and a number to a date.
         _check_types(values, field)
         return pa.array(values, field.type)

@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from memwal.ingest.dlq.bad_rows import BadRow
+from memwal.ingest.mapping.documents import object_of
+from memwal.ingest.mapping.json_parts import Written, expect_names_once
 from memwal.ingest.mapping.values import ANY_TEXT, from_text, is_text, typed
 from memwal.ingest.source.columns import RAW_VALUE
 from memwal.ingest.source.files import UNREADABLE
@@ -19,9 +21,13 @@ from memwal.ingest.source.files import UNREADABLE
 def fields_of(raw: bytes | None) -> dict[str, Any] | BadRow:
     """Return the fields of a JSON object, or why it is none."""
     try:
-        given = json.loads(raw or b"")
-    except ValueError as error:
+        given = json.loads(raw or b"", parse_float=Written, object_pairs_hook=object_of)
+    except (ValueError, RecursionError) as error:
         return BadRow("parse", None, f"not JSON: {error}")
+    try:
+        expect_names_once(given)
+    except ValueError as error:
+        return BadRow("parse", None, str(error))
     return given if isinstance(given, dict) else BadRow("parse", None, "not a JSON object")
 
 

@@ -18,8 +18,8 @@ import pyarrow.parquet
 from memwal.ingest.errors import Invalid
 from memwal.ingest.loads.files import Format, InputFile
 from memwal.ingest.mapping import json_columns
-from memwal.ingest.mapping.documents import documents, field, of_json
-from memwal.ingest.mapping.values import Problems, column, from_text, is_text
+from memwal.ingest.mapping.documents import documents, field, json_decoder
+from memwal.ingest.mapping.values import Problems, cast_texts, column, from_text, is_text
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
@@ -101,7 +101,7 @@ def _of_texts(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Problems]:
         return texts, {}
     try:
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            return texts.cast(kind), {}
+            return cast_texts(texts, kind), {}
         if (
             kind in (pa.float32(), pa.float64())
             and pc.all(pc.is_finite(numbers := texts.cast(kind))).as_py() is not False
@@ -141,7 +141,7 @@ def _of_objects(
     file: InputFile, read: int, lines: list[bytes], schema: pa.Schema
 ) -> Mapping[str, tuple[pa.Array, Problems]]:
     """Return the columns of JSON objects one by one, with the reason for each value that does not fit."""
-    rows = documents(lines, of_json, "none", "the line")
+    rows = documents(lines, json_decoder(schema.types), "none", "the line")
     for number, row in enumerate(rows):
         if row.problem is not None:
             reason = row.problem.removeprefix("parse: ")

@@ -7,9 +7,17 @@ here: an object with before, after and op, with or without the wrapper of schema
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from memwal.ingest.mapping.json_parts import Repeated, Written, one_of
+from memwal.ingest.mapping.values import holds_decimals
 
 UPSERTS, DELETE = ("c", "r", "u"), "d"
 _MISSING_OP = (
@@ -47,9 +55,9 @@ def _document(value: bytes, decode: Callable[[bytes], Any], envelope: str, noun:
 
 def opened(envelope: dict[str, Any]) -> Document:
     """Return the row inside a Debezium envelope. Raises: ValueError."""
-    inner = envelope.get("payload")
+    inner = one_of(envelope, "payload")
     whole = inner if isinstance(inner, dict) else envelope
-    op = whole.get("op")
+    op = one_of(whole, "op")
     if op is None:
         raise ValueError(_MISSING_OP)
     if op not in (*UPSERTS, DELETE):
@@ -57,16 +65,33 @@ def opened(envelope: dict[str, Any]) -> Document:
             f"op {op!r} is {_MEANS.get(str(op), 'not one of Debezium')}; keep such records out of the topic"
         )
     name = "before" if op == DELETE else "after"
-    row = whole.get(name)
+    row = one_of(whole, name)
     if not isinstance(row, dict):
         raise ValueError(f"op {op!r} without {name!r}; configure Debezium to write it")
     return Document(row, whole, op == DELETE)
 
 
-def of_json(value: bytes) -> Any:
-    """Parse strict JSON: UTF-8, no NaN, no duplicate names. Raises: ValueError with a reason."""
+def json_decoder(kinds: Iterable[pa.DataType]) -> Callable[[bytes], Any]:
+    """Return `of_json` for values that become columns of `kinds`: where decimals are among them, its numbers with a
+    fraction are `Written`, which takes longer.
+    """
+    return partial(of_json, number=Written) if any(holds_decimals(kind) for kind in kinds) else of_json
+
+
+def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
+    """Parse strict JSON: UTF-8, no NaN; an object with duplicate names is `Repeated`. `number` makes the numbers with a
+    fraction, None floats.
+
+    Raises: ValueError with a reason.
+    """
+    hooks: dict[str, Any] = {"parse_float": number, "parse_constant": _no_number, "object_pairs_hook": object_of}
     try:
-        return json.loads(value.decode(), parse_constant=_no_number, object_pairs_hook=_object)
+        try:
+            return json.loads(value.decode(), **hooks)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:
+            return json.loads(value.decode(), parse_int=_whole, **hooks)
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -76,14 +101,19 @@ def of_json(value: bytes) -> Any:
 
 
 def field(document: Document, path: Sequence[str], *, of_envelope: bool = False) -> Any:
-    """Return the value at `path`: None if it is missing, a ValueError (not raised) if the path crosses a non-object."""
+    """Return the value at `path`: None if it is missing; a ValueError (not raised) if the path crosses a non-object, or
+    one of its names occurs twice.
+    """
     value: Any = document.envelope if of_envelope else document.fields
     for depth, name in enumerate(path):
         if value is None:
             return None
         if not isinstance(value, dict):
             return ValueError(f"{'.'.join(path[:depth])} is {_kind(value)}, not an object")
-        value = value.get(name)
+        try:
+            value = one_of(value, name)
+        except ValueError as error:
+            return error
     return value
 
 
@@ -92,13 +122,15 @@ def _kind(value: Any) -> str:
     return names.get(type(value).__name__, "a number")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of the fields that JSON gives; it is `Repeated` if a name occurs twice."""
     fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"ambiguous JSON: {twice!r} occurs twice")
-    return fields
+    return fields if len(fields) == len(pairs) else Repeated(pairs)
+
+
+def _whole(digits: str) -> int | float:
+    """Return a whole number; infinity, which no column takes, for one that is longer than Python converts."""
+    return int(digits) if len(digits) < sys.int_info.default_max_str_digits else math.inf
 
 
 def _no_number(text: str) -> NoReturn:

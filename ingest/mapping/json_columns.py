@@ -3,26 +3,30 @@
 The values are joined to one text, separated by line breaks. No record can move into its neighbour's place: each value
 must begin with `{` and end with `}`. So a value that is cut off inside an object is followed by `{` where JSON needs a
 comma, and one that is cut off inside a string by a line break, which JSON forbids there. If the reader then finds as
-many objects as there are values, each value is one object. Arrow refuses text that is not strict JSON, duplicate names,
-numbers in place of text and integers out of range; `values.finished` refuses the rest.
+many objects as there are values, each value is one object. Arrow refuses text that is not strict JSON (but NaN and Inf,
+which are searched for), duplicate names of fields that are read, numbers in place of text and integers out of range;
+`finished` refuses the rest.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.mapping.documents import DELETE, UPSERTS
-from memwal.ingest.mapping.values import finished, json_type
+from memwal.ingest.mapping.documents import DELETE, UPSERTS, of_json
+from memwal.ingest.mapping.values import FLOAT_MAX, NARROW, WHOLE, column, is_bytes, is_text, transport_type
 
 Path = tuple[str, ...]
 Read = tuple[Path, pa.DataType, str]
 """A field to read: its path, its column's type, the unit of its numbers."""
 _Tree = dict[str, "_Tree | pa.DataType"]
 _WRAPPER: Path = ("payload",)
+_MINUS_ZERO = np.iinfo(np.int64).min  # the bits of -0.0
+_PAYLOAD = re.compile(rb'"payload"\s*:\s*(?={)')
 
 
 def plain(values: pa.Array, fields: Sequence[Read], *, closed: bool = False) -> list[pa.Array] | None:
@@ -38,12 +42,33 @@ def plain(values: pa.Array, fields: Sequence[Read], *, closed: bool = False) -> 
 
 
 def wrapped(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
-    """As `plain`, for values that may be wrapped: the payload beside its schema."""
+    """As `plain`, for keys: all of them, but for empty objects, are wrapped (an object of nothing but a schema and a
+    payload) in the same schema, or none is.
+    """
+    given = values.filter(pc.not_equal(values, b"{}"))
+    head = _head(given[0].as_py()) if len(given) else None
+    if head is not None:
+        whole = pc.and_(pc.starts_with(given, head), pc.ends_with(given, b"}"))
+        inside = pc.binary_slice(values, len(head), -1)
+        return plain(pc.if_else(pc.equal(values, b"{}"), values, inside), fields) if pc.all(whole).as_py() else None
     try:
-        struct = _struct(values, [*fields, *_below(_WRAPPER, fields)])
-        return None if struct is None else [_either(struct, *field) for field in fields]
+        struct = _struct(values, fields, objects=[_WRAPPER])
+        if struct is None or at(struct, _WRAPPER).null_count < len(values):
+            return None
+        return [finished(at(struct, path), *how) for path, *how in fields]
     except _REFUSED:
         return None
+
+
+def _head(value: bytes) -> bytes | None:
+    """Return what stands before the payload of a value in a wrapper, None if it is in none."""
+    for found in _PAYLOAD.finditer(value):
+        try:
+            if list(of_json(value[: found.end()] + b"{}}")) == ["schema", "payload"]:
+                return value[: found.end()]
+        except ValueError:
+            continue
+    return None
 
 
 def debezium(
@@ -98,12 +123,22 @@ def _sides_present(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -
     return True
 
 
-def _struct(values: pa.Array, fields: Sequence[Read], other_fields: str = "ignore") -> pa.StructArray | None:
+def _struct(
+    values: pa.Array, fields: Sequence[Read], other_fields: str = "ignore", objects: Sequence[Path] = ()
+) -> pa.StructArray | None:
+    """`objects`: paths of objects that are read without their fields."""
+    if not all(is_fast(kind) for _, kind, _ in fields):
+        return None
     text = values.cast(pa.string())  # the reader itself does not check the encoding
     tree: _Tree = {}
     for path, kind, unit in fields:
         _grow(tree, path, json_type(kind, unit))
-    return _parsed(text, _schema(tree), other_fields)
+    for path in objects:
+        _grow(tree, path, pa.struct([]))
+    struct = _parsed(text, _schema(tree), other_fields)
+    if struct is not None and any(_rounds(at(struct, path), kind, text) for path, kind, _ in fields):
+        return None
+    return struct
 
 
 def at(struct: pa.StructArray, path: Path) -> pa.Array:
@@ -144,6 +179,8 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
     offsets = pa.array(np.array([0, len(text)], np.int32))
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, trimmed), "\n")
     buffer = joined[0].as_buffer()
+    if _names_no_number(buffer.to_pybytes(), text):
+        return None
     table = reader.read_json(
         pa.BufferReader(buffer),
         read_options=reader.ReadOptions(use_threads=False, block_size=buffer.size + 1),
@@ -152,3 +189,89 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
         ),
     )
     return table.to_struct_array().combine_chunks() if len(table) == len(text) else None
+
+
+def _names_no_number(joined: bytes, text: pa.Array) -> bool:
+    """Whether NaN or an infinity stands in the text, perhaps inside of a string."""
+    if b"NaN" not in joined and b"Inf" not in joined:
+        return False
+    return bool(pc.any(pc.match_substring_regex(text, r"[:\[,]\s*-?(NaN|Inf)")).as_py())
+
+
+def _rounds(values: pa.Array, kind: pa.DataType, text: pa.Array) -> bool:
+    """Whether floats of a column may be whole numbers in `text` that the reader rounded; -0 is 0 without its sign."""
+    floats, number = _flat(values, kind)
+    found = floats.drop_null()
+    if not pa.types.is_floating(number) or not len(found):
+        return False
+    width, given = number.bit_width, found.to_numpy()
+    doubtful = bool(np.any(given.view(np.int64) == _MINUS_ZERO))
+    if largest(found) >= WHOLE[width]:
+        large = given[np.abs(given) >= WHOLE[width]]
+        with np.errstate(over="ignore"):
+            narrow = large.astype(NARROW[width])
+        doubtful |= bool(np.any((np.abs(large) >= WHOLE[64]) | ((narrow != large) & (np.trunc(large) == large))))
+    if not doubtful:
+        return False
+    whole = rf"[:\[,]\s*(-0|-?\d{{{len(str(WHOLE[width]))},}})\s*[,\]}}]"
+    return bool(pc.any(pc.match_substring_regex(text, whole)).as_py())
+
+
+def _flat(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.DataType]:
+    """Return the values in a column of lists, and their type; those of any other column as they are."""
+    return (values.flatten(), kind.value_type) if pa.types.is_list(values.type) else (values, kind)
+
+
+# ---- columns as they are read --------------------------------------------------------------------------------------
+
+
+def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+    """Convert a column read as `json_type` to `transport_type(kind)`.
+
+    Raises: pa.ArrowInvalid if any value does not fit.
+    """
+    if unit or is_bytes(kind) or pa.types.is_decimal(kind):
+        converted, problems = column(values.to_pylist(), kind, unit)
+        if problems:
+            raise pa.ArrowInvalid(next(iter(problems.values())))
+        return converted
+    floats, number = _flat(values, kind)
+    if pa.types.is_floating(number):
+        if pc.all(pc.is_finite(floats)).as_py() is False:
+            raise pa.ArrowInvalid("not finite")
+        if largest(floats) > FLOAT_MAX[number.bit_width]:
+            raise pa.ArrowInvalid("range")
+    if pa.types.is_fixed_size_list(kind):
+        widths = pc.list_value_length(values)
+        if floats.null_count or pc.any(pc.not_equal(widths, kind.list_size)).as_py():
+            raise pa.ArrowInvalid("width")
+    return values.cast(transport_type(kind))
+
+
+def largest(floats: pa.Array) -> float:
+    """Return the largest absolute value of `floats`; 0 if there is none."""
+    found = pc.min_max(floats).as_py()
+    return max(-(found["min"] or 0.0), found["max"] or 0.0)
+
+
+def is_fast(kind: pa.DataType) -> bool:
+    """Whether Arrow's JSON reader and `finished` give a column of `kind` the values that `typed` gives, and no others.
+
+    Not inside of structs, whose unknown fields the reader drops, nor in lists of what JSON has as text.
+    """
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        simple = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, is_text)
+        return any(of(inner) for of in simple)
+    return not pa.types.is_nested(kind)
+
+
+def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
+    """Return the type in which Arrow's JSON reader reads a field for `finished`; text where the reader would guess."""
+    if unit:
+        return pa.int64()
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        return pa.list_(json_type(kind.value_type, ""))
+    if is_bytes(kind) or is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return pa.string()
+    return pa.float64() if pa.types.is_floating(kind) else kind  # rounded once, as a float of Python is

@@ -14,6 +14,7 @@ import binascii
 import datetime
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -23,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.ingest.mapping.json_parts import Written, expect_names_once, one_of
 from memwal.ingest.suggest import suggestion
 
 Problems = dict[int, str]
@@ -35,8 +37,16 @@ ANY_TEXT = "any"
 
 _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Factor and divisor that convert each unit to microseconds."""
+_LIBRARY = (ArithmeticError, TypeError, RecursionError)
+"""What Python and Arrow raise beside ValueError for a value that they cannot hold."""
+_DIGIT_GROUPS = re.compile(r"[^\x00-\x7f]|_")
+"""What Python takes in a number, but nobody writes: 1_000, and digits that are not ASCII."""
 _SHOWN = 40
-_FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
+FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
+"""Largest number of floats, by their width in bits."""
+WHOLE = {16: 2**11, 32: 2**24, 64: 2**53}
+"""The number up to which floats of a width hold every whole number."""
+NARROW: Mapping[int, Callable[[Any], Any]] = {16: np.float16, 32: np.float32, 64: np.float64}
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -47,6 +57,13 @@ def is_text(kind: pa.DataType) -> bool:
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether a column holds bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def holds_decimals(kind: pa.DataType) -> bool:
+    """Whether a column holds decimals, at any depth."""
+    if pa.types.is_struct(kind):
+        return any(holds_decimals(field.type) for field in kind)
+    return holds_decimals(kind.value_type) if pa.types.is_nested(kind) else bool(pa.types.is_decimal(kind))
 
 
 def transport_type(kind: pa.DataType) -> pa.DataType:
@@ -84,8 +101,20 @@ def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
         return None
     for family, convert in _FAMILIES:
         if family(kind):
-            return convert(value, kind, unit)
+            try:
+                return convert(value, kind, unit)
+            except _LIBRARY:
+                raise _misfit(value, kind) from None
     raise ValueError(f"a column of type {kind} cannot be filled from a record")
+
+
+def cast_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast texts to `kind`. Raises: pa.ArrowInvalid for texts that do not fit, and for hexadecimal numbers."""
+    if pa.types.is_integer(kind):
+        odd = texts.filter(pc.match_substring(texts, "x", ignore_case=True))  # Arrow takes 0x10 for 16
+        if len(odd):
+            raise pa.ArrowInvalid(f"{odd[0].as_py()!r} is hexadecimal; write its digits")
+    return texts.cast(kind)
 
 
 def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
@@ -96,7 +125,7 @@ def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
     wanted = pa.int64() if unit else kind
     if number or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         try:
-            return typed(pa.scalar(text.strip()).cast(wanted).as_py(), kind, unit)
+            return typed(cast_texts(pa.array([text.strip()]), wanted)[0].as_py(), kind, unit)
         except pa.ArrowInvalid:
             raise _misfit(text, kind) from None
     return typed(text, kind, unit)
@@ -134,8 +163,14 @@ def _floating(value: Any, kind: pa.DataType, _unit: str) -> float:
         number = float(value)
     except OverflowError:
         raise _misfit(value, kind, "out of range") from None
-    if not math.isfinite(number) or abs(number) > _FLOAT_MAX[kind.bit_width]:
+    if not math.isfinite(number) or abs(number) > FLOAT_MAX[kind.bit_width]:
         raise _misfit(value, kind, "not a finite number in range")
+    if isinstance(value, int):
+        rounded = abs(value) > WHOLE[kind.bit_width] and int(NARROW[kind.bit_width](value)) != value
+    else:
+        rounded = isinstance(value, Decimal) and Decimal(repr(number)) != value
+    if rounded:
+        raise _misfit(value, kind, "it would be rounded; store it as a decimal or an integer")
     return number
 
 
@@ -162,6 +197,7 @@ def _text(value: Any, kind: pa.DataType, unit: str) -> str:
 def _any(value: Any) -> str:
     if isinstance(value, bytes | datetime.date):
         return _plain(value)
+    expect_names_once(value)
     try:
         text = json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -181,10 +217,13 @@ def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         raise _misfit(value, kind)
     try:
-        # A float is converted by its shortest digits: the digits that were written, up to 15.
-        return pa.scalar(Decimal(str(value))).cast(kind).as_py()  # type: ignore[no-any-return]
+        # A float without its digits, as Avro has it, is converted by its shortest ones.
+        number = Decimal(value.digits if isinstance(value, Written) else str(value))
+        if number.is_finite() and not _DIGIT_GROUPS.search(str(value)):  # Arrow raises TypeError for infinity
+            return pa.scalar(number).cast(kind).as_py()  # type: ignore[no-any-return]
     except (ArithmeticError, pa.ArrowException, ValueError):
-        raise _misfit(value, kind, "not a number with that precision and scale") from None
+        pass
+    raise _misfit(value, kind, "not a number with that precision and scale")
 
 
 def _binary(value: Any, kind: pa.DataType, _unit: str) -> bytes:
@@ -200,7 +239,7 @@ def _binary(value: Any, kind: pa.DataType, _unit: str) -> bytes:
 
 def _date(value: Any, kind: pa.DataType, unit: str) -> Any:
     if unit:
-        return _EPOCH + datetime.timedelta(days=_within(value, kind, 2_900_000))
+        return _within(value, kind, 2_900_000)
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         return value
     return _parsed(value, kind)
@@ -214,6 +253,8 @@ def _timestamp(value: Any, kind: pa.DataType, unit: str) -> Any:
             raise _misfit(value, kind, "finer than a microsecond")
         return _within(whole // divisor, kind, 2**63)
     if isinstance(value, datetime.datetime):
+        if kind.tz is not None and value.tzinfo is None:
+            raise _misfit(value, kind, f"a time without a zone; declare the column timestamp[{kind.unit}]")
         aware = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
         return aware if kind.tz is not None else aware.astimezone(datetime.UTC).replace(tzinfo=None)
     return _parsed(value, kind)
@@ -231,7 +272,8 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bool) or not isinstance(value, str):
         raise _misfit(value, kind, "numbers need a unit" if isinstance(value, int | float) else "")
     try:
-        return pa.scalar(value).cast(transport_type(kind)).as_py()
+        # The number in it: Python has no dates before year 1 and after year 9999, Arrow has.
+        return pa.scalar(value).cast(transport_type(kind)).value
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         why = "with an offset, such as Z" if "expected a zone offset" in str(error) else ""
         if "no zone offset" in str(error):
@@ -262,13 +304,12 @@ def _struct(value: Any, kind: pa.StructType, _unit: str) -> dict[str, Any]:
     fields = {}
     for field in kind:
         try:
-            fields[field.name] = typed(value.get(field.name), field.type)
+            fields[field.name] = typed(one_of(value, field.name), field.type)
         except ValueError as error:
             raise ValueError(f"{field.name}: {error}") from None
     return fields
 
 
-_EPOCH = datetime.date(1970, 1, 1)
 _Convert = Callable[[Any, pa.DataType, str], Any]
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
     (pa.types.is_integer, _integer),
@@ -299,7 +340,7 @@ def column(
             if isinstance(value, ValueError):
                 raise value
             taken.append(convert(value, kind, unit))
-        except ValueError as error:
+        except (ValueError, *_LIBRARY) as error:
             taken.append(None)
             problems[row] = str(error)
     return pa.array(taken, transport_type(kind)), problems
@@ -325,36 +366,3 @@ def _of_bytes(value: bytes | None, kind: pa.DataType, unit: str) -> Any:
         return from_text(value.decode(), kind, unit)
     except UnicodeDecodeError:
         raise ValueError(f"{value[:_SHOWN]!r} is not UTF-8 text") from None
-
-
-def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
-    """Convert a column read as `json_type` to `transport_type(kind)`.
-
-    Raises: pa.ArrowInvalid if any value does not fit.
-    """
-    if unit or is_bytes(kind) or pa.types.is_decimal(kind):
-        converted, problems = column(values.to_pylist(), kind, unit)
-        if problems:
-            raise pa.ArrowInvalid(next(iter(problems.values())))
-        return converted
-    floats = values.flatten() if pa.types.is_list(values.type) else values
-    if pa.types.is_floating(floats.type) and pc.all(pc.is_finite(floats)).as_py() is False:
-        raise pa.ArrowInvalid("not finite")
-    if pa.types.is_fixed_size_list(kind):
-        widths = pc.list_value_length(values)
-        if floats.null_count or pc.any(pc.not_equal(widths, kind.list_size)).as_py():
-            raise pa.ArrowInvalid("width")
-    if kind == pa.float16() and pc.any(pc.greater(pc.abs(values), _FLOAT_MAX[16])).as_py():
-        raise pa.ArrowInvalid("range")
-    return values.cast(transport_type(kind))
-
-
-def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
-    """Return the type in which Arrow's JSON reader reads a field for `finished`; text where the reader would guess."""
-    if unit:
-        return pa.int64()
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
-        return pa.list_(json_type(kind.value_type, ""))
-    if is_bytes(kind) or is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
-        return pa.string()
-    return pa.float32() if kind == pa.float16() else kind

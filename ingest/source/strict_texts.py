@@ -27,6 +27,7 @@ STRICT = ("json", "csv")
 ALL_TEXT = ("csv",)
 """Those of them that have no other values than texts."""
 _SHOWN = 40
+_INFINITE = float("inf")
 _DAY = r"\d{4,}-\d\d-\d\d"
 _TIME = _DAY + r"[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?"
 _ZONE = r" ?(Z|[+-]\d\d(:?\d\d)?)"
@@ -67,7 +68,8 @@ def columns(schema: pa.Schema, form: str, options: Mapping[str, str]) -> tuple[l
         value, bad = texts.value(given, field.type)
         found.append(value.alias(field.name))
         if bad is not None:
-            text = F.substring((given if _is_text(field.type, form) else F.to_json(given)).cast("string"), 1, _SHOWN)
+            shown = F.to_json(given) if pa.types.is_nested(field.type) and not _is_text(field.type, form) else given
+            text = F.substring(shown.cast("string"), 1, _SHOWN)
             said = F.concat(F.lit(f"map: column '{field.name}': '"), text, F.lit(f"' is no {field.type}; "))
             problems.append(F.when(bad, F.concat(said, texts.remedy(given, field.type))))
     return found, F.coalesce(*problems)
@@ -106,6 +108,11 @@ class _Texts:
             return value, given.isNotNull() & value.isNull()
         if pa.types.is_struct(kind):
             return self._struct(given, kind)
+        if pa.types.is_floating(kind):  # JSON has no infinity: it is what Spark makes of 1e309
+            return given, given.isNotNull() & (F.abs(given) == _INFINITE)
+        if pa.types.is_nested(kind) and pa.types.is_floating(kind.value_type):
+            infinite = F.array_contains(given, _INFINITE) | F.array_contains(given, -_INFINITE)
+            return given, F.coalesce(infinite, F.lit(False))
         if pa.types.is_nested(kind):
             inner = kind.value_type
             if self.value(F.lit(None), inner)[1] is None:
@@ -134,7 +141,11 @@ class _Texts:
             return F.try_to_timestamp(text, F.lit(form)).cast(into)
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             return F.try_to_binary(text, F.lit("base64"))
-        return F.when(text.rlike(f"^({_pattern(kind)})$"), text.try_cast(into))
+        value = text.try_cast(into)
+        fits = text.rlike(f"^({_pattern(kind)})$")
+        if pa.types.is_floating(kind):  # Spark makes infinity of 1e309
+            fits = fits & ((F.abs(value) != _INFINITE) | F.lower(text).contains("inf"))
+        return F.when(fits, value)
 
     def remedy(self, given: Column, kind: pa.DataType) -> Column:
         """Return what to do about a text that has no value."""
@@ -154,6 +165,7 @@ _REMEDIES: tuple[tuple[Any, str], ...] = (
     (pa.types.is_timestamp, "write ISO 8601 with an offset, such as Z, a number needs a unit"),
     (pa.types.is_date, "write ISO 8601, such as 2020-01-31, a number needs a unit"),
     (pa.types.is_decimal, "no number of so many digits"),
+    (pa.types.is_floating, "no finite number in range"),
     (pa.types.is_integer, "no whole number in range"),
 )
 

@@ -231,6 +231,29 @@ WHY = {"at": "a number needs a unit", "local": "declare the column timestamp[us,
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
+def test_a_number_beyond_every_float_is_not_taken_for_infinity(stream: Callable[..., Stream], form: str) -> None:
+    columns = {"id": "int64", "name": "string", "x": "float64"} | ({"v": "vector[2]"} if form == "json" else {})
+    source = stream(form, table={"columns": columns}, mode="table")
+    if form == "json":
+        bad = [
+            '{"id": 1, "x": 1e309}',
+            '{"id": 2, "x": -1e309}',
+            '{"id": 3, "v": [1, 1e309]}',
+            '{"id": 4, "v": [-1e309, 1]}',
+        ]
+        source.land([*bad, '{"id": 5, "name": "good", "x": -1e308, "v": [1, 2.5]}', '{"id": 6, "name": "nothing"}'])
+    else:
+        source.land(["id,name,x", "1,,1e309", "2,,-1e309", "5,good,-1e308", "6,nothing,", "7,said,Infinity"])
+    source.run()
+    assert source.rows() == {5: "good", 6: "nothing"} | ({} if form == "json" else {7: "said"})
+    reasons = [letter["reason"] for letter in source.letters()]
+    assert len(reasons) == (4 if form == "json" else 2)
+    for reason, name in zip(reasons, "xxvv", strict=False):
+        assert f"column '{name}'" in reason
+        assert "no finite number in range" in reason
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
 def test_what_a_file_says_is_not_guessed_at(stream: Callable[..., Stream], form: str) -> None:
     """Numbers as times, the time behind a date, an offset in a column without one, a float that becomes infinite."""
     source = stream(form, table={"columns": TYPED}, mode="table")

@@ -179,7 +179,7 @@ WRONG: Mapping[str, tuple[str, str]] = {
     "number.ndjson": ('{"id": 1, "name": 5}', "row 1, column 'name': 5 is not a valid string"),
     "fraction.ndjson": ('{"id": 1.5}', "row 1, column 'id': 1.5 is not a valid int64"),
     "range.ndjson": ('{"id": 1}\n{"id": 2, "small": 300}', "row 2, column 'small': 300 is not a valid int8"),
-    "twice.ndjson": ('{"id": 1, "id": 2}', "row 1: ambiguous JSON: 'id' occurs twice"),
+    "twice.ndjson": ('{"id": 1, "id": 2}', "row 1, column 'id': ambiguous JSON: 'id' occurs twice"),
     "no_key.ndjson": ('{"id": 1}\n{"name": "x"}', "key column 'id' is null in row 2"),
     "time.ndjson": ('{"id": 1, "at": "yesterday"}', "row 1, column 'at': 'yesterday' is not a valid timestamp"),
     "unknown.csv": ("id,totl\n1,2\n", "column 'totl' is not in the table; did you mean 'total'"),

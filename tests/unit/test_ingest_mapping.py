@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from memwal.ingest.mapping import json_columns as mapping_json
+from memwal.ingest.mapping.json_columns import finished, json_type
 from memwal.ingest.mapping.type_names import parse_type
-from memwal.ingest.mapping.values import column, finished, json_type
+from memwal.ingest.mapping.values import column
 from memwal.ingest.source.columns import OFFSET, RAW_HEADERS, RAW_KEY, RAW_VALUE
 from memwal.ingest.source.kafka.rows import mapped
 from tests.kafka_records import WHEN, batch_of, kafka_settings, mapping_of, rows_of
@@ -91,7 +92,7 @@ BAD = {
     "empty": (b"", "parse: not JSON: Expecting value at character 0"),
     "not UTF-8": (b'{"id": 1, "carrier": "\xff"}', "parse: byte 22 is not UTF-8"),
     "trailing": (b'{"id": 1} {"id": 2}', "parse: not JSON: Extra data at character 10"),
-    "twice": (b'{"id": 1, "id": 2}', "parse: ambiguous JSON: 'id' occurs twice"),
+    "twice": (b'{"id": 1, "id": 2}', "map: column 'id' (value.id): ambiguous JSON: 'id' occurs twice"),
     "NaN": (b'{"id": NaN}', "parse: not JSON: NaN is not a JSON number"),
     "a list": (b"[1]", "parse: the value is a list, not an object"),
     "null": (b"null", "parse: the value is null, not an object"),

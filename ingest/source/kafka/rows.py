@@ -21,10 +21,19 @@ import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.mapping import json_columns as mapping_json
-from memwal.ingest.mapping.documents import Document, documents, of_json
+from memwal.ingest.mapping.documents import Document, documents, json_decoder
 from memwal.ingest.mapping.documents import field as field_of
+from memwal.ingest.mapping.json_parts import one_of
 from memwal.ingest.mapping.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
-from memwal.ingest.mapping.values import ANY_TEXT, Problems, bytes_column, column, from_text, transport_type, typed
+from memwal.ingest.mapping.values import (
+    ANY_TEXT,
+    Problems,
+    bytes_column,
+    column,
+    from_text,
+    transport_type,
+    typed,
+)
 from memwal.ingest.settings.process_sections import SourceSettings
 from memwal.ingest.source.columns import (
     COORDINATES,
@@ -226,7 +235,7 @@ class _Rows:
             except ValueError:
                 found = None
             if isinstance(found, dict):
-                return typed(next((found[name] for name in names if name in found), None), kind, unit)
+                return typed(next((one_of(found, name) for name in names if name in found), None), kind, unit)
             if alone:
                 return from_text(value.decode(errors="strict"), kind, unit)
             raise ValueError("the key is no object of the key columns")
@@ -271,14 +280,16 @@ def _header(headers: pa.Array, name: str) -> pa.Array:
 
 
 def _payload(found: Any) -> Any:
-    """Return a key without Debezium's wrapper."""
+    """Return a key without the wrapper of schema and payload; a payload that is null has no fields."""
     if isinstance(found, dict) and set(found) == {"schema", "payload"}:
-        return found["payload"]
+        payload = one_of(found, "payload")
+        return {} if payload is None else payload
     return found
 
 
 def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes], Any]:
     """Return the function that reads a value or a key: Avro if the registry's id precedes it, else JSON."""
+    of_json = json_decoder(leaf.kind for leaf in mapping.leaves)
     if mapping.value_format != "avro" or (of_key and not mapping.registry):
         return of_json
     from memwal.ingest.mapping.avro import MAGIC, decoder
@@ -339,10 +350,10 @@ class _Values:
             for of in (False, True)
         )
         deletes = None
-        if self._mapping.envelope == "none":
-            found = mapping_json.plain(filled, rows)
-        elif self._of_key:
+        if self._of_key:
             found = mapping_json.wrapped(filled, rows)
+        elif self._mapping.envelope == "none":
+            found = mapping_json.plain(filled, rows)
         else:
             both = mapping_json.debezium(filled, rows, around, pc.is_null(raw))
             found, deletes = (None, None) if both is None else both
