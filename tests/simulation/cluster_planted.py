@@ -53,18 +53,10 @@ def carries_what_all_have_only() -> Planted:
 
 def claims_with_an_empty_map() -> Planted:
     """A take-over forgets what was applied."""
-    return _forgetting(lambda _: True)
 
-
-def forgets_the_tokens_of_clients() -> Planted:
-    """The same, of ordinary clients only."""
-    return _forgetting(lambda name: name.startswith("writer"))
-
-
-def _forgetting(forgotten: Callable[[str], bool]) -> Planted:
     def forgetting(*args: Any, **rest: Any) -> Any:
         claimed = claim(*args, **rest)
-        for name in [name for name in claimed.applied if forgotten(name)]:
+        for name in list(claimed.applied):
             del claimed.applied[name]
         return claimed
 
@@ -186,7 +178,6 @@ PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
         carries_the_highest_only,
         carries_what_all_have_only,
         claims_with_an_empty_map,
-        forgets_the_tokens_of_clients,
         applies_tokens_of_clients_twice,
         believes_a_token_of_a_refused_entry,
         acks_before_the_append,
@@ -204,7 +195,6 @@ FOUND_BY = {
     "carries_the_highest_only": 55,
     "carries_what_all_have_only": 13,
     "claims_with_an_empty_map": 13,
-    "forgets_the_tokens_of_clients": 20,
     "applies_tokens_of_clients_twice": 34,
     "believes_a_token_of_a_refused_entry": 10,
     "acks_before_the_append_without_a_token": 25,
