@@ -31,6 +31,15 @@ def rows(ids: Sequence[int], price: int, name: str = "") -> list[dict[str, Any]]
     return [{"id": id, "price": price, "name": name} for id in ids]
 
 
+def reached(owner: Any, way: str, stack: ExitStack) -> Any:
+    """The table itself, or a client of a daemon that has it."""
+    if way != "flight":
+        return owner
+    service = FlightService(owner, "grpc://127.0.0.1:0")
+    stack.callback(service.shutdown)
+    return stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+
+
 def prices(table: Any) -> dict[int, int]:
     found = table.scan(["id", "price"]).read_all().to_pylist()
     assert len({row["id"] for row in found}) == len(found)
@@ -225,11 +234,7 @@ def test_no_acknowledged_change_is_lost_while_deletes_run(
             deleted.append(table.delete(filter=DEAR, token=f"{name}:{number}" if number % 2 else None).rows)
 
     with ExitStack() as stack:
-        table = owner
-        if way == "flight":
-            service = FlightService(owner, "grpc://127.0.0.1:0")
-            stack.callback(service.shutdown)
-            table = stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+        table = reached(owner, way, stack)
         writers = [threading.Thread(target=write, args=(table, number * 1000)) for number in range(3)]
         cleaners = [threading.Thread(target=clean, args=(table, name)) for name in ("one", "two")]
         for thread in (*writers, *cleaners):
@@ -356,11 +361,7 @@ def test_what_a_repeat_acknowledges_outlives_the_owner(way: str, durable: bool, 
     owner = open_small(wal={"linger_max": "1h"})
     owner.put(rows(range(10), 700))
     with ExitStack() as stack:
-        table = owner
-        if way == "flight":
-            service = FlightService(owner, "grpc://127.0.0.1:0")
-            stack.callback(service.shutdown)
-            table = stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+        table = reached(owner, way, stack)
         assert table.delete(filter=DEAR, token="cleaner:1", durable=False).rows == 10
         assert not table.delete(filter=DEAR, token="cleaner:1", durable=durable).applied
     taken = open_small(take_over=True)  # as after a kill: the owner appends nothing any more
