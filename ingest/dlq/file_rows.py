@@ -1,31 +1,35 @@
-"""Rows of files as JSON, value by value: the content of a dead letter, and why Spark could not read a record."""
+"""Rows of files as JSON, value by value: the content of a dead letter, and what Spark may have misread."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from memwal.ingest.dlq.bad_rows import BadRow
+from memwal.ingest.dlq.bad_rows import BadRow, problems_of
 from memwal.ingest.mapping.documents import object_of
 from memwal.ingest.mapping.json_parts import Written, expect_names_once
-from memwal.ingest.mapping.values import ANY_TEXT, from_text, is_text, typed
-from memwal.ingest.source.columns import RAW_VALUE
+from memwal.ingest.mapping.values import ANY_TEXT, column, from_text, is_text, typed
+from memwal.ingest.source.columns import RAW_VALUE, of_table
 from memwal.ingest.source.files import UNREADABLE
 
 
 def fields_of(raw: bytes | None) -> dict[str, Any] | BadRow:
     """Return the fields of a JSON object, or why it is none."""
     try:
-        given = json.loads(raw or b"", parse_float=Written, object_pairs_hook=object_of)
-    except (ValueError, RecursionError) as error:
-        return BadRow("parse", None, f"not JSON: {error}")
-    try:
+        given = json.loads((raw or b"").decode(), parse_float=Written, object_pairs_hook=object_of)
         expect_names_once(given)
+    except UnicodeDecodeError as error:
+        return BadRow("parse", None, f"byte {error.start} is not UTF-8")
+    except json.JSONDecodeError as error:
+        return BadRow("parse", None, f"not JSON: {error.msg.removesuffix(' at')} at character {error.pos}")
+    except RecursionError:
+        return BadRow("parse", None, "JSON nested too deep")
     except ValueError as error:
         return BadRow("parse", None, str(error))
     return given if isinstance(given, dict) else BadRow("parse", None, "not a JSON object")
@@ -50,25 +54,44 @@ def failure(field: pa.Field, reason: str) -> BadRow:
     return BadRow("parse", field.name, f"column {field.name!r} cannot become {field.type} ({reason})")
 
 
-def explained(bad: Mapping[int, BadRow], batch: pa.RecordBatch, schema: pa.Schema) -> dict[int, BadRow]:
-    """Return `bad`, with column and reason of JSON records that Spark could not read; reads these records again.
-
-    `schema`: of the table.
+def columns_of(
+    raw: Sequence[bytes | None], schema: pa.Schema, *, texts: bool = False
+) -> tuple[dict[str, pa.Array], dict[int, BadRow]]:
+    """Read JSON objects as strictly as records of Kafka: return the columns of `schema`, in the types in which they
+    travel through Spark, and why rows are bad. Other fields are left out. `texts`: numbers may be text, as in CSV.
     """
-    found = dict(bad)
-    for row, why in bad.items():
-        if f"{why.stage}: {why.reason}" == UNREADABLE and RAW_VALUE in batch.schema.names:
-            found[row] = _reason(batch[RAW_VALUE][row].as_py(), schema) or why
-    return found
-
-
-def _reason(raw: bytes | None, schema: pa.Schema) -> BadRow | None:
-    given = fields_of(raw)
-    if isinstance(given, BadRow):
-        return replace(given, reason=f"malformed: {given.reason}")
+    documents = [fields_of(each) for each in raw]
+    bad = {row: each for row, each in enumerate(documents) if isinstance(each, BadRow)}
+    objects = [{} if isinstance(each, BadRow) else each for each in documents]
+    columns = {}
     for field in schema:
-        try:
-            read_json(given.get(field.name), field.type)
-        except ValueError as error:
-            return failure(field, str(error))
-    return None
+        given = [each.get(field.name) for each in objects]
+        columns[field.name], problems = column(given, field.type, "", read_text if texts else read_json)
+        for row, reason in problems.items():
+            bad.setdefault(row, failure(field, reason))
+    return columns, bad
+
+
+def read_again(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, BadRow]]:
+    """Read again, exactly, the JSON lines that Spark could not read, or may have misread; return the batch with their
+    values, and its bad rows with their reasons. `schema`: of the table.
+    """
+    bad = problems_of(batch)
+    rows = [row for row, why in bad.items() if f"{why.stage}: {why.reason}" == UNREADABLE]
+    if not rows or RAW_VALUE not in batch.schema.names:
+        return batch, bad
+    wanted = [name for name in of_table(batch.schema.names) if name in schema.names]
+    columns, still = columns_of(batch[RAW_VALUE].take(pa.array(rows)).to_pylist(), pa.schema(map(schema.field, wanted)))
+    for at, row in enumerate(rows):
+        del bad[row]
+        if at in still:
+            bad[row] = still[at]
+    places = np.full(batch.num_rows, -1)
+    places[rows] = np.arange(len(rows))
+    spread = pa.array(places, mask=places < 0)
+    for name, values in columns.items():
+        given = batch[name]  # not null where the name of a directory says it
+        exact = values.cast(given.type).take(spread)
+        at = batch.schema.get_field_index(name)
+        batch = batch.set_column(at, batch.schema.field(at), pc.if_else(given.is_valid(), given, exact))
+    return batch, dict(sorted(bad.items()))

@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.dlq.bad_rows import BadRow, problems_of
-from memwal.ingest.dlq.file_rows import failure, fields_of, read_json, read_text
+from memwal.ingest.dlq.file_rows import columns_of
 from memwal.ingest.mapping.spec import RecordMapping
-from memwal.ingest.mapping.values import column
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.source.columns import DELETE, OFFSET, PARTITION, TOPIC
@@ -140,19 +139,7 @@ def _session() -> Any:
 
 
 def rows_of_json(letters: pa.Table, schema: pa.Schema, *, texts: bool = False) -> Mapped:
-    """Read dead letters whose `raw_value` is a JSON object as strictly as Kafka records: nothing is cut off or guessed.
-
-    Fields that are not in `schema` are left out. `texts`: the rows are from CSV, so numbers may be text.
-    """
-    documents = [fields_of(raw) for raw in letters["raw_value"].to_pylist()]
-    failed = {row: each for row, each in enumerate(documents) if isinstance(each, BadRow)}
-    objects = [{} if isinstance(each, BadRow) else each for each in documents]
-    columns = {}
-    for field in schema:
-        given = [each.get(field.name) for each in objects]
-        values, problems = column(given, field.type, "", read_text if texts else read_json)
-        columns[field.name] = values
-        for row, reason in problems.items():
-            failed.setdefault(row, failure(field, reason))
-    good = [row for row in range(len(documents)) if row not in failed]
+    """Read dead letters whose `raw_value` is a JSON object, as `columns_of`."""
+    columns, failed = columns_of(letters["raw_value"].to_pylist(), schema, texts=texts)
+    good = [row for row in range(letters.num_rows) if row not in failed]
     return Mapped(pa.RecordBatch.from_pydict(columns).take(pa.array(good, pa.int64())), good, failed)

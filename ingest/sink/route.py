@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.client.target import Target, opened, reopened
-from memwal.ingest.dlq.bad_rows import BadRow, conformed_to, problems_of, unfit_of
-from memwal.ingest.dlq.file_rows import explained
+from memwal.ingest.dlq.bad_rows import BadRow, conformed_to, unfit_of
+from memwal.ingest.dlq.file_rows import read_again
 from memwal.ingest.dlq.letters import Mode, Place, letter_column, place_of, rows_at
 from memwal.ingest.errors import Invalid
 from memwal.ingest.source.columns import (
@@ -74,9 +74,10 @@ class RouteTask:
             if refused:  # dead letters of an earlier run
                 others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
                 batch, numbers = batch.take(pa.array(others)), numbers[others]
-            bad = explained(problems_of(batch), batch, target.base.schema)
+            batch, bad = read_again(batch, target.base.schema)
             return self._all_or_none(batch, numbers, bad, target)
-        bad = explained(problems_of(batch), batch, target.base.schema) | refused
+        batch, bad = read_again(batch, target.base.schema)
+        bad |= refused
         rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
         asked = batch if rest is None else batch.take(pa.array(rest))
         unfit, conformed = unfit_of(asked, lambda rows: conformed_to(target, rows))

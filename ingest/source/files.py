@@ -15,7 +15,7 @@ a key wins (`ingest.source.kafka.stream`). Any other source is ordered by `sourc
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -37,7 +37,7 @@ from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 FILES_CHECKED = 256
@@ -48,6 +48,7 @@ NO_GLOB = ("__globPaths__", "false")
 _FAR = "36500d"  # Spark's default of 7 days leaves out, without a message, files that are that much older than others
 _STRICT = "FAILFAST"  # Spark's default replaces unreadable values with null
 
+_PLACE = {LANDED: "file_modification_time", FILE: "file_path", BLOCK: "file_block_start"}
 _UNREAD = "_memwal_unread"
 UNREADABLE = "parse: malformed, or a value is of another type than its column"
 """`PROBLEM` of a JSON record that Spark could not read; `ingest.dlq.file_rows` finds the reason."""
@@ -160,35 +161,40 @@ def rows_of(
     """As `read_stream`, from a Spark reader with a format. `stored`: the columns of the files as they are read, for
     JSON and CSV in the order of the file; `paths`: the files to load, None for `source.path`.
     """
-    from pyspark.sql import functions
+    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
 
-    from memwal.ingest.source.strict_texts import STRICT, as_read, columns, read_type
+    from memwal.ingest.source.strict_texts import STRICT, columns
 
-    options = resolve(source.options, os.environ, "[source] options")
-    strict, is_file = source.format in STRICT, source.format in FILE_FORMATS
-    if strict:
-        stored = pa.schema([field.with_type(read_type(field.type, source.format)) for field in stored])
-        reader = reader.option("columnNameOfCorruptRecord", _UNREAD)
-    if is_file:
-        read = stored.append(pa.field(_UNREAD, pa.string())) if strict else stored
-        reader = reader.schema(spark_schema(read)).options(mode="PERMISSIVE" if strict else _STRICT)
-        if paths is None:
-            reader = reader.options(**file_limits(source))
-    reader = reader.options(**options)
-    path: Any = source.path if paths is None else paths
-    frame: DataFrame = reader.load(path) if path else reader.load()
-    if not is_file:
+    options, path = resolve(source.options, os.environ, "[source] options"), source.path if paths is None else paths
+    if source.format not in FILE_FORMATS:
+        frame: DataFrame = reader.options(**options).load(*([path] if path else []))
         return frame
-    values, problem = [functions.col(quoted(name)) for name in schema.names], None
-    if strict:
-        values, problem = columns(schema, source.format, options)
-        unread, said = functions.col(_UNREAD), UNREADABLE if source.format == "json" else _UNREADABLE_LINE
-        problem = functions.coalesce(functions.when(unread.isNotNull(), functions.lit(said)), problem)
-        raw = functions.when(problem.isNotNull(), functions.coalesce(unread.cast("binary"), as_read(stored)))
-    return frame.select(
-        *values,
-        functions.col("_metadata.file_modification_time").alias(LANDED),
-        functions.col("_metadata.file_path").alias(FILE),
-        functions.col("_metadata.file_block_start").alias(BLOCK),
-        *([] if problem is None else [problem.alias(PROBLEM), raw.alias(RAW_VALUE)]),
-    )
+    given = (file_limits(source) if paths is None else {}) | options
+    place = [F.col(f"_metadata.{name}").alias(column) for column, name in _PLACE.items()]
+    if source.format not in STRICT:
+        frame = reader.schema(spark_schema(stored)).options(mode=_STRICT).options(**given).load(path)
+        return frame.select(*(F.col(quoted(name)) for name in schema.names), *place)
+    frame, unreadable, raw = _texts(reader, source.format, given, path, schema, stored)
+    values, problem = columns(schema, source.format, options)
+    said = F.lit(UNREADABLE if source.format == "json" else _UNREADABLE_LINE)
+    problem = F.coalesce(F.when(unreadable, said), problem)
+    return frame.select(*values, *place, problem.alias(PROBLEM), F.when(problem.isNotNull(), raw).alias(RAW_VALUE))
+
+
+def _texts(
+    reader: Any, form: str, options: Mapping[str, str], path: Any, schema: pa.Schema, stored: pa.Schema
+) -> tuple[DataFrame, Column, Column]:
+    """Return the rows of JSON or CSV files as `read_type` says, whether one is unreadable, and its bytes."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from memwal.ingest.source import json_lines
+    from memwal.ingest.source.strict_texts import as_read, read_type
+
+    if json_lines.has_lines(form, options):
+        rows = json_lines.rows_of_lines(reader, options, path, schema)
+        return rows, F.col(json_lines.UNREADABLE), F.col(json_lines.LINE).cast("binary")
+    stored = pa.schema([field.with_type(read_type(field.type, form)) for field in stored])
+    read = spark_schema(stored.append(pa.field(_UNREAD, pa.string())))
+    reader = reader.schema(read).options(mode="PERMISSIVE", columnNameOfCorruptRecord=_UNREAD)
+    unread = F.col(_UNREAD)
+    return reader.options(**options).load(path), unread.isNotNull(), F.coalesce(unread.cast("binary"), as_read(stored))

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class Stream:
         if isinstance(lines, pa.Table):
             pq.write_table(lines, file)
         else:
-            file.write_text("\n".join(lines) + "\n")
+            file.write_bytes(os.fsencode("\n".join(lines) + "\n"))
         Feed(self.at / "feed", self.at / "in", 0.0, FakeClock()).land_all()
 
     def rewrite(self, file: int, lines: Sequence[str]) -> None:
@@ -280,6 +281,79 @@ def test_what_a_file_says_is_not_guessed_at(stream: Callable[..., Stream], form:
         assert any(why in letter["reason"] for letter in letters if f"'{column}'" in letter["reason"])
 
 
+MISREAD = {
+    b'{"id": 1} {"id": 2}': "not JSON: Extra data at character 10",
+    b'{"id": 1}, "_memwal_end": true}': "not JSON: Extra data at character 9",
+    b'[{"id": 1}, {"id": 2}]': "not a JSON object",
+    b"null": "not a JSON object",
+    b'{"id": 1, "name": "a", "name": "b"}': "ambiguous JSON: 'name' occurs twice",
+    b'{"id": 1, "in": {"a": 1, "a": 2}}': "ambiguous JSON: 'a' occurs twice",
+    b'{"id": 1, "name": "\\ud83d"}': "half of a surrogate pair",
+    b'{"id": 1, "name": "\xff"}': "byte 19 is not UTF-8",
+    b'{"id": 1, "x": 9007199254740993}': "it would be rounded",
+    b'{"id": 1, "v": [1, 16777217]}': "it would be rounded",
+    b'{"id": 1, "price": 0.12345678901234567891}': "not a number with that precision and scale",
+}
+"""Lines of which Spark's JSON reader makes rows, with other values than stand there or without some of them."""
+EXACT = (
+    '{"id": 10, "name": "\\ud83d\\ude00 \\\\ud83d"}',
+    '{"id": 11, "price": 1234567890.1234567890}',
+    '{"id": 12, "x": 9007199254740994, "v": [16777218, 0.5]}',
+    ' {"id": 13, "more": {"a": 1}, "name": 5}\r',
+    "\t",
+    "",
+)
+
+
+def test_a_line_of_a_json_file_is_one_object_and_has_the_values_that_it_says(stream: Callable[..., Stream]) -> None:
+    source = stream(table={"columns": {}}, mode="table")
+    inside, price = pa.struct([("a", pa.int64())]), pa.decimal128(20, 10)
+    columns = {"name": pa.string(), "x": pa.float64(), "v": pa.list_(pa.float32(), 2), "price": price, "in": inside}
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), *(pa.field(*each) for each in columns.items())])
+    memwal.open(str(source.at / "t.lance"), schema=schema, key="id").close()
+    source.land([*(os.fsdecode(line) for line in MISREAD), *EXACT])
+    source.run()
+    letters = source.letters()
+    assert [letter["raw_value"] for letter in letters] == list(MISREAD), "as it stands in the file, in its order"
+    for letter, reason in zip(letters, MISREAD.values(), strict=True):
+        assert reason in letter["reason"]
+    assert source.rows() == {10: "\U0001f600 \\ud83d", 11: None, 12: None, 13: "5"}
+    with memwal.connect(source.endpoint()) as table:
+        found = {row["id"]: row for row in table.get([11, 12]).to_pylist()}
+    assert found[11]["price"] == Decimal("1234567890.1234567890")
+    assert (found[12]["x"], found[12]["v"]) == (9007199254740994.0, [16777218.0, 0.5])
+
+
+def test_columns_of_json_files_may_be_names_of_directories(stream: Callable[..., Stream]) -> None:
+    """In the types of the table: Spark would take 007 for a number."""
+    source = stream(table={"columns": {"id": "int64", "name": "string", "day": "date32"}}, mode="table")
+    for day in ("2020-01-31", "2020-02-30"):
+        at = source.at / "in" / f"day={day}" / "name=007"
+        at.mkdir(parents=True)
+        (at / "a.json").write_text('{"id": 1}\n{"id": 2, "name": "not this"}\n')
+    source.run()
+    assert source.rows() == {1: "007", 2: "007"}
+    assert ["'2020-02-30' is no date32" in letter["reason"] for letter in source.letters()] == [True, True]
+
+
+def test_options_of_sparks_json_reader_are_applied(stream: Callable[..., Stream]) -> None:
+    source = stream(table={"columns": {"id": "int64", "name": "string", "day": "date32"}}, mode="table")
+    source.sections["source"]["options"] = {"dateFormat": "dd/MM/yyyy", "allowComments": "true"}
+    source.land(['{"id": 1, "day": "31/01/2020"} // said', '{"id": 2}{"id": 3}'])
+    source.run()
+    with memwal.connect(source.endpoint()) as table:
+        assert [row["day"] for row in table.get([1, 2, 3]).to_pylist()] == [date(2020, 1, 31)]
+    assert [letter["raw_value"] for letter in source.letters()] == [b'{"id": 2}{"id": 3}']
+
+
+def test_json_over_several_lines(stream: Callable[..., Stream]) -> None:
+    source = stream(mode="table")
+    source.sections["source"]["options"] = {"multiLine": "true"}
+    source.land(['[{"id": 1,', ' "name": "one"},', '{"id": 2, "name": "two"}]'])
+    source.run()
+    assert source.rows() == {1: "one", 2: "two"}
+
+
 def test_csv_is_read_by_the_names_of_its_header(
     stream: Callable[..., Stream], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -359,7 +433,7 @@ def test_too_many_bad_rows_end_the_stream_and_nothing_is_lost(stream: Callable[.
         ) as e:
             source.run()
         assert len(e.value.lines) == 1
-        assert "parse: malformed" in str(e.value)
+        assert "parse: column 'id' cannot become int64" in str(e.value)
         assert len(source.rows()) == 198 + 180
         assert len(source.letters()) == 2 + 20
     source.sections["dlq"]["max_bad_percent"] = 100

@@ -1,0 +1,116 @@
+"""JSON files, one object a line: Spark reads the lines, and names those that it may have misread.
+
+Spark's own reader of JSON files takes the first value of a line, and does not tell of the rest. So the lines are read
+as text, and Spark's JSON function reads `{"line": LINE, "end": true}`, with the options that its reader would take:
+where more than one value stands on the line, the object ends before `end`. Other values it changes without a word. A
+line is therefore unreadable too where its text is not strict JSON with each name once, or may have a number that a
+double does not hold, bytes that are not UTF-8, or half a surrogate. `ingest.dlq.file_rows` reads unreadable lines
+again, exactly: some of them are rows, the others have a reason.
+
+A line goes with its row, whose dead letter keeps it byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from memwal.ingest.mapping.values import WHOLE, holds_decimals
+from memwal.ingest.source.strict_texts import read_type
+from memwal.ingest.spark.schema import quoted, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+LINE, UNREADABLE = "_memwal_line", "_memwal_unreadable"
+"""The text of a line, and whether Spark has no values of it; then they are null."""
+_VALUE = "value"  # Spark's name for a line of text
+_READ, _END, _UNREAD = "_memwal_read", "_memwal_end", "_memwal_unread"
+_BLANK = r"^[ \t\r]*$"
+_OF_SPARKS_READER = ("multiline", "encoding", "charset", "mode", "columnnameofcorruptrecord", "wholetext")
+"""Options, in lower case, that Spark's reader of text does not have, or understands in another way."""
+_HALF = r"\\u[dD][89a-fA-F]"  # or a whole one
+_LONG = r"(?=[0-9.]{17})[0-9]*\.[0-9]"  # a fraction of more than the 15 digits that any double has
+_INFINITE = float("inf")
+
+
+def has_lines(form: str, options: Mapping[str, str]) -> bool:
+    """Return whether files of format `form` are read here: JSON, if no option asks for Spark's own reader."""
+    return form == "json" and not any(name.lower() in _OF_SPARKS_READER for name in options)
+
+
+def rows_of_lines(reader: Any, options: Mapping[str, str], path: Any, schema: pa.Schema) -> DataFrame:
+    """Return the rows of files: the columns of `schema` as `read_type` says, `LINE` and `UNREADABLE`.
+
+    `reader`: Spark's, streaming or not. Columns may also be in the names of directories (`day=2020-01-31/`).
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
+    from pyspark.sql import types as spark
+
+    stored = pa.schema([field.with_type(read_type(field.type, "json")) for field in schema])
+    lines = _lines(reader.format("text").options(**options), path, stored)
+    inside = [name for name in stored.names if name not in lines.columns]
+    kind = spark.StructType(
+        [
+            spark.StructField(LINE, spark_schema(pa.schema([stored.field(name) for name in inside]))),
+            spark.StructField(_END, spark.BooleanType()),
+            spark.StructField(_UNREAD, spark.StringType()),
+        ]
+    )
+    # The line break ends a comment, where an option allows comments.
+    wrapped = F.concat(F.lit(f'{{"{LINE}":'), F.col(LINE), F.lit(f'\n,"{_END}":true}}'))
+    how = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNREAD}
+    # Steps of their own, so that Spark evaluates them once and not for each column.
+    read = lines.select("*", F.from_json(wrapped, kind, how).alias(_READ))
+    found = F.col(_READ)
+    whole = found[_UNREAD].isNull() & found[LINE].isNotNull() & F.coalesce(found[_END], F.lit(False))
+    whole &= ~F.col(LINE).contains(_END)
+    doubtful = F.lit(False) if _lenient(options) else _doubtful(found[LINE], [schema.field(name) for name in inside])
+    marked = read.select("*", (~whole | doubtful).alias(UNREADABLE))
+    values = [F.when(~F.col(UNREADABLE), found[LINE][name]).alias(name) for name in inside]
+    return marked.select("*", *values)
+
+
+def _lines(reader: Any, path: Any, stored: pa.Schema) -> DataFrame:
+    """Return the lines that are not blank as `LINE`, and those columns of `stored` that are names of directories."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    frame: DataFrame = reader.load(path)
+    named = [name for name in frame.columns if name in stored.names and name != _VALUE]
+    if named:  # else Spark would guess their types
+        kinds = pa.schema([pa.field(_VALUE, pa.string()), *(stored.field(name) for name in named)])
+        frame = reader.schema(spark_schema(kinds)).load(path)
+    line = F.col(_VALUE)
+    return frame.where(~line.rlike(_BLANK)).select(line.alias(LINE), *(F.col(quoted(name)) for name in named))
+
+
+def _lenient(options: Mapping[str, str]) -> bool:
+    """Whether options make Spark read other values than an exact reader does."""
+    names = [name.lower() for name in options]
+    return any(name.startswith("allow") or name.endswith("format") for name in names) or "primitivesasstring" in names
+
+
+def _doubtful(read: Column, fields: list[pa.Field]) -> Column:
+    """Whether Spark may have changed a value of a line; never null. `read`: the struct of its values."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    line = F.col(LINE)
+    found = F.try_parse_json(line).isNull() | ~F.is_valid_utf8(line) | line.rlike(_HALF)
+    if any(holds_decimals(field.type) for field in fields):
+        found |= line.rlike(_LONG)
+    for field in fields:
+        found |= F.coalesce(_rounded(read[field.name], field.type), F.lit(False))
+    return found
+
+
+def _rounded(value: Column, kind: pa.DataType) -> Column:
+    """Whether a float, or one of a list, may be a whole number that a double rounds; null where there is none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if pa.types.is_floating(kind):
+        return (F.abs(value) >= WHOLE[kind.bit_width]) & (F.abs(value) != _INFINITE)
+    if (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)) and pa.types.is_floating(kind.value_type):
+        return _rounded(F.array_max(value), kind.value_type) | _rounded(F.array_min(value), kind.value_type)
+    return F.lit(False)
