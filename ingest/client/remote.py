@@ -388,8 +388,9 @@ class RemoteTable(Reads):
         present = np.unique(buckets).tolist() or [0]
         wanted = None if columns is None else [*dict.fromkeys([*columns, *self.key])]
         calls: list[Call[Any]] = []
-        for endpoint, regions in router.owners(router.regions[bucket] for bucket in present).items():
-            mine = [bucket for bucket in present if router.regions[bucket] in regions]
+        # All by the splitter: the router may have met another routing meanwhile.
+        for endpoint, regions in router.owners(splitter.regions[bucket] for bucket in present).items():
+            mine = [bucket for bucket in present if splitter.regions[bucket] in regions]
             asked, to = keys.filter(pa.array(np.isin(buckets, mine))), router.connection(endpoint)
             asking = {**request, "columns": wanted, "regions": regions, "routing": splitter.routing}
             make = partial(to.read, read, asking, asked, within, heard(sent.explain, endpoint))

@@ -138,19 +138,22 @@ class Router:
             return connection
 
     def describe(self, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
-        """Return the table's description by the first daemon that answers. Raises: if none does, the error of one that
-        refuses us, else the last one.
+        """Return the table's description by the first daemon that answers, and take over what it says. Raises: if none
+        does, the error of one that refuses us, else the last one.
+
+        Descriptions that come later are dropped: one call must not go by the regions of two routings.
         """
         connections = list(self._connections.values())
         if len(connections) == 1:
-            return self._described(connections[0], request, patience)
+            return self._described(connections[0], self._description(connections[0], request, patience))
         within = DESCRIBE_TIMEOUT if patience is None else patience
-        asked = [self._pool.submit(self._described, each, request, within) for each in connections]
+        asked = {self._pool.submit(self._description, each, request, within): each for each in connections}
         errors = list[BaseException]()
         for answered in as_completed(asked):
-            if (error := answered.exception()) is None:
-                return answered.result()
-            errors.append(error)
+            try:
+                return self._described(asked[answered], answered.result())
+            except Exception as failed:  # noqa: BLE001 - raised below if no other daemon answers
+                errors.append(failed)
         for error in errors:  # what those say that have ended tells nothing
             if self._speaks_otherwise(error) or getattr(error, "details", {}).get("reason") == UNAUTHENTICATED:
                 raise error
@@ -320,19 +323,25 @@ class Router:
         self._meet(answers.values())
         self._believe(believed(answers.items(), self.table))
 
-    def _described(self, connection: Connection, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
-        """Return the table's description by this daemon, and take over what it says. Raises: Invalid for another
-        table.
-        """
-        described: dict[str, Any] = connection.act("schema", request, patience)
+    def _description(self, daemon: Connection, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
+        """Return the table's description by this daemon. Raises: Invalid for another table."""
+        described: dict[str, Any] = daemon.act("schema", request, patience)
         there = described["identity"]["table"]
         if self.id not in (None, described.get("id", self.id)):
             raise wrong_table(there)
+        if self.table not in (None, there):
+            raise Invalid(f"the daemon at {daemon.endpoint} serves {there}, not {self.table}")
+        return described
+
+    def _described(self, connection: Connection, described: dict[str, Any]) -> dict[str, Any]:
+        """Take over a description, and return it. Raises: Unavailable for one by a routing that was replaced: the
+        daemon has not met the resize yet.
+        """
+        there, version = described["identity"]["table"], described["routing_version"]
         with self._changing:
-            if self.table not in (None, there):
-                raise Invalid(f"the daemon at {connection.endpoint} serves {there}, not {self.table}")
-            self.regions, self.table = tuple(described["ids"]), there
-            self.routing = described["routing_version"]
+            if self.regions and version < self.routing:
+                raise Unavailable(f"the daemon at {connection.endpoint} has not taken over the resize of {there} yet")
+            self.regions, self.routing, self.table = tuple(described["ids"]), version, there
             self.id = described.get("id", self.id)
             for each in self._connections.values():
                 each.table = self.id

@@ -56,6 +56,7 @@ class RoutedWrite:
         self._given = rows.num_rows
         self._waiting: list[pa.Table] = [rows]
         self._checked = False
+        self._routing = router.routing
         self._acks: list[dict[str, Any]] = []
         self._unknown: UnknownOutcome | None = None
 
@@ -65,7 +66,7 @@ class RoutedWrite:
         self._refuse_going_down(parts, within)
         request = self._request if self._request["timeout"] is None else {**self._request, "timeout": within}
         if self._checked:
-            request = {**request, "routing": self._router.routing}  # rows that were split belong to its regions
+            request = {**request, "routing": self._routing}  # rows that were split belong to its regions
         whole = within + self._grace
         calls = [Call(to, regions, partial(to.write, rows, request, whole)) for to, regions, rows in parts]
         answers = self._router.answers(calls, LIVING if request["token"] is None else 0.0)
@@ -91,7 +92,7 @@ class RoutedWrite:
         token = Token.parse(self._request["token"])
         if token is None or len(parts) < 2 or not self._may_go_down:
             return
-        asking = {"producer": token.producer, "routing": self._router.routing}
+        asking = {"producer": token.producer, "routing": self._routing}
         calls = [
             Call(to, regions, partial(to.read, "applied", {**asking, "regions": regions}, timeout=within))
             for to, regions, _ in parts
@@ -123,9 +124,11 @@ class RoutedWrite:
     def _parts(self) -> list[Part]:
         """Return the unsent rows by owner; they are routed only if no daemon owns all regions."""
         rows = self._waiting[0] if len(self._waiting) == 1 else pa.concat_tables(self._waiting)
-        if self._router.sole is not None:
-            return [(self._router.sole, self._router.regions, rows)]
-        router, splitter = self._router, self._splitter()
+        router, self._routing = self._router, self._router.routing
+        if (sole := router.sole) is not None:
+            return [(sole, router.regions, rows)]
+        splitter = self._splitter()
+        self._routing = splitter.routing
         rows, buckets = self._bucketed(rows, splitter)
         self._waiting = [rows]
         present = np.unique(buckets).tolist()

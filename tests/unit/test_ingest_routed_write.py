@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.api.tokens import HighestTokens, Receipt, Token
+from memwal.ingest.client.remote import RemoteTable, _Sent
 from memwal.ingest.client.router import Call, Router
 from memwal.ingest.client.scatter import Splitter
 from memwal.ingest.client.writes import RoutedWrite
@@ -188,3 +189,46 @@ def test_a_client_asks_about_each_name_once() -> None:
     assert not rising.rises(Token("loader", 4))
     assert not rising.rises(Token("loader", 3))
     assert not rising.rises(Token("other", 9))
+
+
+class Several(Alone):
+    """As `Alone`, of a table with another daemon; remembers by which routing each call was meant."""
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        super().__init__(answers)
+        self.sole, self.routings = None, list[int]()  # type: ignore[assignment]
+
+    def owners(self, regions: Iterable[str]) -> dict[str, list[str]]:
+        return {"grpc://a:1": [*regions]}
+
+    def connection(self, _endpoint: str) -> Any:
+        return self
+
+    def write(self, rows: pa.Table, request: dict[str, Any], within: float) -> Any:
+        self.routings.append(request["routing"])
+        return super().write(rows, request, within)
+
+    def read(self, _read: str, request: dict[str, Any], keys: pa.Table, _within: float, _told: Any) -> pa.Table:
+        self.routings.append(request["routing"])
+        self.asked = request["regions"]
+        return keys
+
+    def answers(self, calls: Sequence[Call[Any]], _grace: float = 0.0) -> list[Any]:
+        return super().answers(calls, 0.0)
+
+
+def test_rows_are_meant_by_the_routing_that_has_split_them() -> None:
+    """Another thread's call may have taken over a resize since: under the same id a region has other rows now."""
+    several = Several([acked(["r0", "r1"])])
+    several.routing = 2
+    writing = write(several)  # its splitter knows routing 1
+    assert isinstance(attempted(writing), Receipt)
+    assert several.routings == [1]
+
+
+def test_keys_are_asked_for_by_the_routing_that_has_split_them() -> None:
+    several, table = Several([]), object.__new__(RemoteTable)
+    several.routing, several.regions = 2, ("r0", "r1")  # of four before
+    table.__dict__ |= {"router": several, "splitter": ByRest(routing=1, count=4)}
+    assert table._get("get", _Sent(ROWS, None), {"columns": None}, 1.0) == ROWS
+    assert (several.routings, several.asked) == ([1], ["r0", "r1", "r2", "r3"])

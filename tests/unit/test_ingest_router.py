@@ -30,7 +30,6 @@ class Daemons:
     def __init__(self, **answers: Any) -> None:
         self.answers: dict[str, Any] = {f"grpc://{name}:1": said for name, said in answers.items()}
         self.asked: list[tuple[str, str]] = []
-        self.hold: threading.Event | None = None
 
     def router(self, *endpoints: str, find: Callable[[], list[str]] | None = None) -> Router:
         made = Router(endpoints or (A,), lambda endpoint: Daemon(self, endpoint), FakeClock(), SeededIds(), find)  # type: ignore[arg-type,return-value]
@@ -47,6 +46,7 @@ class Daemon:
     def act(self, name: str, _request: Any = None, _timeout: float | None = None) -> Any:
         self._daemons.asked.append((name, self.endpoint))
         said = self._daemons.answers.get(self.endpoint)
+        said = said() if callable(said) else said
         if said is None:
             raise Unavailable("nobody", {"reason": "lost"})
         if isinstance(said, MemWalError):
@@ -305,3 +305,32 @@ def test_a_daemon_that_lives_may_say_what_became_of_a_call_when_its_region_has_m
 
     router._connections[B] = Asked(daemons, B)  # type: ignore[assignment]
     assert router.answers([Call(router.connection(A), IDS, slow)], grace=60.0) == ["done before it let the region go"]
+
+
+def test_a_description_that_comes_late_is_dropped() -> None:
+    """The regions would be those of one daemon, and the routing of rows to them that of another."""
+    described, answered = threading.Event(), threading.Event()
+    wide = {f"r{number}": 1 for number in range(4)}
+
+    def late() -> dict[str, Any]:
+        described.wait(60)
+        answered.set()
+        return answer(wide, routing_version=3, ids=[*wide])
+
+    router = Daemons(a=answer({"r0": 2, "r1": 2}, routing_version=2), b=late).router(A, B)
+    described.set()
+    assert answered.wait(60)
+    router._pool.shutdown(wait=True)  # the call has come to its end
+    assert (router.routing, router.regions) == (2, tuple(IDS))
+
+
+def test_a_daemon_that_has_not_met_the_resize_yet_is_not_followed_back() -> None:
+    wide = {f"r{number}": 1 for number in range(4)}
+    daemons = Daemons(a=answer({"r0": 2, "r1": 2}, routing_version=2), b=None)
+    router = daemons.router(A, B)
+    daemons.answers |= {A: None, B: answer(wide, ids=[*wide])}
+    with pytest.raises(Unavailable, match="has not taken over the resize of t yet"):
+        router.describe({}, None)
+    assert (router.routing, router.regions) == (2, tuple(IDS))
+    daemons.answers |= {A: answer({"r0": 2, "r1": 2}, routing_version=2)}
+    assert router.describe({}, None)["routing_version"] == 2
