@@ -25,6 +25,8 @@ def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, 
     if not 1 <= to <= flush.BUCKETS_MAX:
         raise Invalid(f"--to {to}: give a number of regions from 1 to {flush.BUCKETS_MAX}")
     uri, options, clock = settings.table.uri, settings.storage_options(environ), wal.SystemClock()
+    # Goes back from versions that a power cut left torn: a resize that was cut off too is finished by this command.
+    flush.BaseTable.find(uri, options, to_write=True)
     with console.status("asking the daemon to flush and commit") as shown:
         _empty_memtables(settings, environ)
         report = flush.resize(

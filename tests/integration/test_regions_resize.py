@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lance
 import pytest
 
 import memwal
 from memwal.flush import resize
+from memwal.flush.commits import committer
 from memwal.ingest.cli.app import main
 from memwal.wal import SystemClock, SystemIds, open_store
 from tests.cluster import Cluster, spread, start_daemon
@@ -134,6 +136,29 @@ def test_a_number_that_cannot_be_had_is_one_line(
 def test_no_table_to_resize(small_config: Callable[..., Path], resized: Callable[..., Any]) -> None:
     code, _, err = resized("regions", "resize", small_config(), "--to", 3)
     assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_does(
+    small_config: Callable[..., Path],
+    open_small: Callable[..., Any],
+    resized: Callable[..., Any],
+    made: Any,
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An opening may ask for the resize; it must not ask for an opening then."""
+    with open_small() as table, monkeypatch.context() as unsynced:
+        unsynced.setattr(committer, "_prune_all", lambda *_: None)
+        table.put(made.rows(range(20)))
+        table.flush()
+        table.commit()
+    newest = next(Path(uri, "_versions").glob(f"*{2**64 - 1 - lance.dataset(uri).version}.manifest"))
+    newest.write_bytes(b"")
+    code, out, err = resized("regions", "resize", small_config(), "--to", 3)
+    assert code == 0, err
+    assert "resized from 2 to 3 regions" in out
+    with open_small() as table:
+        assert table.count() == 20
 
 
 def test_on_s3(s3_table: Any, made: Any) -> None:

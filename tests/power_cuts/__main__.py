@@ -19,6 +19,7 @@ from tests.power_cuts.cuts import Cut, state_of, volatile_for_ever
 from tests.power_cuts.many import Outcome, checked, cut_many, keep, load, recorded, scratch
 from tests.power_cuts.model import Recording
 from tests.power_cuts.planted import PLANTED
+from tests.power_cuts.record import NotRecorded
 from tests.power_cuts.workloads import WORKLOADS
 
 os.environ["LANCE_LOG"] = "critical"
@@ -40,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.cut is not None:
         return _one(asked.recordings, asked.cut)
     began = time.monotonic()
-    place = asked.recordings or _record(asked.workload, asked.fault, asked.seed, asked.again)
+    place, broken = asked.recordings, list[str]()
+    if place is None:
+        place, broken = _record(asked.workload, asked.fault, asked.seed, asked.again)
     files = {path.stem: path for path in sorted(place.glob("*.recording")) if path.name.split(".")[0] in asked.workload}
     outcomes: dict[str, Outcome] = {}
     for name, outcome in cut_many(files, asked.seed, asked.cuts, asked.workers):
@@ -49,18 +52,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\r{done} of {asked.cuts} cuts, {failed} failed, {done / (time.monotonic() - began):.1f}/s ", end="")
     print()
     _report(outcomes, place, time.monotonic() - began)
-    return 1 if any(outcome.failures for outcome in outcomes.values()) else 0
+    print("".join(f"\nfailed: {each}\n" for each in broken), end="")
+    return 1 if broken or any(outcome.failures for outcome in outcomes.values()) else 0
 
 
-def _record(workloads: Sequence[str], fault: str, seed: int, again: int) -> Path:
-    place = Path(tempfile.mkdtemp(prefix="memwal-recordings-"))
+def _record(workloads: Sequence[str], fault: str, seed: int, again: int) -> tuple[Path, list[str]]:
+    """Return the directory of the recordings, and recoveries that ended with an error."""
+    place, broken = Path(tempfile.mkdtemp(prefix="memwal-recordings-")), list[str]()
     for name in workloads:
         recording = recorded(name, fault)
         _keep(recording, place, name)
         for number, first in enumerate(first_cuts(recording, seed, 0 if fault else again), 1):
+            of = f"after {first.cut} of {name}"
             with scratch() as disk:
-                _keep(recorded_again(first, disk), place, f"{name}.again{number}", f"after {first.cut} of {name}")
-    return place
+                try:
+                    _keep(recorded_again(first, disk), place, f"{name}.again{number}", of)
+                except NotRecorded as error:
+                    broken.append(f"recovery {of}: {error}")
+    return place, broken
 
 
 def _keep(recording: Recording, place: Path, name: str, of: str = "") -> None:
