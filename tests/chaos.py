@@ -68,15 +68,16 @@ class Kept:
     ends: list[int] = field(default_factory=list)
     """Exit codes of those that ended otherwise than by `kill` and `close`."""
     process: subprocess.Popen[bytes] | None = None
+    closed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> None:
-        """Start it where it does not run."""
+        """Start it where it does not run, unless it was closed."""
         with self.lock:
             if self.process is not None and self.process.poll() is not None:
                 self.ends.append(self.process.returncode)
                 self.process = None
-            if self.process is None:
+            if self.process is None and not self.closed:
                 with self.log.open("ab") as out:
                     self.process = subprocess.Popen(
                         self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -118,6 +119,7 @@ class Kept:
         after `patience` seconds.
         """
         with self.lock:
+            self.closed = True
             if self.process is None:
                 return 0
             below = self.below()

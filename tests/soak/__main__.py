@@ -58,7 +58,7 @@ class Soak:
                 minute += 1
             number += 1
             time.sleep(_EVERY)
-        self.hand.stop()
+        self.hand.stop(self.scene.look)
         wrong = [*finish(self.scene), *self.hand.wrong, *self._noted()]
         return wrong + [verdict.broken for verdict in self.verdicts() if verdict.broken]
 
@@ -152,8 +152,11 @@ class Soak:
         noted = [
             line["wrong"] for name in self.scene.clients for line in lines(self.scene.journal(name)) if "wrong" in line
         ]
-        ends = {name: kept.ends for name, kept in self.scene.kept().items()}
-        return noted + [f"{name} ended by itself with {codes}" for name, codes in ends.items() if any(codes)]
+        for name, kept in self.scene.kept().items():
+            if any(kept.ends):
+                said = kept.log.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
+                noted.append(f"{name} ended by itself with {kept.ends}, at last: {said[-500:]}")
+        return noted
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:

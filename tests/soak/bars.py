@@ -12,12 +12,13 @@ from tests.soak.trends import Bar, Verdict, judge
 MIB = 1 << 20
 SETTLED, HALF_MOST = 150.0, 600.0
 """Seconds after which a run keeps as many files as it ever will, at best: what is superseded is kept for KEPT, and then
-collected. Files and requests are judged from half of the run on, at the latest from HALF_MOST."""
-_AGE = (60.0, 90.0)
-"""Age of processes that are compared over their lives, in seconds."""
+collected. Files and requests are judged from half of the run on, a process from half of its life on, at the latest from
+HALF_MOST."""
+_AGE, _LIVES = (60.0, 90.0), 4
+"""Age of processes that are compared over their lives, in seconds, and how many lives these must be."""
 
 PROCESSES = {
-    "daemon": {"memory": Bar(64, 24, 0.15, 90), "threads": Bar(40, 8), "descriptors": Bar(40, 4)},
+    "daemon": {"memory": Bar(64, 24, 0.15, 900, most=700), "threads": Bar(40, 8), "descriptors": Bar(40, 4)},
     "run": {"memory": Bar(24, 16, 0.10, 60), "threads": Bar(8, 4), "descriptors": Bar(12, 4)},
     "driver's JVM": {"memory": Bar(400, 0, 0.5, most=2000), "threads": Bar(40, 8), "descriptors": Bar(60, 8)},
     "executor": {"memory": Bar(300, 0, 0.5, most=1200), "threads": Bar(30, 8), "descriptors": Bar(40, 8)},
@@ -26,8 +27,8 @@ PROCESSES = {
     "feed": {"memory": Bar(24, 16, 0.10, 90), "threads": Bar(12, 4), "descriptors": Bar(16, 4)},
 }
 """By sort of process; memory in MiB. A daemon gets and gives regions while it lives, and Lance's threads for calls that
-block come and go with the load. The heap of a JVM grows up to its limit before it is collected, so its
-bar is one for what it may reach."""
+block come and go with the load; it takes a quarter of an hour to come to the memory that it keeps. The heap of a JVM
+grows up to its limit before it is collected, so its bar is one for what it may reach."""
 FILES = {
     "entries beyond fences": Bar(150, 0, 0.5, SETTLED),
     "manifests": Bar(150, 0, 0.5, SETTLED),
@@ -84,9 +85,11 @@ def _of_processes(samples: Sequence[Sample]) -> Iterator[Verdict]:
     numbers: Counter[str] = Counter()
     for (name, _), life in sorted(lives.items(), key=lambda each: (each[0][0], each[1][0].at)):
         numbers[name] += 1
+        half = min(HALF_MOST, (life[-1].at - life[0].at) / 2)
         for what, bar in _bars(name).items():
             points = [(sample.at, value(sample, what)) for sample in life]
-            verdict = judge(f"{name}, life {numbers[name]}: {what}", points, bar)
+            settled = replace(bar, warm_up=max(bar.warm_up, half))
+            verdict = judge(f"{name}, life {numbers[name]}: {what}", points, settled)
             if verdict.judged or verdict.broken:
                 yield verdict
 
@@ -105,7 +108,7 @@ def _of_lives(samples: Sequence[Sample]) -> Iterator[Verdict]:
             verdict = judge(
                 f"{name}, a minute after each start: {what}", points, replace(bar, per_hour=0.0, warm_up=0.0)
             )
-            if verdict.judged and len({sample.life for sample in some}) > 2:
+            if verdict.judged and len({sample.life for sample in some}) >= _LIVES:
                 yield verdict
 
 

@@ -66,10 +66,12 @@ class Hand:
         self._began = time.monotonic()
         self._thread.start()
 
-    def stop(self) -> None:
-        """End it when the deed under way is done."""
+    def stop(self, meanwhile: Callable[[], None]) -> None:
+        """End it when the deed under way is done; `meanwhile` is called again and again until then."""
         self._over.set()
-        self._thread.join()
+        while self._thread.is_alive():
+            meanwhile()
+            self._thread.join(1.0)
 
     def kills(self) -> int:
         """Processes that were killed or ended so far."""
