@@ -76,8 +76,11 @@ class Starts:
             return position
         if opened is None:  # sealed for good
             return self._tip(region, history.newest, position)
-        if not history.is_whole() and history.last_before(lambda manifest: manifest.spec_id > routing) is None:
+        before = history.last_before(lambda manifest: manifest.spec_id > routing)
+        if before is None and not history.is_whole():
             raise Gone(region, position)
+        if before is not None and before.spec_id < routing:  # `routing` did not have it, the next one has it again
+            return position
         return max(position, opened.last_seen)  # the sentinel of the claim that opened it by the next routing
 
     def of(self, region: UUID, position: int, routing: int) -> Start:

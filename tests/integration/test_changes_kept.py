@@ -113,3 +113,28 @@ def test_a_region_that_was_idle_for_days(table: Any, uri: str, idle: bool) -> No
     else:
         with pytest.raises(memwal.Invalid, match="no longer kept"):
             table.changes(position).read_all()
+
+
+def test_a_region_that_comes_back_after_its_versions_were_cleaned_up(uri: str) -> None:
+    """Fewer regions, more again much later: the log of a region has a new sentinel, which holds no change."""
+    store, clock = wal.open_store(uri), wal.SystemClock()
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=4, settings=QUIET) as table:
+        table.put([row(key, 0) for key in range(40)])
+
+    def resized(to: int, n: int) -> memwal.Position:
+        flush.resize(uri, None, store, to, clock=clock, ids=wal.SystemIds())
+        with memwal.open(uri, settings=QUIET) as table:
+            table.put([row(key, n) for key in range(40)])
+            return table.changes_position()
+
+    resized(2, 1)
+    with memwal.open(uri, settings=QUIET) as table:
+        for n in range(2, 6):
+            table.put([row(key, n) for key in range(40)])
+            table.flush()
+            table.commit()
+    clean_up(lance.dataset(uri), 1e-6, 2)  # the newest is the first with what the two regions have
+    position = memwal.open(uri, read_only=True).changes_position()
+    resized(4, 9)
+    with memwal.open(uri, settings=QUIET) as table:
+        assert sorted(told(table.changes(position))) == [("update", key, 9) for key in range(40)]
