@@ -28,10 +28,10 @@ LINE, UNREADABLE = "_memwal_line", "_memwal_unreadable"
 """The text of a line, and whether Spark has no values of it; then they are null."""
 _VALUE = "value"  # Spark's name for a line of text
 _READ, _END, _UNREAD = "_memwal_read", "_memwal_end", "_memwal_unread"
-_BLANK = r"^[ \t\r]*$"
+_BLANK = " \t\r"
 _OF_SPARKS_READER = ("multiline", "encoding", "charset", "mode", "columnnameofcorruptrecord", "wholetext")
 """Options, in lower case, that Spark's reader of text does not have, or understands in another way."""
-_HALF = r"\\u[dD][89a-fA-F]"  # or a whole one
+_SURROGATES = ("\\ud", "\\uD")  # and some that are none
 _LONG = r"(?=[0-9.]{17})[0-9]*\.[0-9]"  # a fraction of more than the 15 digits that any double has
 _INFINITE = float("inf")
 
@@ -82,8 +82,9 @@ def _lines(reader: Any, path: Any, stored: pa.Schema) -> DataFrame:
     if named:  # else Spark would guess their types
         kinds = pa.schema([pa.field(_VALUE, pa.string()), *(stored.field(name) for name in named)])
         frame = reader.schema(spark_schema(kinds)).load(path)
-    line = F.col(_VALUE)
-    return frame.where(~line.rlike(_BLANK)).select(line.alias(LINE), *(F.col(quoted(name)) for name in named))
+    # Below everything else: Spark would evaluate what a filter above asks for once more.
+    said = frame.where(F.btrim(F.col(_VALUE), F.lit(_BLANK)) != "")
+    return said.select(F.col(_VALUE).alias(LINE), *(F.col(quoted(name)) for name in named))
 
 
 def _lenient(options: Mapping[str, str]) -> bool:
@@ -97,7 +98,8 @@ def _doubtful(read: Column, fields: list[pa.Field]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
     line = F.col(LINE)
-    found = F.try_parse_json(line).isNull() | ~F.is_valid_utf8(line) | line.rlike(_HALF)
+    found = F.try_parse_json(line).isNull() | ~F.is_valid_utf8(line)  # strict JSON, each name once at every depth
+    found |= line.contains(_SURROGATES[0]) | line.contains(_SURROGATES[1])
     if any(holds_decimals(field.type) for field in fields):
         found |= line.rlike(_LONG)
     for field in fields:
