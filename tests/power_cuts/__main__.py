@@ -24,6 +24,8 @@ from tests.power_cuts.workloads import WORKLOADS
 
 os.environ["LANCE_LOG"] = "critical"
 _SHOWN = 5
+_AT_ONCE = 3
+"""Processes for each processor: a check waits most of its time, for threads to end and for attempts to be repeated."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.power_cuts", description=__doc__)
     parser.add_argument("--cuts", type=int, default=1000, help="how many, over all workloads")
     parser.add_argument("--seed", type=int, default=1, help="decides which cuts of the recordings are made")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--workers", type=int, default=_AT_ONCE * (os.cpu_count() or 1), help="processes")
     parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS), help="which to record")
     parser.add_argument("--again", type=int, default=2, help="first cuts of each workload whose recovery is cut, too")
     parser.add_argument("--fault", choices=PLANTED, default="", help="plant a fault in the code that is recorded")
