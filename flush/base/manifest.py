@@ -197,10 +197,16 @@ def _manifest(data: bytes) -> tuple[int, Any]:
 
 
 def manifest_position(data: bytes) -> int:
-    """Return the offset of the manifest message in a manifest file. Raises ValueError, struct.error."""
+    """Return the offset of the manifest message in a manifest file, which is its last one, as Lance demands too.
+
+    Raises ValueError, struct.error.
+    """
     position, _, _, magic = _FOOTER.unpack(data[-_FOOTER.size :])
     if magic != _MAGIC:
         raise ValueError(f"it ends in {magic!r}, not in {_MAGIC!r}")
+    (length,) = struct.unpack_from("<I", data, position)
+    if position + 4 + length + _FOOTER.size != len(data):  # zeros in its place would parse as an empty message
+        raise ValueError(f"its message of {length} bytes at {position} does not end at the footer")
     return int(position)
 
 

@@ -13,7 +13,7 @@ import pytest
 import memwal
 from memwal.flush.base import torn
 from memwal.flush.base.fsync import synced_version
-from memwal.flush.base.manifest import manifest_version
+from memwal.flush.base.manifest import manifest_position, manifest_version
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits import committer
@@ -44,6 +44,14 @@ def shortened(path: Path) -> None:
 
 def zeroed_end(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+
+
+def zeroed_length(path: Path) -> None:
+    """Of the manifest's message: a block of zeros, and the footer behind it is there."""
+    data = bytearray(path.read_bytes())
+    position = manifest_position(bytes(data))
+    data[position : position + 4] = bytes(4)
+    path.write_bytes(data)
 
 
 def zeroed_middle(path: Path) -> None:
@@ -87,6 +95,14 @@ def test_opening_goes_back_to_the_last_whole_version_and_no_row_is_lost(
         table.commit()
         expect_all_rows(table, "committed")
     assert_clean(open_store(uri), uri)
+
+
+def test_a_manifest_whose_message_is_zeros_is_torn(unsynced: Path, open_small: Open) -> None:
+    zeroed_length(manifest(unsynced))
+    with open_small() as table:
+        expect_all_rows(table, "latest")
+        table.commit()
+        expect_all_rows(table, "committed")
 
 
 @pytest.mark.parametrize("folder", ["_transactions", "_deletions", "_indices"])
