@@ -84,6 +84,13 @@ class Kept:
                     )
                 self.starts += 1
 
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it, again where it was closed."""
+        self.closed = False
+        self.look()
+        assert self.process is not None
+        return self.process
+
     def kill(self) -> None:
         """Kill it alone, not what it has started: that has to notice by itself."""
         with self.lock:

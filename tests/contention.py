@@ -132,7 +132,7 @@ class Contention:
             daemon.look()
         elif step == "drain":
             daemon.close()
-            daemon.look()
+            daemon.start()
         elif step == "kill a client":
             alive = [each for each in self.clients[1:] if each.process is not None and each.process.poll() is None]
             self.chance.choice(alive).kill()

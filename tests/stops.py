@@ -74,10 +74,7 @@ class Stops:
 
     def stop(self, after: float) -> int:
         """Start the run, end it `after` seconds of a micro-batch that no run has begun before; returns its number."""
-        before = self._begun()
-        self.run.look()
-        process = self.run.process
-        assert process is not None
+        before, process = self._begun(), self.run.start()
         wait_until(lambda: self._begun() > before or process.poll() is not None, LONGEST, 0.005)
         time.sleep(after)
         begun = self._begun()
