@@ -35,7 +35,7 @@ class StoredTable(LevelReads):
         """`base`: any version; every read opens the newest. `clock`: None for the system's."""
         super().__init__(base, Reader(base, store, clock=clock))
         self._store, self._levels = store, StoredLevels(store)
-        self._changes = StoredChanges(base, store)
+        self._changes = StoredChanges(base, store, clock)
 
     @translate_errors
     def status(self) -> dict[str, Any]:

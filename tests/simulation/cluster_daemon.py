@@ -7,6 +7,7 @@ files, probes of the storage, the look for live owners) and the pages of HTTP.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -90,7 +91,8 @@ class ServingDaemon:
 
 @contextmanager
 def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
-    """While it lasts, daemons open the tables of `world`, and nothing of them outlives it."""
+    """While it lasts, daemons open the tables of `world`, keep to themselves what the weather does to them, and leave
+    nothing behind."""
 
     def opened(*_: Any, **__: Any) -> Table:
         actor = world.scheduler.current
@@ -115,7 +117,10 @@ def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
 
         return draw
 
+    log = logging.getLogger("memwal")
     with ExitStack() as patches:
+        patches.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL + 1)
         for name in ("now", "monotonic", "sleep"):
             patches.enter_context(patch.object(wal.SystemClock, name, of_the_machine(name)))
         for name in ("entry_id", "token", "uuid"):

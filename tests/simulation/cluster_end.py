@@ -12,6 +12,7 @@ from memwal.ingest.rpc.pauses import Pauses
 from memwal.ingest.table.stored import StoredTable
 from tests.simulation.actors import Chaos
 from tests.simulation.cluster_clients import Checkpoint, Connected, Producer
+from tests.simulation.cluster_feed import Follower
 from tests.simulation.oracle import Wrong
 from tests.simulation.storage import OUTAGES
 
@@ -58,6 +59,8 @@ class End(Producer):
         self._check("flushed")
         self._step(self.table.commit)
         self._check("committed")
+        for name in world.feed.copies:
+            Follower(world, name).check_end()
 
     def _step(self, act: Callable[[], object]) -> None:
         """Do it, in several attempts: some machines are ten times as slow."""

@@ -1,9 +1,12 @@
-"""Faults that a `ClusterWorld` must find: of tokens where regions change hands and number, of clients, of daemons."""
+"""Faults that a `ClusterWorld` must find: of tokens where regions change hands and number, of clients, of daemons,
+of readers of changes."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +18,8 @@ import memwal.ingest.rpc.connection
 import memwal.wal.garbage
 from memwal import wal
 from memwal.flush.resizing.applied_maps import PREFIX, merged_map
+from memwal.ingest.changes.base_versions import BaseVersions
+from memwal.ingest.changes.start import Start, Starts
 from memwal.ingest.client.writes import RoutedWrite
 from memwal.ingest.errors import LOST, MemWalError, Unavailable
 from memwal.ingest.region.groups import Repeats, WriteGroup
@@ -172,6 +177,33 @@ def takes_a_lost_answer_for_not_written() -> Planted:
     )
 
 
+def tells_changes_by_an_inexact_version() -> Planted:
+    """A reader of changes takes the newest version of the base table that has a region's progress: a commit that broke
+    off may have deleted rows in it already."""
+
+    def exact(self: BaseVersions, region: UUID, routing: int, most: int, _: Any) -> Any:
+        last = bisect_right(self._numbers, (routing, most), key=lambda number: self._progress(number, region)) - 1
+        there = last >= 0 and self._progress(self._numbers[last], region)[0] == routing
+        return self._view(self._numbers[last]) if there else None
+
+    return patch.object(BaseVersions, "exact", exact)
+
+
+def tells_changes_by_stored_rows_alone() -> Planted:
+    """A reader of changes does not read the log between its base version and its position."""
+
+    def of(self: Starts, region: UUID, position: int, routing: int) -> Start:
+        return replace(original(self, region, position, routing), after=position)
+
+    original = Starts.of
+    return patch.object(Starts, "of", of)
+
+
+def tells_changes_of_the_next_routing() -> Planted:
+    """A reader of changes takes the end of a log for the end of a routing that is over."""
+    return patch.object(Starts, "end_of_routing", lambda self, region, _, position: self.tip(region, position))
+
+
 PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
     each.__name__: each
     for each in (
@@ -188,21 +220,27 @@ PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
         collects_the_snapshot_that_is_named,
         resends_without_the_token,
         takes_a_lost_answer_for_not_written,
+        tells_changes_by_an_inexact_version,
+        tells_changes_by_stored_rows_alone,
+        tells_changes_of_the_next_routing,
     )
 }
 
 FOUND_BY = {
-    "carries_the_highest_only": 55,
+    "carries_the_highest_only": 7,
     "carries_what_all_have_only": 13,
     "claims_with_an_empty_map": 13,
     "applies_tokens_of_clients_twice": 34,
     "believes_a_token_of_a_refused_entry": 10,
+    "acks_before_the_append": 3,
     "acks_before_the_append_without_a_token": 25,
     "acks_deletes_before_the_append": 18,
     "acks_a_put_when_one_owner_has": 2,
     "takes_the_next_slot_when_fenced": 11,
     "collects_the_snapshot_that_is_named": 2,
     "resends_without_the_token": 6,
+    "tells_changes_by_an_inexact_version": 4,
+    "tells_changes_of_the_next_routing": 7,
 }
 """As `planted.FOUND_BY`."""
 SEEDS_TO_FIND = 100

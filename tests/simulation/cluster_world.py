@@ -14,12 +14,12 @@ What must hold:
  3. Whenever a micro-batch is acked as a whole, storage shows exactly what all batches of its producer come to.
  4. While commits are paused no daemon commits by its policy.
  5. In good weather every region is served again within a minute; then 1 to 3 hold at every level.
- 6. At rest manifests, positions and generations have no gap, `memwal verify` finds nothing, no SST is left over.
+ 6. What a reader of changes is told is the table, each change once and as it was (`cluster_feed`).
+ 7. At rest manifests, positions and generations have no gap, `memwal verify` finds nothing, no SST is left over.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +55,7 @@ from tests.simulation.cluster_clients import (
 )
 from tests.simulation.cluster_daemon import ServingDaemon, simulated_daemons
 from tests.simulation.cluster_end import ClusterChaos, End
+from tests.simulation.cluster_feed import Feed, Follower
 from tests.simulation.ledger import Ledger
 from tests.simulation.network import Network, simulated_network
 from tests.simulation.oracle import Wrong
@@ -75,6 +76,7 @@ _VISITORS: Mapping[str, type[Visitor]] = {
     "looker": Looker,
     "prober": Prober,
     "storage": StorageLooker,
+    "follower": Follower,
     "producer": Producer,
     "operator": Operator,
     "resizer": Resizer,
@@ -104,6 +106,9 @@ class ClusterWorld(World):
         self.daemons = cast("list[ServingDaemon]", self.processes)
         self.endpoints = [self.endpoint_of(f"daemon{number}") for number in range(self.shape.writers)]
         self.entries_max, self.pending_max = chance.choice((2, 5, 1000)), chance.choice((0, 0, 3))
+        self.feed = Feed.drawn(seed, self.shape.visitors)
+        if self.feed.followed:
+            self.shape = replace(self.shape, visitors=(*self.shape.visitors, "follower0"))
         self.network = Network(self.scheduler, self.scheduler.coverage, chance.choice((0.0, 0.01, 0.03)))
         self.settings = self._settings()
         self._look_every = chance.choice((0.25, 1.0, 1.0, 1.0))
@@ -181,6 +186,7 @@ class ClusterWorld(World):
                     "wal_age_min": age,
                     "sst_age_min": age,
                     "manifest_age_min": age,
+                    "changes_age_min": self.feed.age,
                 },
                 "flush": {"retry_delay": "0.2s"},
                 "wal": {"linger_max": chance.choice(("50ms", "50ms", "1s"))},
@@ -214,7 +220,6 @@ class ClusterWorld(World):
 
         original = CommitLoop.step
         with (
-            _silence(),
             super().machine(),
             simulated_threads(self.scheduler),
             simulated_network(self.network),
@@ -244,6 +249,10 @@ class ClusterWorld(World):
     def is_of_clients(self, key: int) -> bool:
         """Whether a key is one of the writers'."""
         return key < _CLIENT_KEYS
+
+    def is_logged(self, key: int) -> bool:
+        """Whether a key is of a writer or a producer, whose rows are in the log."""
+        return self.is_of_clients(key) or key >= Producer.first_key("producer0")
 
     def keys_of_clients(self) -> list[int]:
         """The keys that writers write."""
@@ -367,15 +376,3 @@ class ClusterWorld(World):
         self.ledger.read(f"the end, {who}", began, ours, self.keys_of_clients(), level="durable", stored=True)
         for name in self.checkpoints:
             self._compare(name, level, rows)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """While it lasts, daemons keep to themselves what the weather does to them."""
-    log = logging.getLogger("memwal")
-    before = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

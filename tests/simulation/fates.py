@@ -23,6 +23,7 @@ OF_VISITORS: Mapping[str, tuple[str, ...]] = {
     "committer": _OF_COMMITTERS,
     "collector": ("collect entries", "collect SSTs", "collect manifests"),
     "loader": ("load",),
+    "follower": ("change feed", "open"),
     "operator": ("pause",),
     "resizer": ("seal", "drain", "decide", "switch", "claim", "sentinel", "write SST", "publish", *_OF_COMMITTERS),
     "upkeep": ("compact", "merge index segments", "clean up versions"),
