@@ -13,6 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal import flush, wal
+from memwal.ingest.api.reads import Level
 from memwal.ingest.api.tokens import Token
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
@@ -107,6 +108,7 @@ class Writer(Connected):
         world, timeout = self.cluster, self.world.random.choice((0.5, 3.0, 10.0))
         token = None if op.token is None else Token(*op.token)
         world.say(f"sends {op}")
+        known = world.ledger.is_known(op)
         try:
             if any(op.rows.values()):
                 receipt = self.table.delete(list(op.rows), durable=op.durable, token=token, timeout=timeout)
@@ -120,6 +122,8 @@ class Writer(Connected):
         world.say(f"{op} -> {'applied' if receipt.applied else 'applied before'}")
         if not receipt.applied and not unsure:
             raise Wrong(f"{op} was answered with 'applied before', and was never sent before")
+        if receipt.applied and known:
+            raise Wrong(f"{op} was applied again: a reader had seen it before it was sent once more")
         world.ledger.acked(op)
         return None
 
@@ -130,9 +134,13 @@ class Writer(Connected):
 
 
 class Looker(Connected):
-    """Reads through the owners, mostly at `latest`."""
+    """Reads through the owners, mostly at `latest`. What they show as durable storage must have."""
 
     pace = (0.05, 0.3, 1.5)
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self._stored = StoredTable(world.base, self.store, self.clock)
 
     def step(self) -> None:
         chance, world = self.world.random, self.cluster
@@ -153,6 +161,8 @@ class Looker(Connected):
         ours = [row for row in pairs(found) if world.is_of_clients(row[0])]
         world.say(f"read {len(ours)} rows at {level}")
         world.ledger.read(f"{self.name} at {level}", began, ours, keys, level=level)
+        if level == "durable" and chance.random() < 0.3:
+            read_storage(world, f"{self.name} beneath", self._stored, "durable")
 
 
 class Prober(Connected):
@@ -187,17 +197,21 @@ class StorageLooker(Visitor):
         self._table = StoredTable(world.base, self.store)
 
     def step(self) -> None:
-        world = cast("ClusterWorld", self.world)
-        level = world.random.choice(("durable", "durable", "flushed", "committed"))
-        began = world.ledger.moment()
-        try:
-            found = self._table.scan(level=level).read_all()
-        except Unavailable as error:
-            world.say(f"read {level}: {type(error.__cause__ or error).__name__}")
-            return
-        ours = [row for row in pairs(found) if world.is_of_clients(row[0])]
-        world.say(f"read {len(ours)} rows at {level}")
-        world.ledger.read(f"{self.name} at {level}", began, ours, world.keys_of_clients(), level=level, stored=True)
+        level = self.world.random.choice(("durable", "durable", "flushed", "committed"))
+        read_storage(cast("ClusterWorld", self.world), self.name, self._table, level)
+
+
+def read_storage(world: ClusterWorld, who: str, table: StoredTable, level: Level) -> None:
+    """Read all rows of clients from storage. Raises: Wrong."""
+    began = world.ledger.moment()
+    try:
+        found = table.scan(level=level).read_all()
+    except Unavailable as error:
+        world.say(f"read {level}: {type(error.__cause__ or error).__name__}")
+        return
+    ours = [row for row in pairs(found) if world.is_of_clients(row[0])]
+    world.say(f"read {len(ours)} rows at {level}")
+    world.ledger.read(f"{who} at {level}", began, ours, world.keys_of_clients(), level=level, stored=True)
 
 
 @dataclass

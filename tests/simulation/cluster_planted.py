@@ -22,6 +22,7 @@ from memwal.ingest.changes.base_versions import BaseVersions
 from memwal.ingest.changes.start import Start, Starts
 from memwal.ingest.client.writes import RoutedWrite
 from memwal.ingest.errors import LOST, MemWalError, Unavailable
+from memwal.ingest.region.core import RegionCore
 from memwal.ingest.region.groups import Repeats, WriteGroup
 from memwal.ingest.region.log import RegionLog
 from memwal.ingest.region.write_queue import Write
@@ -62,6 +63,19 @@ def claims_with_an_empty_map() -> Planted:
     def forgetting(*args: Any, **rest: Any) -> Any:
         claimed = claim(*args, **rest)
         for name in list(claimed.applied):
+            del claimed.applied[name]
+        return claimed
+
+    claim = wal.claim
+    return patch.object(memwal.ingest.region.core.wal, "claim", forgetting)
+
+
+def claims_without_tokens_of_clients() -> Planted:
+    """A take-over forgets what clients have applied, and knows what producers have."""
+
+    def forgetting(*args: Any, **rest: Any) -> Any:
+        claimed = claim(*args, **rest)
+        for name in [name for name in claimed.applied if name.startswith("writer")]:
             del claimed.applied[name]
         return claimed
 
@@ -116,6 +130,11 @@ def acks_deletes_before_the_append() -> Planted:
     """The same, of deletes."""
     durable = property(lambda group: any(write.durable and write.deletes is not True for write in group.writes))
     return patch.object(WriteGroup, "durable", durable)
+
+
+def shows_lingering_rows_as_durable() -> Planted:
+    """A read at `durable` does not append the rows that linger."""
+    return patch.object(RegionCore, "durable_view", lambda core: core.levels.view())
 
 
 def acks_a_put_when_one_owner_has() -> Planted:
@@ -210,11 +229,13 @@ PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
         carries_the_highest_only,
         carries_what_all_have_only,
         claims_with_an_empty_map,
+        claims_without_tokens_of_clients,
         applies_tokens_of_clients_twice,
         believes_a_token_of_a_refused_entry,
         acks_before_the_append,
         acks_before_the_append_without_a_token,
         acks_deletes_before_the_append,
+        shows_lingering_rows_as_durable,
         acks_a_put_when_one_owner_has,
         takes_the_next_slot_when_fenced,
         collects_the_snapshot_that_is_named,
@@ -230,11 +251,13 @@ FOUND_BY = {
     "carries_the_highest_only": 7,
     "carries_what_all_have_only": 13,
     "claims_with_an_empty_map": 13,
+    "claims_without_tokens_of_clients": 10,
     "applies_tokens_of_clients_twice": 34,
     "believes_a_token_of_a_refused_entry": 10,
     "acks_before_the_append": 3,
     "acks_before_the_append_without_a_token": 25,
     "acks_deletes_before_the_append": 18,
+    "shows_lingering_rows_as_durable": 29,
     "acks_a_put_when_one_owner_has": 2,
     "takes_the_next_slot_when_fenced": 11,
     "collects_the_snapshot_that_is_named": 2,
