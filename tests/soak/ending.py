@@ -16,8 +16,9 @@ from tests.soak.journal import last, lines
 from tests.soak.scene import PATIENCE, Scene
 from tests.soak.stream import Plan, State, mismatch
 
-_ALLOWED_LEFT = ("blockmgr-", "spark-", "hsperfdata_")
-"""Names of Spark's own directories: a killed JVM cannot remove them."""
+_ALLOWED_LEFT = ("blockmgr-", "spark-", "hsperfdata_", ".tmp")
+"""Names of directories of Spark and, with a dot, of Lance: a process that is killed cannot remove them. That there are
+not ever more of them is a bar (`bars.FILES`)."""
 
 
 def finish(scene: Scene) -> Iterator[str]:
@@ -110,7 +111,7 @@ def _on_storage(scene: Scene, expected: State) -> Iterator[str]:
 
 
 def _left(scene: Scene) -> Iterator[str]:
-    """Nothing is left in the directory for temporary files but what Spark cannot remove."""
+    """Nothing is left in the directory for temporary files but what killed processes could not remove."""
     names = sorted(each.name for each in scene.temporary.iterdir())
     if ours := [name for name in names if not name.startswith(_ALLOWED_LEFT)]:
         yield f"temporary files are left: {ours[:5]}"

@@ -23,6 +23,7 @@ _KINDS = (
     (r"_mem_wal/[^/]*/commits/", "commit plans"),
     (r"_mem_wal/staged/", "staged rows"),
     (r"_mem_wal/probe/", "probes"),
+    (r"_mem_wal/paused/", "pauses"),
     (r"_mem_wal/", "notes"),
     (r"_versions/", "base versions"),
     (r"_transactions/", "transactions"),

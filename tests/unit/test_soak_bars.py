@@ -67,6 +67,18 @@ def test_lives_that_begin_larger_each_time_are_found() -> None:
     assert line.startswith("daemon 1, a minute after each start: memory: grew by ")
 
 
+@pytest.mark.parametrize(("more", "found"), [(8, 0), (40, 1)])
+def test_connections_of_a_burst_are_no_leak_of_lives_and_ever_more_of_them_are(more: int, found: int) -> None:
+    lives = [
+        Sample(200.0 * life + at, "daemon 1", life, 200 * MIB, 40, 100 + more * life)
+        for life in range(8)
+        for at in (0.0, 60.0, 75.0, 90.0)
+    ]
+    lines = broken(lives)
+    assert len(lines) == found
+    assert all(line.startswith("daemon 1, a minute after each start: descriptors: grew by ") for line in lines)
+
+
 def test_files_that_nobody_collects_are_found_and_those_of_cut_off_commits_are_allowed() -> None:
     files = [(15.0 * n, Counter({"data files": 50 + n, "SSTs": 10 + n % 7})) for n in range(240)]
     (line,) = [each.broken for each in verdicts(Series(files=files), 0) if each.broken]
@@ -126,10 +138,12 @@ def test_objects_are_counted_by_kind_and_ssts_and_index_segments_by_directory() 
     keys = [f"{region}/wal/{'0' * 64}.lance", f"{region}/manifest/{'0' * 64}.binpb", f"{region}/owner.json"]
     keys += [f"{region}/0123abcd_gen_7/data/{name}.lance" for name in "ab"]
     keys += [f"{region}/manifest/version_hint.json", f"{region}/commits/{'0' * 64}.json"]
+    keys += ["table.lance/_mem_wal/paused/commits.json", "table.lance/_mem_wal/paused/commits_0_ended.json"]
     keys += ["table.lance/_indices/u1/a.idx", "table.lance/_indices/u1/b.idx", "table.lance/data/x.lance"]
     keys += ["table.lance/_versions/1.manifest", "table.lance/_transactions/1.txn", "table.lance/_deletions/1.arrow"]
     found = count_kinds(keys)
     assert (found["entries"], found["manifests"], found["notes"], found["commit plans"]) == (1, 1, 2, 1)
+    assert found["pauses"] == 2
     assert (found["SSTs"], found["index segments"], found["data files"]) == (1, 1, 1)
     assert (found["base versions"], found["transactions"], found["deletion files"], found["other"]) == (1, 1, 1, 0)
 
