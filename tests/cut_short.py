@@ -60,6 +60,12 @@ SPARK = {
     "spark.sql.execution.pandas.udf.buffer.size": "1024",
     "spark.deploy.maxExecutorRetries": "-1",
 }
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.task.duration.threshold": "1s",
+}
+"""A task that takes longer than a second is run once more beside it, on another host of a cluster."""
 _ENDS_WITHIN = 120.0
 
 ONE_TASK, ROUTE, SEND = "one task", "before the shuffle", "behind the shuffle"
@@ -168,11 +174,7 @@ class Scene:
 
     def cut(self, boundary: int, way: Way) -> list[Seen]:
         """Land a micro-batch and end it when its task has `boundary` batches; returns the sink's tasks, all over."""
-        self._land(ROWS)
-        self._cuts += 1
-        place = self.directory / "marks" / str(self._cuts)
-        place.mkdir()
-        pausing = Pausing(boundary, str(place))
+        pausing = self._landed_for(boundary)
         with self._paused(pausing):
             query = self._started(pausing)
             try:
@@ -183,7 +185,36 @@ class Scene:
             finally:
                 pausing.release()
                 query.stop()
-            wait_until(lambda: all(each.over for each in seen(place)))
+            return self._over(pausing)
+
+    def run_twice(self, boundary: int, *, race: bool) -> list[Seen]:
+        """Land a micro-batch whose task waits at `boundary` until Spark runs a copy beside it (`SPECULATION`); returns
+        the sink's tasks, all over. `race`: then it goes on beside its copy; else Spark kills it when the copy is done.
+        """
+        pausing = self._landed_for(boundary)
+        with self._paused(pausing):
+            query = self._started(pausing)
+            try:
+                self._cut_off(query, pausing)
+                if race:
+                    wait_until(lambda: len(seen(Path(pausing.place))) > 1)
+                    pausing.release()
+                assert query.awaitTermination(_ENDS_WITHIN)
+            finally:
+                pausing.release()
+                query.stop()
+            return self._over(pausing)
+
+    def _landed_for(self, boundary: int) -> Pausing:
+        self._land(ROWS)
+        self._cuts += 1
+        place = self.directory / "marks" / str(self._cuts)
+        place.mkdir()
+        return Pausing(boundary, str(place))
+
+    def _over(self, pausing: Pausing) -> list[Seen]:
+        place = Path(pausing.place)
+        wait_until(lambda: all(each.over for each in seen(place)))
         return seen(place)
 
     def _cut_off(self, query: Any, pausing: Pausing) -> Waiting:
@@ -293,9 +324,11 @@ def difference(what: str, found: Counter[Any], expected: Counter[Any]) -> str:
     return f"{missing.total()} {what} are missing, {more.total()} should not be there: {', '.join(examples)}"
 
 
-def cut_spark(directory: Path, master: str = "local[2]") -> Any:
-    """A Spark whose micro-batches of 2,000 rows are 50 batches. `directory`: any that is absolute."""
-    spark = {**SPARK, "spark.master": master}
+def cut_spark(directory: Path, master: str = "local[2]", more: Mapping[str, str] | None = None) -> Any:
+    """A Spark whose micro-batches of 2,000 rows are 50 batches. `directory`: any that is absolute. `more`: of its
+    configuration.
+    """
+    spark = {**SPARK, "spark.master": master, **(more or {})}
     settings = load({"table": {"uri": str(directory)}, "source": {"spark": spark}}, {})
     return start_session(configuration(settings, REGIONS, once=True))
 

@@ -253,7 +253,7 @@ FOUND_BY = {
     "claims_with_an_empty_map": 13,
     "claims_without_tokens_of_clients": 10,
     "applies_tokens_of_clients_twice": 39,
-    "believes_a_token_of_a_refused_entry": 97,
+    "believes_a_token_of_a_refused_entry": 119,
     "acks_before_the_append": 3,
     "acks_before_the_append_without_a_token": 17,
     "acks_deletes_before_the_append": 2,

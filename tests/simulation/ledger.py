@@ -86,10 +86,6 @@ class Ledger:
             self._of_key.setdefault(key, []).append(op)
         return op
 
-    def is_known(self, op: Op) -> bool:
-        """Whether readers have seen all of a write, so that it is durable and a repeat applies nothing."""
-        return all(key in op.known[OWNERS] or key in op.known[STORED] for key in op.rows)
-
     def acked(self, op: Op) -> None:
         """The client has its receipt."""
         op.settled = self.moment()

@@ -1,0 +1,50 @@
+"""Tasks that Spark runs twice at a time, since the first seems slow: both send the same rows to the same regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.cut_short import BATCHES, ONE_TASK, ROUTE, SEND, SPECULATION, Case, Scene, cut_spark, how_it_ended
+from tests.spark_cluster import SparkCluster, quick
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A cluster of two hosts, since Spark runs a copy on another host than the first."""
+    with SparkCluster.started(tmp_path_factory.mktemp("spark")) as cluster:
+        more = {**quick(cluster.master), **SPECULATION, "spark.executorEnv.PYTHONPATH": str(ROOT)}
+        session = cut_spark(tmp_path_factory.mktemp("unused"), cluster.master, more)
+        yield session
+        session.stop()
+
+
+CASES = (Case(ONE_TASK, append=True, letters=True), Case(SEND, append=True, letters=True, daemons=2))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows_and_letters_of_a_task_that_runs_twice_arrive_once(
+    spark: Any, tmp_path: Path, start: Callable[..., Any], case: Case
+) -> None:
+    table = Scene(spark, tmp_path, case, start)
+    try:
+        for boundary, race in ((7, True), (BATCHES - 1, True), (BATCHES - 1, False)):
+            tasks = table.run_twice(boundary, race=race)
+            assert len(tasks) > 1, "Spark ran no copy"
+            assert any(each.how == "ended" for each in tasks), "; ".join(map(how_it_ended, tasks))
+            table.check()
+    finally:
+        table.close()
+
+
+def test_a_routing_task_that_runs_twice_is_one(spark: Any, tmp_path: Path, start: Callable[..., Any]) -> None:
+    table = Scene(spark, tmp_path, Case(ROUTE, append=True, letters=True), start)
+    try:
+        table.run_twice(7, race=False)
+        table.check()
+    finally:
+        table.close()
