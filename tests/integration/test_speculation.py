@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import memwal
 from tests.conftest import ROOT
-from tests.cut_short import BATCHES, ONE_TASK, ROUTE, SEND, SPECULATION, Case, Scene, cut_spark, how_it_ended
+from tests.cut_short import BATCHES, ONE_TASK, ROUTE, ROWS, SEND, SPECULATION, Case, Scene, cut_spark, how_it_ended
+from tests.integration.test_spark_streams import finished
+from tests.pausing import Pausing
 from tests.spark_cluster import SparkCluster, quick
 
 
@@ -48,3 +52,26 @@ def test_a_routing_task_that_runs_twice_is_one(spark: Any, tmp_path: Path, start
         table.check()
     finally:
         table.close()
+
+
+def test_a_micro_batch_that_is_written_by_name_has_each_row_once(
+    spark: Any, serve: Callable[..., Any], tmp_path: Path, uri: str
+) -> None:
+    memwal.register_spark(spark)
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    memwal.open(uri, schema=schema, key=(), regions=2, settings={"commit": {"interval": "0s"}}).close()
+    (config := tmp_path / "config.toml").write_text(f'[table]\nuri = "{uri}"\n')
+    serve(config)
+    for name in ("in", "place"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "in" / "0.json").write_text("".join(f'{{"id": {id}}}\n' for id in range(ROWS)))
+    pausing = Pausing(7, str(tmp_path / "place"))
+    frame = spark.readStream.schema("id long").json(str(tmp_path / "in")).coalesce(1).mapInArrow(pausing, "id long")
+    finished(
+        frame.writeStream.format("memwal")
+        .options(path=uri, checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    assert (tmp_path / "place" / "waits").exists()  # nothing released that task, so a copy has done its work
+    with memwal.connect(uri) as table:
+        assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == list(range(ROWS))
