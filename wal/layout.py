@@ -17,6 +17,8 @@
     _mem_wal/paused/{what}_{n}_ended.json                     pause n has ended, from 0 on (ours)
     _mem_wal/synced.json                                      {"version":N}: this version of the base table, on a local
                                                               disk, was synced (ours)
+    _mem_wal/unsynced.json                                    {"files":{…}}: files of the base table that a local disk
+                                                              did not take (ours)
 
 `rev(n)` is the 64-digit binary of n read backwards, so that consecutive numbers spread over an object store's
 key ranges. Source: "MemTable & WAL Specification", Lance documentation. Versions, positions and generations
@@ -40,6 +42,8 @@ LOADING_KEY = ROOT + "loading.json"
 PAUSED_PREFIX = ROOT + "paused/"
 SYNCED_KEY = ROOT + "synced.json"
 """Key of the number of the newest version of the base table that was synced to a local disk."""
+UNSYNCED_KEY = ROOT + "unsynced.json"
+"""Key of the names of files of the base table whose sync to a local disk failed."""
 
 Kind = Literal["log", "manifest", "sst", "commit", "note", "staged", "base", "other"]
 """What a key is for, as requests are counted: WAL entries and snapshots of the applied map; region manifests; SSTs;
@@ -59,6 +63,7 @@ _FOLDERS: dict[str, Kind] = {
     "loads": "note",
     "loading.json": "note",
     "synced.json": "note",
+    "unsynced.json": "note",
 }
 
 # LanceDB's name space for region ids, the bytes "LSMWRITE_SHARD01".

@@ -6,23 +6,30 @@ replaces are pruned. Object stores need none of this: a finished PUT is durable.
 
 The number of the newest version that was synced is kept in `_mem_wal/synced.json`: rows, columns and markers of this
 version and the ones before it are relied upon. `flush.base.torn` never goes back behind it.
+
+A file whose fsync failed is kept in `_mem_wal/unsynced.json`, and no version that has it is relied upon any more: the
+kernel reports a lost write once, so that a second fsync of the same file proves nothing. Its SSTs stay. A copy of the
+file is another one, with an inode of its own. Source of the rule: "Can Applications Recover from fsync Failures?",
+Rebello et al., USENIX ATC 2020.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import lance
 
 from memwal.flush.base.manifest import manifest_names
-from memwal.wal.layout import SYNCED_KEY
+from memwal.wal.layout import SYNCED_KEY, UNSYNCED_KEY
 from memwal.wal.store.local import TEMPORARY, sync_names
 
 RECENT = 32
@@ -30,6 +37,10 @@ RECENT = 32
 _PARALLEL_FROM, _WORKERS = 32, 4
 """Files, and threads. A disk takes several fsyncs at once: a version of 64 new fragments of 260 KB is synced in 92 ms,
 one file after the other in 406 ms; one of 8 fragments takes 22 ms either way."""
+Lost = dict[str, list[int]]
+"""Files and directories whose fsync failed: what identifies each, by its path in the table."""
+_LOST_HERE: dict[Path, Lost] = {}
+"""Those of which the disk took no note either, by the directory of the table: known to this process only."""
 _DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS = "data", "_deletions", "_indices", "_versions", "_transactions"
 
 
@@ -68,7 +79,7 @@ def sync_table(dataset: lance.LanceDataset) -> None:
 
     Files of older versions only were synced after the commits that made them. Files first, several at once, then the
     directories that list them. A table on an object store is left alone, and so is a file that is removed meanwhile.
-    Raises OSError.
+    Raises OSError, also for a file whose fsync failed before.
     """
     if (root := local_root(dataset)) is None:
         return
@@ -86,11 +97,10 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     manifests = (root / _VERSIONS / name for version in recent for name in manifest_names(version))
     files += [path for path in manifests if path.exists()]
     files += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
-    _sync_all(files)
-    _sync_each(directories)
-    with alone(root):
+    with alone(root):  # so that nobody syncs a file whose sync has failed before that is noted
+        _sync_or_note(root, files, directories)
         if synced_version(root) < dataset.version:
-            _note(root, dataset.version)
+            _write(root / SYNCED_KEY, {"version": dataset.version})
 
 
 def synced_version(root: Path) -> int:
@@ -104,20 +114,21 @@ def synced_version(root: Path) -> int:
         return 0
 
 
-def _note(root: Path, version: int) -> None:
-    """Write the note so that a power cut leaves the new one or the former one. Requires: the table's lock."""
-    path = root / SYNCED_KEY
+def _write(path: Path, note: Mapping[str, Any]) -> None:
+    """Write a note so that a power cut leaves the new one or the former one. Requires: the table's lock."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     path.parent.mkdir(exist_ok=True)
-    temporary.write_bytes(json.dumps({"version": version}).encode())
+    temporary.write_bytes(json.dumps(note).encode())
     _sync(temporary)
     temporary.replace(path)
-    _sync_each([path.parent, root])
+    for directory in (path.parent, path.parent.parent):
+        _sync(directory)
 
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Hold the lock of the table in the directory `root`, for moments: no other process does what is done inside.
+    """Hold the lock of the table in the directory `root`, as long as a sync takes at most: no other process does what
+    is done inside.
 
     Raises OSError.
     """
@@ -136,19 +147,26 @@ def local_root(dataset: lance.LanceDataset) -> Path | None:
     return root if root.is_dir() else None
 
 
-def _sync_all(paths: Sequence[Path]) -> None:
+def _sync_all(paths: Sequence[Path], failed: dict[Path, OSError]) -> None:
     """Fsync `paths` in any order. Each thread takes a share: a task costs more than the fsync of a clean file."""
     if len(paths) < _PARALLEL_FROM:
-        _sync_each(paths)
+        _sync_each(paths, failed)
         return
     with ThreadPoolExecutor(_WORKERS, "memwal-sync") as pool:
-        list(pool.map(_sync_each, (paths[start::_WORKERS] for start in range(_WORKERS))))
+        list(pool.map(lambda share: _sync_each(share, failed), (paths[start::_WORKERS] for start in range(_WORKERS))))
 
 
-def _sync_each(paths: Sequence[Path]) -> None:
+def _sync_each(paths: Sequence[Path], failed: dict[Path, OSError]) -> None:
+    """Fsync `paths`; add those that the disk did not take to `failed`. Raises OSError where one cannot be opened."""
     for path in paths:
         with suppress(FileNotFoundError):
-            _sync(path)
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                failed[path] = error
+            finally:
+                os.close(descriptor)
 
 
 def _sync(path: Path) -> None:
@@ -157,3 +175,63 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- what the disk did not take ------------------------------------------------------------------------------------
+
+
+def _sync_or_note(root: Path, files: Sequence[Path], directories: Sequence[Path]) -> None:
+    """Fsync what a version is made of. Raises OSError if the disk does not take it, or did not take it before."""
+    _expect_none_lost(root, [*files, *directories])
+    failed: dict[Path, OSError] = {}
+    try:
+        _sync_all(files, failed)
+        _sync_each(directories, failed)
+    finally:
+        if failed:
+            _note_lost(root, failed)
+    for path, error in failed.items():
+        raise OSError(error.errno, f"{path}: its sync to the disk failed: {error.strerror}") from error
+
+
+def _expect_none_lost(root: Path, paths: Sequence[Path]) -> None:
+    """Raise OSError if the fsync of one of `paths` has failed before."""
+    lost = _lost(root) | _LOST_HERE.get(root, {})
+    for path in paths if lost else ():
+        if (identity := lost.get(_name(root, path))) and identity == _identity(path):
+            raise OSError(
+                errno.EIO,
+                f"{path}: a sync of it to the disk failed before, so its bytes may be lost. Nothing relies on this "
+                f"version: rows stay in the log and in SSTs. Copy the table, without {UNSYNCED_KEY}, to a sound disk, "
+                "and verify the copy",
+            )
+
+
+def _note_lost(root: Path, failed: Mapping[Path, OSError]) -> None:
+    found = {_name(root, path): identity for path in failed if (identity := _identity(path))}
+    try:
+        _write(root / UNSYNCED_KEY, {"files": _lost(root) | found})
+    except OSError:
+        _LOST_HERE.setdefault(root, {}).update(found)
+
+
+def _lost(root: Path) -> Lost:
+    try:
+        return dict(json.loads((root / UNSYNCED_KEY).read_bytes())["files"])
+    except FileNotFoundError:
+        return {}
+
+
+def _name(root: Path, path: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _identity(path: Path) -> list[int]:
+    """Return what tells a file from a copy of it: its inode and, as directories change, the time of change of a file;
+    [] where it is gone.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return []
+    return [found.st_ino, 0 if path.is_dir() else found.st_mtime_ns]

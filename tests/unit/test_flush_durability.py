@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lance
 import pyarrow as pa
@@ -15,11 +18,14 @@ import pytest
 
 import memwal
 import memwal.flush.base.create
+from memwal.flush.base import fsync
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.maintenance import clean_up
 from memwal.ingest.region import core
-from memwal.wal import LocalStore
+from memwal.wal import LocalStore, ManifestStore, regions
+from memwal.wal.layout import UNSYNCED_KEY
+from memwal.wal.store.local import TEMPORARY
 from tests.conftest import SCHEMA, Made
 
 
@@ -87,18 +93,95 @@ def test_many_files_are_synced_side_by_side_before_any_directory(uri: str, monke
     assert len(threads) > 1
 
 
-@pytest.mark.parametrize("at", [0, 40, 63])
-def test_a_file_that_cannot_be_synced_is_an_error(uri: str, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    dataset = lance.write_dataset(pa.table({"id": range(64)}), uri, max_rows_per_file=1)
-    broken = dataset.get_fragments()[at].metadata.files[0].path
+@contextmanager
+def disk_without(*names: str) -> Iterator[None]:
+    """While it lasts, the disk does not take files of these names, and says so once, as a kernel does."""
+    left = set(names)
 
     def failing(descriptor: int) -> None:
-        if Path(f"/proc/self/fd/{descriptor}").readlink().name == broken:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        if name in left:
+            left.remove(name)
             raise OSError(errno.EIO, "the disk is broken")
 
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(OSError, match="the disk is broken"):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        yield
+
+
+def copied(path: Path) -> None:
+    """Put a copy of a file in its place."""
+    shutil.copy2(path, copy := path.with_name("copy"))
+    copy.replace(path)
+
+
+@pytest.mark.parametrize("at", [0, 40, 63])
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_file_that_could_not_be_synced_is_never_relied_upon_again(
+    uri: str, monkeypatch: pytest.MonkeyPatch, at: int, noted: bool
+) -> None:
+    dataset = lance.write_dataset(pa.table({"id": range(64)}), uri, max_rows_per_file=1)
+    root, broken = Path(uri), dataset.get_fragments()[at].metadata.files[0].path
+    note = Path(UNSYNCED_KEY).name
+    with (
+        disk_without(broken, *[] if noted else [f"{TEMPORARY}{note}"]),
+        pytest.raises(OSError, match=rf"{broken}: its sync to the disk failed: the disk is broken"),
+    ):
         sync_table(dataset)
+    assert (root / UNSYNCED_KEY).exists() == noted
+    if noted:  # as another process knows it
+        monkeypatch.setattr(fsync, "_LOST_HERE", {})
+    for _ in range(2):
+        with pytest.raises(OSError, match=rf"{broken}: a sync of it to the disk failed before"):
+            sync_table(dataset)
+    assert fsync.synced_version(root) == 0
+    copied(root / "data" / broken)
+    sync_table(dataset)
+    assert fsync.synced_version(root) == dataset.version
+
+
+def test_every_file_that_a_disk_did_not_take_is_remembered(uri: str) -> None:
+    dataset = lance.write_dataset(pa.table({"id": range(64)}), uri, max_rows_per_file=1)
+    names = [dataset.get_fragments()[at].metadata.files[0].path for at in (3, 21, 50)]
+    with disk_without(*names, "_versions"), pytest.raises(OSError, match="the disk is broken"):
+        sync_table(dataset)
+    assert set(fsync._lost(Path(uri))) == {"_versions", *(f"data/{name}" for name in names)}
+    for name in names:
+        copied(Path(uri) / "data" / name)
+    with pytest.raises(OSError, match="_versions: a sync of it to the disk failed before"):
+        sync_table(dataset)
+
+
+def test_a_file_that_cannot_be_opened_now_is_synced_later(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = lance.write_dataset(pa.table({"id": range(3)}), uri)
+    with monkeypatch.context() as patched:
+        patched.setattr(fsync.os, "open", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
+        with pytest.raises(OSError, match="too many open files"):
+            sync_table(dataset)
+    sync_table(dataset)
+    assert fsync.synced_version(Path(uri)) == dataset.version
+
+
+def test_rows_of_a_commit_that_the_disk_did_not_take_stay_in_ssts_until_the_table_is_on_another_one(
+    open_small: Callable[..., Any], tmp_path: Path, made: Made
+) -> None:
+    uri, sound = str(tmp_path / "table"), str(tmp_path / "sound")
+    with open_small(uri, regions=1) as table:
+        table.put(made.rows(range(20)))
+        table.flush()
+        with disk_without("data"), pytest.raises(memwal.Unavailable, match="data: its sync to the disk failed"):
+            table.commit()
+        for _ in range(2):
+            with pytest.raises(memwal.Unavailable, match="data: a sync of it to the disk failed before"):
+                table.commit()
+        assert len(table) == 20
+        store = LocalStore(Path(uri))
+        assert [len(ManifestStore(store, region).latest().ssts) for region in regions(store)] == [1]
+    shutil.copytree(uri, sound)
+    (Path(sound) / UNSYNCED_KEY).unlink()
+    with open_small(sound, regions=1) as table:
+        table.commit()
+        assert table.scan(["id"], level="committed").read_all().num_rows == 20
 
 
 def _paths_below(root: Path, parts: tuple[str, ...]) -> set[Path]:
