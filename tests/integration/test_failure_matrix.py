@@ -23,6 +23,7 @@ import pytest
 
 from memwal.flush import FlushError
 from memwal.wal import Corrupt, ObjectStore, WalError, open_store
+from memwal.wal.layout import UNSYNCED_KEY
 from tests.failure_matrix import CODES, CREATES, FAULTS, Call, FaultyStore, Killed, SystemCalls, copy_objects
 from tests.fault_proxy import (
     Fault,
@@ -268,12 +269,20 @@ def test_an_error_after_the_effect_of_the_system_calls_of_a_stage(local: Local, 
         with calls.installed(), suppress(WalError, FlushError, OSError):
             owner.do(stage)
         check_fenced(uri, {}, owner)
-        check(uri, {}, stage)
+        check(on_a_sound_disk(uri), {}, stage)
 
     run(dry := SystemCalls())
     chosen = [number for number, name in enumerate(dry.calls) if name in ("link", "replace", "stat", "fsync")]
     for number, code in zip(chosen, itertools.cycle(CODES)):
         run(SystemCalls(number, code))
+
+
+def on_a_sound_disk(uri: str) -> str:
+    """The table, or a copy of it if the disk did not take a file of its base, which nothing relies on any more."""
+    if not (Path(uri) / UNSYNCED_KEY).exists():
+        return uri
+    shutil.copytree(uri, copy := f"{uri}-copy", ignore=shutil.ignore_patterns(Path(UNSYNCED_KEY).name))
+    return copy
 
 
 class Staged:
