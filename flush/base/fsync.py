@@ -19,7 +19,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +37,7 @@ RECENT = 32
 _PARALLEL_FROM, _WORKERS = 32, 4
 """Files, and threads. A disk takes several fsyncs at once: a version of 64 new fragments of 260 KB is synced in 92 ms,
 one file after the other in 406 ms; one of 8 fragments takes 22 ms either way."""
+Refused = Callable[[Path, OSError], None]
 Lost = dict[str, list[int]]
 """Files and directories whose fsync failed: what identifies each, by its path in the table."""
 _LOST_HERE: dict[Path, Lost] = {}
@@ -97,8 +98,9 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     manifests = (root / _VERSIONS / name for version in recent for name in manifest_names(version))
     files += [path for path in manifests if path.exists()]
     files += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
-    with alone(root):  # so that nobody syncs a file whose sync has failed before that is noted
-        _sync_or_note(root, files, directories)
+    _sync_or_note(root, files, directories)
+    with alone(root):
+        _expect_none_lost(root, [*files, *directories])  # another process may have been told meanwhile
         if synced_version(root) < dataset.version:
             _write(root / SYNCED_KEY, {"version": dataset.version})
 
@@ -127,8 +129,7 @@ def _write(path: Path, note: Mapping[str, Any]) -> None:
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Hold the lock of the table in the directory `root`, as long as a sync takes at most: no other process does what
-    is done inside.
+    """Hold the lock of the table in the directory `root`, for moments: no other process does what is done inside.
 
     Raises OSError.
     """
@@ -147,24 +148,26 @@ def local_root(dataset: lance.LanceDataset) -> Path | None:
     return root if root.is_dir() else None
 
 
-def _sync_all(paths: Sequence[Path], failed: dict[Path, OSError]) -> None:
+def _sync_all(paths: Sequence[Path], refused: Refused) -> None:
     """Fsync `paths` in any order. Each thread takes a share: a task costs more than the fsync of a clean file."""
     if len(paths) < _PARALLEL_FROM:
-        _sync_each(paths, failed)
+        _sync_each(paths, refused)
         return
     with ThreadPoolExecutor(_WORKERS, "memwal-sync") as pool:
-        list(pool.map(lambda share: _sync_each(share, failed), (paths[start::_WORKERS] for start in range(_WORKERS))))
+        list(pool.map(lambda share: _sync_each(share, refused), (paths[start::_WORKERS] for start in range(_WORKERS))))
 
 
-def _sync_each(paths: Sequence[Path], failed: dict[Path, OSError]) -> None:
-    """Fsync `paths`; add those that the disk did not take to `failed`. Raises OSError where one cannot be opened."""
+def _sync_each(paths: Sequence[Path], refused: Refused) -> None:
+    """Fsync `paths`, and call `refused` for those that the disk does not take. Raises OSError where one cannot be
+    opened.
+    """
     for path in paths:
         with suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             except OSError as error:
-                failed[path] = error
+                refused(path, error)
             finally:
                 os.close(descriptor)
 
@@ -182,14 +185,15 @@ def _sync(path: Path) -> None:
 
 def _sync_or_note(root: Path, files: Sequence[Path], directories: Sequence[Path]) -> None:
     """Fsync what a version is made of. Raises OSError if the disk does not take it, or did not take it before."""
-    _expect_none_lost(root, [*files, *directories])
     failed: dict[Path, OSError] = {}
-    try:
-        _sync_all(files, failed)
-        _sync_each(directories, failed)
-    finally:
-        if failed:
-            _note_lost(root, failed)
+
+    def refused(path: Path, error: OSError) -> None:
+        failed[path] = error
+        _note_lost(root, path)
+
+    _expect_none_lost(root, [*files, *directories])
+    _sync_all(files, refused)
+    _sync_each(directories, refused)
     for path, error in failed.items():
         raise OSError(error.errno, f"{path}: its sync to the disk failed: {error.strerror}") from error
 
@@ -207,10 +211,13 @@ def _expect_none_lost(root: Path, paths: Sequence[Path]) -> None:
             )
 
 
-def _note_lost(root: Path, failed: Mapping[Path, OSError]) -> None:
-    found = {_name(root, path): identity for path in failed if (identity := _identity(path))}
+def _note_lost(root: Path, path: Path) -> None:
+    if not (identity := _identity(path)):
+        return
+    found = {_name(root, path): identity}
     try:
-        _write(root / UNSYNCED_KEY, {"files": _lost(root) | found})
+        with alone(root):
+            _write(root / UNSYNCED_KEY, {"files": _lost(root) | found})
     except OSError:
         _LOST_HERE.setdefault(root, {}).update(found)
 
