@@ -171,7 +171,8 @@ class Table(LevelReads):
         """
         self._refuse_if_closed()
         report = self._commits.commit()
-        self.upkeep.held.raise_first()
+        for error in self.upkeep.left_out.values():
+            raise error
         return report
 
     @translate_errors

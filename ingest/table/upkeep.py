@@ -49,6 +49,8 @@ class TableUpkeep:
         self.caught_up = base.version
         """The newest base version whose commits this process has taken over."""
         self.held = HeldBack()
+        self.left_out: Mapping[UUID, BaseException] = {}
+        """What the newest commit of this process could not take, and why."""
         """The regions that the last commit of this process left out, with the errors."""
         self._failed: BaseException | None = None
         self._try_again: Mapping[UUID, float] = {}
@@ -126,15 +128,17 @@ class TableUpkeep:
         """Commit all published SSTs of the table, of every process. Raises: flush and wal errors, not those of single
         regions: these are in `held`, in `failures` and in the log.
         """
-        context, before = self._regions.context, dict(self.held.regions)
+        context, held = self._regions.context, self.held
+        before = dict(held.regions)
         try:
-            report = traced_commit(self._committed)
+            report = traced_commit(lambda: self._committed(held))
         except BaseException as error:
             self._failed = error
             for writer in self._regions.writers:
                 context.meters.of(writer.region).erred("commit", error, context.clock.now())
             raise
         self._failed = None
+        self.held, self.left_out = held, held.regions  # `catch_up` may have forgotten it meanwhile
         self._tell_held_back(before)
         for writer in self._regions.writers:
             with self._unless_gone(writer):
@@ -157,7 +161,7 @@ class TableUpkeep:
         """
         self._maintenance.expire(self._reader.opened, unless=lambda: paused() or self.asked_to_wait())
 
-    def _committed(self) -> CommitReport:
+    def _committed(self, held: HeldBack) -> CommitReport:
         context = self._regions.context
         return context.meters.commits.counted(
             lambda: flush.commit(
@@ -170,7 +174,7 @@ class TableUpkeep:
                 memory_max=self._upkeep.commit_memory_max,
                 committer=self._committer,
                 caches=self._reader.opened.caches,
-                held=self.held,
+                held=held,
                 options=context.wal_options,
             ),
             context.clock,

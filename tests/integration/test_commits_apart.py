@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import memwal
-from memwal import wal
+from memwal import flush, wal
 from memwal.ingest.cli.status import render
 from memwal.ingest.daemon.pages import DaemonPages
 from memwal.ingest.ops.health import of_commits
@@ -195,3 +196,25 @@ def test_regions_of_a_table_without_a_key_are_committed_apart(tmp_path: Path) ->
         aside.rename(data)
         table.commit()
         assert lance.dataset(str(tmp_path / "t")).count_rows() == ROWS
+
+
+def test_a_commit_tells_what_it_left_out_though_another_process_leads_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`catch_up` forgets what is the leader's to tell; a commit under way was told as done then."""
+    commit = flush.commit
+    with opened(tmp_path / "t") as table:
+        table.put(rows(1))
+        table.flush()
+
+        def committing(*given: Any, held: Any, **named: Any) -> Any:
+            report = commit(*given, held=held, **named)
+            table.upkeep.catch_up()
+            held.regions = dict.fromkeys(table.base.regions, OSError("an SST cannot be read"))
+            return report
+
+        with monkeypatch.context() as patched:
+            patched.setattr(flush, "commit", committing)
+            with pytest.raises(memwal.Unavailable, match="an SST cannot be read"):
+                table.commit()
+        table.commit()

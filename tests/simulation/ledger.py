@@ -189,16 +189,16 @@ class Ledger:
             )
             if shows_what_may_be_lost:
                 return
-        now = self.moment()
+        # What an owner does not show yet may be on storage: its reads prove what owners knew, for storage too.
+        now, by = self.moment(), OWNERS if OWNERS in layers else STORED
+        due = self._due(key, began, by) if shown is None else ()
+        possible = self._deletes(key, due, began, by) if any(not op.rows[key] for op in due) else ()
         for layer in layers:
-            due = self._due(key, began, layer) if shown is None else ()
-            if any(not op.rows[key] for op in due):
-                possible = self._deletes(key, due, began, layer)
-                if len(possible) == 1:
-                    self._is_known(possible[0], self._beside(possible[0], key), (layer,))
+            if len(possible) == 1:
+                self._is_known(possible[0], self._beside(possible[0], key), (layer,))
             for op in ops:
                 is_another = not op.rows[key] if shown is None else op is not shown
-                if is_another and op.final[layer].get(key, began) < began:
+                if is_another and op.final[by].get(key, began) < began:
                     op.replaced[layer].setdefault(key, now)
 
     def _check_whole(self, who: str, op: Op, shown: Mapping[int, Op], asked: Collection[int]) -> None:
