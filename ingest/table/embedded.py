@@ -171,8 +171,7 @@ class Table(LevelReads):
         """
         self._refuse_if_closed()
         report = self._commits.commit()
-        for error in self.upkeep.left_out.values():
-            raise error
+        self.upkeep.left_out.raise_first()
         return report
 
     @translate_errors

@@ -49,7 +49,7 @@ class TableUpkeep:
         self.caught_up = base.version
         """The newest base version whose commits this process has taken over."""
         self.held = HeldBack()
-        self.left_out: Mapping[UUID, BaseException] = {}
+        self.left_out = HeldBack()
         """What the newest commit of this process could not take, and why."""
         """The regions that the last commit of this process left out, with the errors."""
         self._failed: BaseException | None = None
@@ -138,7 +138,7 @@ class TableUpkeep:
                 context.meters.of(writer.region).erred("commit", error, context.clock.now())
             raise
         self._failed = None
-        self.held, self.left_out = held, held.regions  # `catch_up` may have forgotten it meanwhile
+        self.held, self.left_out = held, HeldBack(held.regions)  # `catch_up` may have forgotten it meanwhile
         self._tell_held_back(before)
         for writer in self._regions.writers:
             with self._unless_gone(writer):
