@@ -17,7 +17,7 @@ from tests.soak.scene import PATIENCE, Scene
 from tests.soak.stream import Plan, State, mismatch
 
 _ALLOWED_LEFT = ("blockmgr-", "spark-", "hsperfdata_", ".tmp")
-"""Names of directories of Spark and, with a dot, of Lance: a process that is killed cannot remove them. That there are
+"""Names of directories of Spark and, with a dot, of Rust's libraries: a process that is killed cannot remove them. That there are
 not ever more of them is a bar (`bars.FILES`)."""
 
 
