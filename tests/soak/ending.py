@@ -17,8 +17,8 @@ from tests.soak.scene import PATIENCE, Scene
 from tests.soak.stream import Plan, State, mismatch
 
 _ALLOWED_LEFT = ("blockmgr-", "spark-", "hsperfdata_", ".tmp")
-"""Names of directories of Spark and, with a dot, of Rust's libraries: a process that is killed cannot remove them. That there are
-not ever more of them is a bar (`bars.FILES`)."""
+"""Names of directories of Spark and, with a dot, of Rust's libraries: a process that is killed cannot remove them. That
+there are not ever more of them is a bar (`bars.FILES`)."""
 
 
 def finish(scene: Scene) -> Iterator[str]:
