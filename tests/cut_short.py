@@ -218,15 +218,16 @@ class Scene:
         return seen(place)
 
     def _cut_off(self, query: Any, pausing: Pausing) -> Waiting:
-        """Where `pausing` waits, once the sink's task has all that was handed on."""
+        """Where `pausing` waits, once the sink's task has all that was handed on; then it lets the others go on."""
 
         def waits() -> Waiting | None:
-            assert query.isActive, query.exception()
+            assert query.isActive, f"the query is over: {query.exception()}"
             waiting = pausing.waits()
             came = {each.came for each in seen(Path(pausing.place))}
             return waiting if waiting and (self.case.where == ROUTE or waiting.handed in came) else None
 
         found: Waiting = wait_until(waits)
+        pausing.let_others()
         return found
 
     def resume(self, *, anew: bool = True) -> None:

@@ -32,8 +32,9 @@ class Pausing:
     """A function for `mapInArrow`: hands batches on until the next worker has `after` of them; waits for `release`.
 
     The JVM sends a batch only once it has the first row of the next one, so one more is handed on; where there is none
-    this waits behind the last. One task of all that run it waits, the first to come so far; the others, and whoever
-    does its work again, do not.
+    this waits behind the last. One task of all that run it waits so, the first to come so far. The others, and whoever
+    does its work again, wait there for `let_others` only: a copy that Spark runs beside the first could else end the
+    query before anybody saw the first wait.
     """
 
     after: int
@@ -57,21 +58,30 @@ class Pausing:
         pid, handed = map(int, told.read_text().split())
         return Waiting(psutil.Process(pid), max(0, handed - 1))
 
+    def let_others(self) -> None:
+        """Let the others go on."""
+        (Path(self.place) / "others").touch()
+
     def release(self) -> None:
-        """Let it go on."""
+        """Let it go on, and the others."""
+        self.let_others()
         (Path(self.place) / "released").touch()
 
     def _wait(self, handed: int) -> None:
         told, mine = Path(self.place) / "waits", Path(self.place) / f"wait-{os.getpid()}"
-        if told.exists():
-            return
-        hand_over()
-        mine.write_text(f"{os.getpid()} {handed}")
-        with suppress(FileExistsError):
-            os.link(mine, told)
-            until = time.monotonic() + _LONGEST
-            while time.monotonic() < until and not (Path(self.place) / "released").exists():
-                time.sleep(0.01)
+        if not told.exists():
+            hand_over()
+            mine.write_text(f"{os.getpid()} {handed}")
+            with suppress(FileExistsError):
+                os.link(mine, told)
+                self._wait_for("released")
+                return
+        self._wait_for("others")
+
+    def _wait_for(self, name: str) -> None:
+        until = time.monotonic() + _LONGEST
+        while time.monotonic() < until and not (Path(self.place) / name).exists():
+            time.sleep(0.01)
 
 
 @dataclass(frozen=True)

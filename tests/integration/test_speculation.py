@@ -66,6 +66,7 @@ def test_a_micro_batch_that_is_written_by_name_has_each_row_once(
         (tmp_path / name).mkdir()
     (tmp_path / "in" / "0.json").write_text("".join(f'{{"id": {id}}}\n' for id in range(ROWS)))
     pausing = Pausing(7, str(tmp_path / "place"))
+    pausing.let_others()
     frame = spark.readStream.schema("id long").json(str(tmp_path / "in")).coalesce(1).mapInArrow(pausing, "id long")
     finished(
         frame.writeStream.format("memwal")
