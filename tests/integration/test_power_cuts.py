@@ -170,11 +170,13 @@ with open('f', 'wb+') as file:
 # ---- memwal ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_power_cut_of_a_short_run_or_of_its_recovery_loses_what_was_acknowledged(place: Path) -> None:
+def test_no_power_cut_of_a_short_run_or_of_its_recoveries_loses_what_was_acknowledged(place: Path) -> None:
+    """The power fails up to three times."""
     recordings = {"small": recorded("small")}
-    (first,) = first_cuts(recordings["small"], SEED, 1)
-    with scratch() as other:
-        recordings["small.again1"] = recorded_again(first, other)
+    for name, recovery in (("small", "small.again1"), ("small.again1", "small.again1.again1")):
+        (first,) = first_cuts(recordings[name], SEED, 1)
+        with scratch() as other:
+            recordings[recovery] = recorded_again(first, other)
     for name, recording in recordings.items():
         keep(recording, place / name)
     outcomes = dict(cut_many({name: place / name for name in recordings}, SEED, CUTS, workers=1))

@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="decides which cuts of the recordings are made")
     parser.add_argument("--workers", type=int, default=_AT_ONCE * (os.cpu_count() or 1), help="processes")
     parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS), help="which to record")
-    parser.add_argument("--again", type=int, default=2, help="first cuts of each workload whose recovery is cut, too")
+    parser.add_argument("--again", type=int, default=2, help="cuts of each recording whose recovery is cut, too")
+    parser.add_argument("--times", type=int, default=2, help="how often the power fails, at most")
     parser.add_argument("--fault", choices=PLANTED, default="", help="plant a fault in the code that is recorded")
     parser.add_argument("--recordings", type=Path, help="directory of kept recordings, to cut those again")
     parser.add_argument("--cut", help="check this one cut of --recordings: WORKLOAD:LINE:PROFILE:LOSS:SEED")
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     place, broken = asked.recordings, list[str]()
     if place is None:
-        place, broken = _record(asked.workload, asked.fault, asked.seed, asked.again)
+        place, broken = _record(asked)
     files = {path.stem: path for path in sorted(place.glob("*.recording")) if path.name.split(".")[0] in asked.workload}
     outcomes: dict[str, Outcome] = {}
     for name, outcome in cut_many(files, asked.seed, asked.cuts, asked.workers):
@@ -58,20 +59,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if broken or any(outcome.failures for outcome in outcomes.values()) else 0
 
 
-def _record(workloads: Sequence[str], fault: str, seed: int, again: int) -> tuple[Path, list[str]]:
+def _record(asked: argparse.Namespace) -> tuple[Path, list[str]]:
     """Return the directory of the recordings, and recoveries that ended with an error."""
     place, broken = Path(tempfile.mkdtemp(prefix="memwal-recordings-")), list[str]()
-    for name in workloads:
-        recording = recorded(name, fault)
+    for name in asked.workload:
+        recording = recorded(name, asked.fault)
         _keep(recording, place, name)
-        for number, first in enumerate(first_cuts(recording, seed, 0 if fault else again), 1):
-            of = f"after {first.cut} of {name}"
-            with scratch() as disk:
-                try:
-                    _keep(recorded_again(first, disk), place, f"{name}.again{number}", of)
-                except NotRecorded as error:
-                    broken.append(f"recovery {of}: {error}")
+        if not asked.fault:
+            broken += _record_again(recording, place, name, asked, 2)
     return place, broken
+
+
+def _record_again(recording: Recording, place: Path, name: str, asked: argparse.Namespace, times: int) -> list[str]:
+    """Record what follows the power's failing for so many `times`; return the recoveries that ended with an error."""
+    broken = list[str]()
+    for number, first in enumerate(first_cuts(recording, asked.seed, asked.again) if times <= asked.times else (), 1):
+        of = f"after {first.cut} of {name}"
+        with scratch() as disk:
+            try:
+                recovery = recorded_again(first, disk)
+            except NotRecorded as error:
+                broken.append(f"recovery {of}: {error}")
+                continue
+        _keep(recovery, place, again := f"{name}.again{number}", of)
+        broken += _record_again(recovery, place, again, asked, times + 1)
+    return broken
 
 
 def _keep(recording: Recording, place: Path, name: str, of: str = "") -> None:

@@ -1,7 +1,7 @@
 """A second power cut, while what follows a first one runs: opening, going back, replay, claims, commits, collections.
 
 The files that a first cut left are durable. `workloads.recovery` runs on them below strace, and its recording is cut
-like any other: the check knows what both runs have acknowledged.
+like any other, also for a third time: the check knows what all runs have acknowledged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _has_torn_version(state: State) -> bool:
 
 def recorded_again(first: State, place: Path) -> Recording:
     """Record `recovery` after a first cut, in the empty directory `place`. Raises NotRecorded."""
-    (place / OPENED).write_text(json.dumps(_tables(first)))
+    turn = sum("cut" in mark for mark in first.marks)
+    (place / OPENED).write_text(json.dumps({"turn": turn, "tables": _tables(first)}))
     command = python("tests.power_cuts.workloads", "recovery", str(place))
     return record(command, place, tree=first.tree, marks=[*first.marks, {"cut": str(first.cut)}])
 

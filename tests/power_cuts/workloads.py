@@ -72,8 +72,12 @@ class Run:
         self.disk = place / DISK
         self._with_vectors: set[str] = set()
         self._marks = os.open(place / MARKS, os.O_CREAT | os.O_WRONLY)
-        self._numbers, self._values = count(first), count(first)
+        self.number_from(first)
         self._lock = threading.Lock()
+
+    def number_from(self, first: int) -> None:
+        """Give the next call, and the rows of the next put, this number."""
+        self._numbers, self._values = count(first), count(first)
 
     @contextmanager
     def marked(self, do: str, table: str, **what: Any) -> Iterator[None]:
@@ -360,27 +364,35 @@ def shards(run: Run) -> None:
 
 
 def recovery(run: Run) -> None:
-    """After a power cut: what opens the table again, and goes on with it. Not a workload by itself, see `again`."""
-    for opened in json.loads((run.disk.parent / OPENED).read_text()):
+    """After a power cut: what opens the table again, and goes on with it. Not a workload by itself, see `again`.
+
+    Every recovery of one table puts rows and tokens of its own.
+    """
+    told = json.loads((run.disk.parent / OPENED).read_text())
+    turn = told["turn"]
+    run.number_from(_RECOVERIES + 1000 * turn)
+    id = 5000 + 10 * turn
+    for opened in told["tables"]:
         name = opened["name"]
         if opened["resize"]:
             run.memwal("resize", name, "regions", "resize", "--to", str(opened["resize"]), to=opened["resize"])
         table = run.open(name, key="id" if opened["keyed"] else (), **opened["kind"])
-        run.put(table, name, [5000, 5001], "again:1")
+        run.put(table, name, [id, id + 1], f"again{turn}:1")
         run.flush(table, name)
         run.commit(table, name)
-        run.put(table, name, [5002])
+        run.put(table, name, [id + 2])
         run.collect(name)
         run.close(table, name)
 
 
 OPENED = "opened"
-"""Name of the file, beside the disk, that tells `recovery` which tables there are."""
+"""Name of the file, beside the disk, that tells `recovery` which tables there are, and how often the power failed."""
 WORKLOADS: Mapping[str, Callable[[Run], None]] = {
     each.__name__: each for each in (life, small, driver, take_over, loading, copies, resizing, vectors, shards)
 }
-_OTHER_PROCESSES = {"taker": 1_000_000, "recovery": 2_000_000}
+_OTHER_PROCESSES = {"taker": 1_000_000}
 """Program -> number of its first call."""
+_RECOVERIES = 2_000_000
 _ALL = {**WORKLOADS, "taker": taker, "recovery": recovery}
 
 
