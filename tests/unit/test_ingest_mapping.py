@@ -174,12 +174,22 @@ def test_what_can_be_taken_fast_is() -> None:
 GONE = {"delete": True, "id": 7, "carrier": None, "dep": None, "at": None}
 
 
-@pytest.mark.parametrize("key", [b"7", b'{"id": 7}', b'{"schema": {"a": 1}, "payload": {"id": 7}}'])
+WRAPPED = b'{"schema": {"a": 1}, "payload": {"id": 7}}', b'{"schema": {"type": "int64"}, "payload": 7}'
+
+
+@pytest.mark.parametrize("key", [b"7", b'{"id": 7}', *WRAPPED])
 def test_a_tombstone_deletes_the_key_that_its_own_key_names(key: bytes) -> None:
     settings = kafka_settings(FLIGHT, columns={"carrier": {"from": "value.carrier", "default": "??"}})
     good, gone = rows_of(settings, said({"id": 7}), Record(None, key=key))
     assert good["carrier"] == "??"
     assert gone == GONE
+
+
+@pytest.mark.parametrize(
+    ("key", "id"), [(b"abc", "abc"), (b"7", "7"), (b'"a"', '"a"'), (b'{"schema": {}, "payload": "abc"}', "abc")]
+)
+def test_a_key_of_text_is_the_text_unless_it_is_wrapped(key: bytes, id: str) -> None:
+    assert rows_of(kafka_settings({"id": "string"}), Record(None, key=key)) == [{"delete": True, "id": id}]
 
 
 def test_a_tombstone_that_names_no_key_says_so() -> None:

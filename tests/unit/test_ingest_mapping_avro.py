@@ -88,6 +88,18 @@ def test_types_that_a_schema_takes_from_another_and_a_key_of_its_own() -> None:
         assert rows_of(settings, *records) == [{"id": 5, "code": "JFK"}, {"delete": True, "id": 6, "code": None}]
 
 
+def test_a_tombstone_whose_key_is_no_record() -> None:
+    with SchemaRegistry.started() as registry:
+        text, number = registry.register("string"), registry.register("long")
+        settings = kafka_settings({"id": "string", "v": "int64"}, value_format="avro", registry=registry.url)
+        keys = [registry.encoded(text, "abc"), b"plain", registry.encoded(number, 7), b"\0\0\0\0\x63x"]
+        framed, plain, misfit, unknown = rows_of(settings, *(Record(None, key=key) for key in keys))
+        assert framed == {"delete": True, "id": "abc", "v": None}
+        assert plain == {"delete": True, "id": "plain", "v": None}
+        assert "7 is not a valid string" in misfit["problem"]
+        assert "schema id 99 is not in the registry" in unknown["problem"]
+
+
 def failure(settings: Any) -> Exception:
     task = MapTask(mapping_of(settings))
     with pytest.raises(TaskError) as raised:

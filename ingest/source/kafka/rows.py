@@ -218,27 +218,33 @@ class _Rows:
 
     def _named_by_key(self, column: Column) -> tuple[pa.Array, Problems]:
         """Return a key column of tombstones, which otherwise comes from the value: the field of its name if the
-        record's key is an object, or the whole record key if the table's key is one column.
+        record's key is an object, or the whole record key if the table's key is one column. What Avro, or a wrapper of
+        schema and payload, says of it is its value; a key without these is text.
         """
         leaf = column.leaf
         assert leaf is not None
         alone = sum(each.key for each in self.mapping.columns) == 1
         names = (leaf.origin.path[-1] if leaf.origin.path else column.name, column.name)
-        decode = _decoder(self.mapping, of_key=True)
+        decode, avro = _decoder(self.mapping, of_key=True), _framed(self.mapping)
         raw, gone = self.batch["key"], self.gone.to_numpy(zero_copy_only=False)
 
         def named(value: Any, kind: pa.DataType, unit: str) -> Any:
             if value is None:
                 return None
             try:
-                found = _payload(decode(value))
+                decoded = decode(value)
             except ValueError:
-                found = None
+                if avro(value):
+                    raise
+                decoded = None
+            found = _payload(decoded)
             if isinstance(found, dict):
                 return typed(next((one_of(found, name) for name in names if name in found), None), kind, unit)
-            if alone:
-                return from_text(value.decode(errors="strict"), kind, unit)
-            raise ValueError("the key is no object of the key columns")
+            if not alone:
+                raise ValueError("the key is no object of the key columns")
+            if avro(value) or found is not decoded:
+                return typed(found, kind, unit)
+            return from_text(value.decode(errors="strict"), kind, unit)
 
         return _columns_of_some(raw, gone, leaf, named)
 
@@ -292,12 +298,21 @@ def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes
     of_json = json_decoder(leaf.kind for leaf in mapping.leaves)
     if mapping.value_format != "avro" or (of_key and not mapping.registry):
         return of_json
-    from memwal.ingest.mapping.avro import MAGIC, decoder
+    from memwal.ingest.mapping.avro import decoder
 
     of_avro = decoder(mapping.avro_schema, mapping.registry, mapping.registry_options)
     if not of_key:
         return of_avro
-    return lambda value: of_avro(value) if value[:1] == bytes([MAGIC]) else of_json(value)
+    avro = _framed(mapping)
+    return lambda value: of_avro(value) if avro(value) else of_json(value)
+
+
+def _framed(mapping: RecordMapping) -> Callable[[bytes], bool]:
+    """Return the function that says whether a key is Avro behind an id of the registry."""
+    from memwal.ingest.mapping.avro import MAGIC
+
+    with_registry = mapping.value_format == "avro" and bool(mapping.registry)
+    return lambda key: with_registry and key[:1] == bytes([MAGIC])
 
 
 class _Values:
