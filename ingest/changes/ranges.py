@@ -72,7 +72,8 @@ class ChangeRanges:
         expect_same_table(self.base, start, "since")
         at, routing = dict(start.regions), start.routing
         try:
-            self._expect_reached(start, until)
+            if start.routing == until.routing:
+                Starts(self._base, self._store).expect_reached(start.regions, until.regions)
             if _covers(start, until) or most is None:
                 return start if _covers(start, until) else until
             while True:
@@ -100,12 +101,6 @@ class ChangeRanges:
             yield piece.rows
 
     # ---- inside --------------------------------------------------------------------------------------------------
-
-    def _expect_reached(self, start: Position, until: Position) -> None:
-        """Raise Gone if the log of a region ends before `start`: the table was restored."""
-        for region, position in start.regions.items() if start.routing == until.routing else ():
-            if position > until.regions.get(region, 0):
-                Starts(self._base, self._store).expect_reached(region, position)
 
     def _ends(self, at: Mapping[UUID, int], routing: int, until: Position) -> Mapping[UUID, int]:
         if routing == until.routing:

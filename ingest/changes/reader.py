@@ -127,7 +127,11 @@ class ChangesReader:
         The ends of the logs are found before the base is opened. So entries up to there have no columns that this base
         lacks, and where its routing is the one that is read, they were all routed by it.
         """
-        if self._known or (until is not None and self._is_done(until)):
+        if self._known:
+            return False
+        if until is not None and self._is_done(until):
+            if until.routing == self._routing:
+                self._starts.expect_reached(self._at, until.regions)
             return False
         regions = sorted({*self._at, *self._base.regions, *wal.regions(self._store)})
         tips = dict(zip(regions, each(self._tip, regions, self._at_once), strict=True))

@@ -9,6 +9,7 @@ A table without a key needs no stored rows: only step 1, whose `replay_after` ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -58,12 +59,18 @@ class Starts:
         manifest = ManifestStore(self._store, region).latest()
         return 0 if manifest is None else self._tip(region, manifest, known)
 
-    def expect_reached(self, region: UUID, position: int) -> None:
-        """Raise Gone if the log of `region` never reached `position`."""
-        manifest = ManifestStore(self._store, region).latest()
-        if manifest is None:
-            raise Gone(region, position, ahead=True)
-        self._expect_reached(region, position, manifest)
+    def expect_reached(self, since: Mapping[UUID, int], until: Mapping[UUID, int]) -> None:
+        """Raise Gone if the log of a region never reached its position in `since`, which is of the routing of `until`.
+
+        `until`: positions that exist. Asks only for regions that `since` has behind them: the table was put back, or
+        the caller chose an earlier `until`.
+        """
+        for region, position in since.items():
+            if position > until.get(region, 0):
+                manifest = ManifestStore(self._store, region).latest()
+                if manifest is None:
+                    raise Gone(region, position, ahead=True)
+                self._expect_reached(region, position, manifest)
 
     def end_of_routing(self, region: UUID, routing: int, position: int) -> int:
         """Return the last position of `region` whose rows were routed by `routing`, which is over.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
 from collections.abc import Callable
 from itertools import chain, pairwise
@@ -373,11 +374,31 @@ def test_a_position_of_another_table_is_refused(uri: str, tmp_path: Path) -> Non
         position = table.changes_position()
         region = str(wal.bucket_region(0))
         position["regions"][region] = 99
-        with pytest.raises(memwal.Invalid, match="does not reach position 99"):
-            table.changes(position, follow=True).schema  # noqa: B018
+        for follow in (True, False):
+            with pytest.raises(memwal.Invalid, match="does not reach position 99"):
+                table.changes(position, follow=follow).schema  # noqa: B018
         position["regions"][region] = 1
         with pytest.raises(memwal.Invalid, match="routing version"):
             table.changes(position | {"routing": 2}).read_all()
+
+
+def test_a_poll_behind_the_log_of_a_table_that_was_put_back_is_refused(uri: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with opened(uri, regions=2) as table:
+        table.put([row(each, 1) for each in range(8)])
+    shutil.copytree(uri, copy)
+    with opened(uri, regions=2) as table:
+        table.put([row(each, 2) for each in range(8)])
+        position = table.changes_position()
+    shutil.rmtree(uri)
+    shutil.copytree(copy, uri)
+    with memwal.open(uri, read_only=True) as stored:
+        with pytest.raises(memwal.Invalid, match="the table was restored; begin again"):
+            stored.changes(position).read_all()
+        earlier = stored.changes_position()
+        later = dict(earlier["regions"]) | {str(wal.bucket_region(0)): position["regions"][str(wal.bucket_region(0))]}
+        with pytest.raises(memwal.Invalid, match="the table was restored; begin again"):
+            stored.changes(earlier | {"regions": later}).read_all()
 
 
 def test_a_position_of_another_table_is_refused_where_a_reader_stands_at_the_same_numbers(uri: str) -> None:
