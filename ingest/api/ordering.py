@@ -62,7 +62,11 @@ def first_rows(rows: pa.Table, order: Order, limit: int | None) -> pa.Array:
 
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """Return floats as integers of the same order, a total one; other values as they are."""
+    """Return floats as integers of the same order, a total one, and uuid and bool8 as what stores them, since Arrow does
+    not sort extension types, and a selection of them ends the process; other values as they are.
+    """
+    if isinstance(column.type, pa.BaseExtensionType):
+        return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     if not pa.types.is_floating(column.type):
         return column
     values = column.cast(pa.float64()).combine_chunks()

@@ -144,6 +144,23 @@ def test_rows_come_in_the_order_that_was_asked_for(layered: tuple[Any, dict[str,
                     assert found["id"].to_pylist() == expected[offset:end], (level, order_by, predicate, limit, offset)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"), [(pa.uuid(), [b"c" * 16, b"a" * 16, b"b" * 16, None]), (pa.bool8(), [1, -1, 0, None])], ids=str
+)
+def test_rows_are_ordered_by_an_extension_type_as_by_what_stores_it(
+    uri: str, kind: pa.BaseExtensionType, values: list[Any]
+) -> None:
+    rows = pa.table({"id": range(4), "v": pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))})
+    with memwal.open(uri, schema=rows.schema, key="id", settings={"commit": {"interval": "0s"}}) as table:
+        table.put(rows)
+        for committed in (False, True):
+            for limit in (2, 3, None):  # without the null, with it, and all
+                found = table.scan(order_by="v", limit=limit).read_all()
+                assert found["id"].to_pylist() == [1, 2, 0, 3][:limit], committed
+            table.flush()
+            table.commit()
+
+
 def test_rows_are_ordered_without_any_in_the_base(uri: str) -> None:
     with memwal.open(uri, schema=SCHEMA, key="id", settings={"commit": {"interval": "0s"}}) as table:
         assert table.scan(["id"], order_by="id").read_all()["id"].to_pylist() == []
@@ -246,6 +263,11 @@ def test_a_hybrid_search_takes_the_only_vector_column_without_an_index(layered: 
         (lambda t: t.scan(order_by="wrod").read_all(), "order_by: column 'wrod' does not exist; did you mean 'word'?"),
         (lambda t: t.scan(order_by=[]).read_all(), "order_by: the list is empty"),
         (lambda t: t.scan(order_by=[("x", "up")]).read_all(), "write a column, or a list of columns and of pairs"),
+        (lambda t: t.search("plain", [0.0] * 4, 1 << 40), "k is 1099511627776; write at most 2147483647"),
+        (lambda t: t.search("plain", [0.0] * 4, offset=1 << 40), "k \\+ offset is 1099511627786; write at most"),
+        (lambda t: t.search("plain", [0.0] * 4, refine_factor=1 << 33), "refine_factor is 8589934592; write at most"),
+        (lambda t: t.scan(limit=1 << 63).read_all(), "limit is 9223372036854775808; give at most"),
+        (lambda t: t.scan(limit=1, offset=1 << 63).read_all(), "offset is 9223372036854775808; write at most"),
         (lambda t: t.scan(limit=3, offset=2.0).read_all(), "offset is 2.0; write a whole number, at least 0"),
     ],
 )
