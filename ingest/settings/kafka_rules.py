@@ -136,7 +136,10 @@ def _of_schemas(source: SourceSettings) -> Iterator[Problem]:
             check_schema(source.avro_schema)
         except ValueError as error:
             yield Problem("source", "avro_schema", f"avro_schema {error}; correct it")
-    if source.registry and not source.registry.startswith(("http://", "https://")):
+    if "@" in source.registry:  # not repeated: a password may be in it
+        text = "registry has a user name or password in its URL; put them into registry_options"
+        yield Problem("source", "registry", text)
+    elif source.registry and not source.registry.startswith(("http://", "https://")):
         yield Problem("source", "registry", f"registry = {source.registry!r} must be an http:// or https:// URL")
     for name in source.registry_options:
         if name not in _REGISTRY:

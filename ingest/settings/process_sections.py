@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
-from memwal.ingest.settings.values import ColumnType, Duration, Option, Secret, Section, Size
+from memwal.ingest.settings.values import ColumnType, Duration, Option, Secret, Section, Size, SparkConf
 
 KAFKA = "kafka"
 
@@ -42,7 +42,7 @@ class SourceSettings(Section):
     order_by: list[str] = Field(
         [], description="columns that order rows with the same key inside a micro-batch; the last row wins"
     )
-    spark: dict[str, str] = Field({"spark.master": "local[2]"}, description="Spark configuration of the session")
+    spark: SparkConf = Field({"spark.master": "local[2]"}, description="Spark configuration of the session")
     brokers: str = Field("", description="Kafka: bootstrap brokers as host:port, separated by commas")
     topics: list[str] = Field([], description="Kafka: topics to read")
     topic_pattern: str = Field(

@@ -17,7 +17,14 @@ from pydantic.fields import FieldInfo
 from memwal.ingest.secret_refs import shown
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import section_type
-from memwal.ingest.settings.values import Section, format_duration, format_size, parse_duration, parse_size
+from memwal.ingest.settings.values import (
+    HIDDEN_BY_NAME,
+    Section,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
 
 BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
 _HEADER = """\
@@ -81,6 +88,8 @@ def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
         return format_size(value)
     if isinstance(value, SecretStr):  # always a reference, see `Secret`
         return value.get_secret_value()
+    if hide and HIDDEN_BY_NAME in field.metadata:
+        return {name: shown(name, SecretStr(each)) for name, each in value.items()}
     if isinstance(value, Mapping):
         return {
             name: (shown(name, each) if hide else each.get_secret_value()) if isinstance(each, SecretStr) else each

@@ -23,13 +23,17 @@ BYTES: Mapping[str, int] = {
     **{f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")},
     **{f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate(("k", "M", "G", "T"))},
 }
+_LONGEST = 36500 * 86_400.0
+"""Seconds. Threads cannot wait for three times as long."""
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_duration(value: object) -> float:
     """Return the seconds of a duration such as "100ms". Raises: ValueError that names the remedy."""
     number, factor = _split(value, SECONDS, 'a duration such as "100ms", "30s" or "5min"')
-    return number * factor
+    if (seconds := number * factor) > _LONGEST:
+        raise ValueError("is too long; give at most 36500d")
+    return seconds
 
 
 def parse_size(value: object) -> int:
@@ -103,6 +107,10 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 ColumnType = Annotated[str, AfterValidator(_checked_type)]
 Option = Annotated[SecretStr, AfterValidator(check_reference)]
 Secret = Annotated[SecretStr, AfterValidator(check_only_reference)]
+HIDDEN_BY_NAME = object()
+"""Marks options of text: where they are printed, the values whose names look like a secret's are hidden."""
+SparkConf = Annotated[dict[str, str], HIDDEN_BY_NAME]
+"""No references to secrets: Spark reads `file:PATH` itself."""
 Index = str | dict[str, Any]
 
 

@@ -33,6 +33,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "avro": ({"value_format": "avro"}, "needs one of avro_schema and registry"),
     "schema": ({"value_format": "avro", "avro_schema": "{}"}, "avro_schema is not an Avro schema"),
     "registry": ({"value_format": "avro", "registry": "file:///etc"}, "must be an http:// or https:// URL"),
+    "registry's password": ({"value_format": "avro", "registry": "http://a:b@c"}, "put them into registry_options"),
     "no avro": ({"registry": "http://h"}, 'registry is for value_format = "avro", not for \'json\''),
     "raw envelope": ({"value_format": "raw", "envelope": "debezium"}, "envelope needs values with fields"),
     "column": ({"columns": {"carier": "value.x"}}, "the table has no such column; did you mean 'carrier'?"),
@@ -87,6 +88,9 @@ def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mine" not in shown
     assert '"kafka.ssl.key.password" = "env:KEY"' in shown
     assert '"minPartitions" = "8"' in shown
+    spark = {"spark.hadoop.fs.s3a.secret.key": "mine", "spark.jars": "file:/x.jar"}
+    shown = render_settings(kafka_settings(TABLE, spark=spark))
+    assert '"spark.hadoop.fs.s3a.secret.key" = "(hidden)", "spark.jars" = "file:/x.jar"' in shown
     with pytest.raises(Invalid) as refused:
         kafka_settings(TABLE, options={"kafka.sasl.jaas.config": "env:"})
     assert "kafka.sasl.jaas.config" in str(refused.value)
