@@ -17,6 +17,8 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.mapping.type_names import parse_type
 
 MIN_BOOST, MAX_BOOST = 0.001, 1000
+COUNT_MAX, ROWS_MAX = 2**31 - 1, 2**61
+"""Lance and gRPC take no larger numbers; ROWS_MAX twice fits, since a limit and an offset are added."""
 
 
 def listed(columns: Any, name: str = "columns") -> list[str] | None:
@@ -76,16 +78,25 @@ def _boost(name: str, column: str, value: Any) -> float:
 
 
 def at_least_one(value: Any, name: str = "k") -> int:
-    """Return an argument, called `name`. Raises: Invalid unless it is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise Invalid(f"{name} is {value!r}; write a whole number, at least 1")
-    return int(value)
+    """Return an argument, called `name`. Raises: Invalid unless it is a whole number from 1 to COUNT_MAX."""
+    return _whole(name, value, 1, COUNT_MAX)
 
 
 def not_negative(name: str, value: Any) -> int:
-    """Return an argument, called `name`. Raises: Invalid unless it is a whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise Invalid(f"{name} is {value!r}; write a whole number, at least 0")
+    """Return an argument, called `name`. Raises: Invalid unless it is a whole number from 0 to ROWS_MAX."""
+    return _whole(name, value, 0, ROWS_MAX)
+
+
+def best(k: Any, offset: Any) -> int:
+    """Return how many rows a search has to find: `k` after the first `offset`. Raises: Invalid."""
+    return at_least_one(at_least_one(k) + not_negative("offset", offset), "k + offset")
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise Invalid(f"{name} is {value!r}; write a whole number, at least {least}")
+    if value > most:
+        raise Invalid(f"{name} is {value!r}; write at most {most}")
     return int(value)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,10 +72,20 @@ def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:
     """
     if not key:
         raise Invalid(NO_KEY)
-    values = (text,) if len(key) == 1 else tuple(next(csv.reader([text]), ()))
+    values = (text,) if len(key) == 1 else _values(text)
     if len(values) != len(key):
         raise Invalid(f"key '{text}' has {len(values)} values; give {len(key)}: {','.join(key)}")
     return values
+
+
+def _values(text: str) -> tuple[str, ...]:
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
+    except csv.Error:
+        lines = []
+    if len(lines) != 1:
+        raise Invalid(f"key {text!r}: write a value with a comma, a quote or a line break in double quotes")
+    return tuple(lines[0])
 
 
 def _columns(keys: Any, key: tuple[str, ...]) -> list[Any]:

@@ -9,7 +9,16 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from memwal.ingest.api.arguments import at_least_one, distance_range, listed, mapping, not_negative, sql, text_columns
+from memwal.ingest.api.arguments import (
+    at_least_one,
+    best,
+    distance_range,
+    listed,
+    mapping,
+    not_negative,
+    sql,
+    text_columns,
+)
 from memwal.ingest.api.arguments import text as a_text
 from memwal.ingest.api.changes import Changes, ChangesSource, opened, position_of
 from memwal.ingest.api.fusion import Rerank, checked_weights, fused
@@ -185,7 +194,7 @@ class Reads(ABC):
         are left out before the first.
         """
         request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector}
-        request |= {"k": at_least_one(k) + not_negative("offset", offset), "filter": sql(filter)}
+        request |= {"k": best(k, offset), "filter": sql(filter)}
         request |= _how(metric, nprobes, refine_factor, distance_range)
         watch = watching("search", level, explain)
         rows: pa.Table = self._answer("search", level, **request, columns=listed(columns), explain=watch)
@@ -215,7 +224,7 @@ class Reads(ABC):
         `offset`: best rows that are left out before the first.
         """
         request: dict[str, Any] = {"column": _sent("column", column), "text": text}
-        request |= {"k": at_least_one(k) + not_negative("offset", offset), "filter": sql(filter)}
+        request |= {"k": best(k, offset), "filter": sql(filter)}
         watch = watching("match", level, explain)
         rows: pa.Table = self._answer("match", level, **request, columns=listed(columns), explain=watch)
         return ended(watch, rows.slice(offset))
@@ -255,7 +264,7 @@ class Reads(ABC):
         `metric` to `distance_range`: as for `search`, of the nearest rows. `offset`: best rows that are left out before
         the first.
         """
-        most, both = at_least_one(k) + not_negative("offset", offset), checked_weights(weights)
+        most, both = best(k, offset), checked_weights(weights)
         depth = max(5 * most, 50) if candidates is None else at_least_one(candidates, "candidates")
         how = _how(metric, nprobes, refine_factor, distance_range)
         request = _arms(vector, text, depth, filter, columns, vector_column, text_column) | how

@@ -73,6 +73,8 @@ def _since(text: str) -> Any:
             text = Path(text[1:]).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise Invalid(f"--since: {text[1:]}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise Invalid(f"--since: {text[1:]} is not text: give a file that holds a position") from None
     if not text.startswith("{"):
         return text
     try:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.ingest.api.arguments import ROWS_MAX
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
@@ -46,11 +47,13 @@ def checked_columns(
 
 
 def checked_limit(limit: Any) -> int | None:
-    """Return `limit`. Raises: Invalid unless it is None or a whole number of at least 0."""
+    """Return `limit`. Raises: Invalid unless it is None or a whole number from 0 to ROWS_MAX."""
     if limit is None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
         raise Invalid(f"limit is {limit!r}; give a whole number of rows, or omit it for all")
+    if limit > ROWS_MAX:
+        raise Invalid(f"limit is {limit!r}; give at most {ROWS_MAX}, or omit it for all")
     return int(limit)
 
 

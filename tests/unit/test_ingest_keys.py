@@ -121,5 +121,9 @@ def test_what_is_no_key_is_refused_in_one_line(keys: Any, schema: pa.Schema, key
 def test_a_typed_key_is_split_at_commas_only_when_the_key_has_several_columns() -> None:
     assert parse_key("a,b", ["name"]) == ("a,b",)
     assert parse_key('"a,b",5', ["name", "number"]) == ("a,b", "5")
+    assert parse_key('"a\nb",5', ["name", "number"]) == ("a\nb", "5")
+    for text in ("a\nb,5", '"a,5', '"a"b,5'):
+        with pytest.raises(Invalid, match="write a value with a comma, a quote or a line break in double quotes"):
+            parse_key(text, ["name", "number"])
     with pytest.raises(Invalid, match=r"key 'a' has 1 values; give 2: name,number"):
         parse_key("a", ["name", "number"])
