@@ -21,8 +21,8 @@ The caller has flushed and committed every row that was acknowledged before, and
     files without a version, see flush.garbage.orphans. Crash after it: loaded; the next attempt with the token goes
     from 2 to 6.* (model: Load!Merge, Append!AppendLoad)
  5. Where Lance put 4 on top of versions that 3 had not seen, and does not detect that both inserted one key: check as
-    in 3 once more, and delete the row of the earlier version. *Crash before that: the next commit, or the next attempt,
-    does it: it looks back to the load until a commit of the same region has seen it.*
+    in 3 once more, and delete the row of the earlier version. *Crash before that: the next commit of
+    rows, or the next attempt, does it: it looks back to the load until a commit of the same region has seen it.*
  6. **Finish** as a commit does: Lance's marker of a table without a key, index catch-up, sync, prune.
 
 Order. What was acknowledged before is committed, so the loaded row replaces it. A row that is put while the load runs
@@ -82,7 +82,7 @@ class RowsToLoad:
     """The base schema that they were checked for."""
     number: int
     keys: pa.Table | None
-    """The key columns of all rows; None where the table has no key."""
+    """The key columns of all rows; None where the table has no key, and for a load that is known to have landed."""
     batches: Callable[[], Iterator[pa.RecordBatch]]
     """Returns the same rows each time. What it raises ends the load, and nothing is written."""
 
@@ -237,12 +237,14 @@ class _Run:
 
     def _repaired(self, base: BaseTable, *, has_landed: bool) -> bool:
         """Step 3, and 5 after 4; return whether a row was deleted. Raises DoubledKey where nothing is written yet."""
-        if not base.key or self.rows.keys is None:
+        if not base.key:
             return False
         foreign = look_back(self.store, base)
         if not foreign.possible:
             return False
-        keys = pa.concat_tables([self.rows.keys, added_keys(base, foreign).cast(self.rows.keys.schema)])
+        keys = added_keys(base, foreign)  # those of a load that has landed are among them
+        if self.rows.keys is not None:
+            keys = pa.concat_tables([self.rows.keys, keys.cast(self.rows.keys.schema)])
         older, _, errors = duplicates(base, rows_with_keys(base, keys), foreign)
         for error in () if has_landed else errors.values():
             raise error
