@@ -38,6 +38,7 @@ from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, t
 from memwal.ingest.rpc.connection import Connection, as_vector
 from memwal.ingest.rpc.protocol import known
 from memwal.ingest.rpc.tls import NO_TLS, ClientTls
+from memwal.ingest.rpc.wire import without_views
 from memwal.memtable import row_schema
 from memwal.wal import Clock, Ids
 
@@ -119,7 +120,7 @@ class RemoteTable(Reads):
             if isinstance(rows, Sequence):
                 given = as_table(rows, self.schema, alike=self.upsert == "merge")
         request = {"op": "write", "delete": False, "durable": durable}
-        return self._write(given, request, Token.parse(token), timeout)
+        return self._write(without_views(given), request, Token.parse(token), timeout)
 
     @translate_errors
     def delete(

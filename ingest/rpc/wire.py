@@ -133,6 +133,34 @@ def closed_with(metadata: pa.Buffer | None) -> StreamSum | None:
     return StreamSum(message["close"], message["crc"]) if "close" in message else None
 
 
+def without_views(rows: pa.Table) -> pa.Table:
+    """Return `rows` with text and bytes in place of Arrow's views of them, which Polars hands out.
+
+    A slice of a view column keeps all of its bytes, so each message would carry the whole column. Of a dictionary the
+    values stay as they are: they are sent once.
+    """
+    fields = [field.with_type(_without_views(field.type)) for field in rows.schema]
+    return rows.cast(pa.schema(fields, rows.schema.metadata))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return (pa.list_ if pa.types.is_list(kind) else pa.large_list)(_element(kind))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_element(kind), kind.list_size)
+    return kind
+
+
+def _element(kind: Any) -> pa.Field:
+    return kind.value_field.with_type(_without_views(kind.value_type))
+
+
 def read_closed(
     reader: flight.MetadataRecordBatchReader,
     announced: int | None,

@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.rpc.wire import StreamSum, closed_with, from_flight, pack, raise_over_flight, unpack
+from memwal.ingest.rpc.wire import StreamSum, closed_with, from_flight, pack, raise_over_flight, unpack, without_views
 
 
 @pytest.mark.parametrize("rows", [None, pa.table({"k": ["a", "ü"], "v": [[1.0], None]})])
@@ -20,6 +20,26 @@ def test_a_request_comes_back_as_it_was(rows: pa.Table | None) -> None:
     found, found_rows = unpack(pack(request, rows))
     assert found == request
     assert found_rows == rows
+
+
+TEXT = pa.array(["a" * 5000, None, "b", "c" * 5000]).cast(pa.string_view())
+VIEWS = {
+    "text": (TEXT, pa.large_string()),
+    "bytes": (TEXT.cast(pa.binary_view()), pa.large_binary()),
+    "struct": (pa.StructArray.from_arrays([TEXT], ["x"]), pa.struct([("x", pa.large_string())])),
+    "list": (pa.ListArray.from_arrays([0, 1, 2, 3, 4], TEXT), pa.list_(pa.large_string())),
+    "large list": (pa.LargeListArray.from_arrays([0, 1, 2, 3, 4], TEXT), pa.large_list(pa.large_string())),
+    "fixed list": (pa.FixedSizeListArray.from_arrays(TEXT, 1), pa.list_(pa.large_string(), 1)),
+    "none": (pa.array([1, 2, 3, None]), pa.int64()),
+}
+
+
+@pytest.mark.parametrize(("column", "kind"), VIEWS.values(), ids=VIEWS)
+def test_a_slice_of_what_is_sent_has_its_own_bytes_only(column: pa.Array, kind: pa.DataType) -> None:
+    sent = without_views(rows := pa.table({"v": column}).replace_schema_metadata({"a": "b"}))
+    assert (sent.schema.field("v").type, sent.schema.metadata) == (kind, rows.schema.metadata)
+    assert sent.to_pylist() == rows.to_pylist()
+    assert len(pack({}, sent.slice(1, 2))) < 1000
 
 
 def test_only_the_closing_message_says_what_was_sent() -> None:
