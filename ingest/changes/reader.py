@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from uuid import UUID
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from memwal.ingest.changes.region import Form, RegionChanges, StoredRows
 from memwal.ingest.changes.start import Gone, Starts
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.read.request import checked_columns
+from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key
 from memwal.wal.probing import newest_from
 
@@ -93,7 +95,13 @@ class ChangesReader:
         at = self._at.get(region, 0)
         changes = self._open.get(region)
         if changes is None:
-            changes = self._opened(region, at, self._starts)
+            try:
+                changes = self._opened(region, at, self._starts)
+            except Gone:
+                if (over := self._over_fences(region, at, end)) == at:
+                    raise
+                self._at[region] = over
+                return self._form.schema.empty_table()
         elif changes.stored is not None and changes.stored.is_large:
             changes = self._renewed(region, changes, changes.stored, at)
         self._open[region] = changes
@@ -103,6 +111,19 @@ class ChangesReader:
 
     def _opened(self, region: UUID, at: int, starts: Starts) -> RegionChanges:
         return RegionChanges(self._store, region, self._form, starts.of(region, at, self._routing), at)
+
+    def _over_fences(self, region: UUID, at: int, end: int) -> int:
+        """Return the position of the last fence (sentinel) after `at` that only fences precede, at most `end`; `at` if
+        none follows it.
+
+        No stored row is needed to tell that they change nothing. A region that a resize is about to open has only
+        fences in the routing before, of which maybe no version is left that is exact for the region.
+        """
+        with closing(EntryReader(self._store, region, self._form.codec).each(range(at + 1, end + 1))) as entries:
+            for position, entry in enumerate(entries, at + 1):
+                if entry is None or not entry.header.sentinel:
+                    return position - 1
+        return end
 
     def _renewed(self, region: UUID, changes: RegionChanges, stored: StoredRows, at: int) -> RegionChanges:
         """Return the region read from a newer base version, if one holds more of it, to bound what is in memory."""

@@ -115,26 +115,56 @@ def test_a_region_that_was_idle_for_days(table: Any, uri: str, idle: bool) -> No
             table.changes(position).read_all()
 
 
-def test_a_region_that_comes_back_after_its_versions_were_cleaned_up(uri: str) -> None:
-    """Fewer regions, more again much later: the log of a region has a new sentinel, which holds no change."""
-    store, clock = wal.open_store(uri), wal.SystemClock()
-    with memwal.open(uri, schema=SCHEMA, key="id", regions=4, settings=QUIET) as table:
-        table.put([row(key, 0) for key in range(40)])
+def resized(uri: str, to: int, n: int) -> memwal.Position:
+    """The position after a resize and a put of every key."""
+    flush.resize(uri, None, wal.open_store(uri), to, clock=wal.SystemClock(), ids=wal.SystemIds())
+    with memwal.open(uri, settings=QUIET) as table:
+        table.put([row(key, n) for key in range(40)])
+        return table.changes_position()
 
-    def resized(to: int, n: int) -> memwal.Position:
-        flush.resize(uri, None, store, to, clock=clock, ids=wal.SystemIds())
-        with memwal.open(uri, settings=QUIET) as table:
-            table.put([row(key, n) for key in range(40)])
-            return table.changes_position()
 
-    resized(2, 1)
+def only_the_newest_versions_are_kept(uri: str) -> memwal.Position:
+    """The position after commits, when the base has two versions."""
     with memwal.open(uri, settings=QUIET) as table:
         for n in range(2, 6):
             table.put([row(key, n) for key in range(40)])
             table.flush()
             table.commit()
-    clean_up(lance.dataset(uri), 1e-6, 2)  # the newest is the first with what the two regions have
-    position = memwal.open(uri, read_only=True).changes_position()
-    resized(4, 9)
+    clean_up(lance.dataset(uri), 1e-6, 2)  # the newest is the first with what its regions have
+    return memwal.open(uri, read_only=True).changes_position()
+
+
+def test_a_region_that_comes_back_after_its_versions_were_cleaned_up(uri: str) -> None:
+    """Fewer regions, more again much later: the log of a region has a new sentinel, which holds no change."""
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=4, settings=QUIET) as table:
+        table.put([row(key, 0) for key in range(40)])
+    resized(uri, 2, 1)
+    position = only_the_newest_versions_are_kept(uri)
+    resized(uri, 4, 9)
     with memwal.open(uri, settings=QUIET) as table:
+        assert sorted(told(table.changes(position))) == [("update", key, 9) for key in range(40)]
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_reader_looks_while_a_resize_opens_its_regions(
+    uri: str, comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The switch is made, and the fence of the claim that opens a region is there; its manifest still says sealed."""
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=4 if comes_back else 2, settings=QUIET) as table:
+        table.put([row(key, 0) for key in range(40)])
+    if comes_back:
+        resized(uri, 2, 1)
+    position = only_the_newest_versions_are_kept(uri)
+    edit, looks = wal.ManifestStore.edit, list[list[tuple[Any, ...]]]()
+
+    def looked_before(*given: Any, **more: Any) -> Any:
+        looks.append(told(memwal.open(uri, read_only=True).changes(position)))
+        return edit(*given, **more)
+
+    with monkeypatch.context() as looking:
+        looking.setattr(wal.ManifestStore, "edit", looked_before)
+        flush.resize(uri, None, wal.open_store(uri), 4, clock=wal.SystemClock(), ids=wal.SystemIds())
+    assert looks == [[]] * (8 if comes_back else 6), "each opened; the old ones sealed before"
+    with memwal.open(uri, settings=QUIET) as table:
+        table.put([row(key, 9) for key in range(40)])
         assert sorted(told(table.changes(position))) == [("update", key, 9) for key in range(40)]
