@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from memwal.flush.garbage.plans import PLANS_MIN
 from tests.soak.samples import Sample
 from tests.soak.trends import Bar, Verdict, judge
 
@@ -32,15 +33,16 @@ grows up to its limit before it is collected, so its bar is one for what it may 
 YOUNG = {"daemon": {"descriptors": Bar(130)}}
 """Of processes a minute after their start, where the bar is another one. Lance reads up to 64 objects at a time from an
 object store, and connections stay for a while: a daemon of that age has up to two such bursts behind it."""
+_REGIONS_MAX = 6
 FILES = {  # not the two notes of each pause, which nobody deletes
     "entries beyond fences": Bar(150, 0, 0.5, SETTLED),
     "manifests": Bar(150, 0, 0.5, SETTLED),
     "SSTs": Bar(40, 0, 0.5, SETTLED),
-    "commit plans": Bar(80, 0, 0.5, SETTLED),
+    "commit plans": Bar(_REGIONS_MAX * PLANS_MIN, 0, 0.0, SETTLED),
     "applied snapshots": Bar(10, 0, 0.5, SETTLED),
     "staged rows": Bar(10, 0, 0.0, SETTLED),
     "probes": Bar(4, 0, 0.0, SETTLED),
-    "notes": Bar(12, 0, 0.0, SETTLED),
+    "notes": Bar(24, 0, 0.0, SETTLED),
     "base versions": Bar(20, 0, 0.5, SETTLED),
     "transactions": Bar(20, 0, 0.5, SETTLED),
     "deletion files": Bar(30, 0, 0.5, SETTLED),
@@ -50,6 +52,7 @@ FILES = {  # not the two notes of each pause, which nobody deletes
     "checkpoint files": Bar(24, 0, 0.5, SETTLED),
     "temporary files": Bar(12, 0, 0.0, SETTLED),
 }
+"""Plans of a region are collected once there are PLANS_MIN. Each region has four notes, and each resize leaves one."""
 ORPHANS = {"transactions": 2, "deletion files": 6, "index segments": 6, "data files": 8, "staged rows": 2, "probes": 1}
 """Files that a commit, a micro-batch or a start leaves if it is cut off: they are kept for a day at least
 (`gc.orphan_age_min`)."""

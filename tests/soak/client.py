@@ -129,7 +129,7 @@ def follow(client: Client) -> None:
     client.journal.note(life=lives + 1)
     table = client.stored() if lives % 2 else client.connected()
     if position is None:
-        position = client.again(table.changes_position)
+        position = client.again(table.changes_position, "earliest")  # the writers may have begun
         client.journal.note(changes=[], position=position)
     changes = table.changes(position, columns=["id", "name"], follow=True)
     while True:
