@@ -19,8 +19,7 @@ from memwal.ingest.api.arguments import ROWS_MAX
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
-from memwal.memtable.filter import depth, growth
-from memwal.memtable.filter.predicate import shown
+from memwal.memtable.filter.predicate import problem, shown
 from memwal.memtable.index_spec import METRICS, vector_width
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
@@ -66,8 +65,8 @@ def check_filter(
     """
     if not isinstance(filter, str):
         raise Invalid(f'filter {filter!r} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
-    # Before Lance's planner, which would end the process, or allocate any amount.
-    if reason := depth.problem(filter, columns) or growth.problem(filter, columns):
+    # Before Lance's planner, which would end the process, allocate any amount, or cut nanoseconds off.
+    if reason := problem(filter, columns):
         raise Invalid(f"filter {shown(filter)}: {reason}")
     try:
         plan(filter)

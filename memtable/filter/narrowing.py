@@ -22,6 +22,7 @@ from sqlglot import exp
 
 from memwal.memtable.filter.conditions import AllOf, AnyOf, Condition, Narrowing, is_exact
 from memwal.memtable.filter.scalar_index import Asked, sort_form
+from memwal.memtable.filter.timestamps import is_finer
 
 # Parsing a longer predicate costs more than the index saves.
 LONGEST = 100_000
@@ -218,8 +219,10 @@ def _comparable(quoted: bool, text: str, cast_to: str, column: pa.DataType) -> b
         return quoted and cast_to == "DATE"
     if not (types.is_timestamp(column) and column.tz is None and quoted):
         return False
-    # DataFusion drops the time of a DATE with a time; as a timestamp it would keep it.
-    return cast_to == "TIMESTAMP" or (cast_to == "DATE" and len(text) <= len("2000-01-01"))
+    # DataFusion drops the time of a DATE with a time, and what is finer than TIMESTAMP(6); Arrow would keep both.
+    if cast_to == "TIMESTAMP(6)":
+        return not is_finer(text)
+    return cast_to == "DATE" and len(text) <= len("2000-01-01")
 
 
 def _is_exact(kind: pa.DataType) -> bool:

@@ -9,6 +9,8 @@ tokens:
     regexp_match(...)   in the place of a truth value: whether there is a match, never null; elsewhere its list
     l[1].a              a field of an element
     price = 0.1         compared in the column's own float type (see float_literals)
+    price IN (0, 1)     0.0 and -0.0 are equal (see float_zeros)
+    timestamp '...'     of microseconds (see timestamps)
 
 Lance refuses some predicates that are accepted here (a string compared with a number, CASE, sub-queries). A reader
 applies the same filter to the base table through Lance, which refuses it there.
@@ -16,6 +18,7 @@ applies the same filter to the base table through Lance, which refuses it there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -24,8 +27,9 @@ import pyarrow as pa
 
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.filter import depth, growth
+from memwal.memtable.filter import depth, growth, timestamps
 from memwal.memtable.filter.float_literals import cast_types
+from memwal.memtable.filter.float_zeros import write_zeros
 from memwal.memtable.filter.sql_paths import access_paths
 from memwal.memtable.filter.sql_places import closing, is_truth
 from memwal.memtable.filter.struct_nulls import null_inside
@@ -43,18 +47,27 @@ FEW = 8_192
 def translate(predicate: str, schema: pa.Schema) -> str:
     """A Lance predicate as DataFusion's SQL: every column quoted exactly, every string in single quotes.
 
-    Raises InvalidRows if it has too many operators, or may make values of any size.
+    Raises InvalidRows if it has too many operators, may make values of any size, or has a timestamp of nanoseconds.
     """
-    if reason := depth.problem(predicate, schema.names) or growth.problem(predicate, schema.names):
+    if reason := problem(predicate, schema.names):
         raise InvalidRows(f"filter {shown(predicate)}: {reason}")
     tokens = tokenize(predicate, schema.names)
     solid = [token for token in tokens if token.kind != "gap"]
-    casts = cast_types(solid, {field.name: field.type for field in schema})
+    kinds = {field.name: field.type for field in schema}
+    casts = cast_types(solid, kinds)
     written = [_written(token, casts.get(place)) for place, token in enumerate(solid)]
     _coerce_matches(solid, written)
     access_paths(solid, written)
+    timestamps.write_units(solid, written, kinds)
+    write_zeros(solid, written, kinds)
     rewritten = iter(written)
     return "".join(" " if token.kind == "gap" else next(rewritten) for token in tokens)
+
+
+def problem(predicate: str, columns: Sequence[str]) -> str:
+    """Return why a predicate is refused before a planner sees it, "" if it is not. `columns`: of the table."""
+    checks = (depth.problem, growth.problem, timestamps.problem)
+    return next((reason for check in checks if (reason := check(predicate, columns))), "")
 
 
 def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: int) -> Mask:

@@ -1,8 +1,10 @@
-"""Fields of list elements: Lance's filters have `l[1].a`, DataFusion's SQL does not."""
+"""Paths to fields and elements, and those that Lance's filters have and DataFusion's SQL does not: `l[1].a`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
 
 from memwal.memtable.filter.sql_places import closing
 from memwal.memtable.filter.tokens import Token
@@ -21,6 +23,27 @@ def access_paths(tokens: Sequence[Token], written: list[str]) -> None:
             _as_calls(tokens, written, place, steps)
             place = steps[0][0]  # the index in brackets may be another path
         place += 1
+
+
+def typed_path(tokens: Sequence[Token], place: int, kinds: Mapping[str, pa.DataType]) -> tuple[pa.DataType, int]:
+    """Type and last place of the column, field or element that begins at `place`; the type null where it is none.
+
+    `kinds`: types of the columns.
+    """
+    begins = place < len(tokens) and tokens[place].kind == "column"
+    kind, last = kinds.get(tokens[place].column, pa.null()) if begins else pa.null(), place
+    for first, last in _steps(tokens, place) if begins else []:
+        if tokens[first].text == "[":
+            kind = kind.value_type if _is_list(kind) else pa.null()
+        else:
+            name = tokens[last].column
+            kind = kind.field(name).type if pa.types.is_struct(kind) and kind.get_field_index(name) >= 0 else pa.null()
+    return kind, last
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _steps(tokens: Sequence[Token], place: int) -> list[tuple[int, int]]:

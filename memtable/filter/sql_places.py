@@ -19,6 +19,17 @@ def closing(tokens: Sequence[Token], opening: int) -> int:
     return len(tokens)
 
 
+def elements(tokens: Sequence[Token], first: int, end: int) -> list[Sequence[Token]]:
+    """The elements of the list from `first` to before `end`, between its brackets."""
+    found, depth, begin = [], 0, first
+    for place in range(first, end):
+        depth += (tokens[place].text in ("(", "[")) - (tokens[place].text in (")", "]"))
+        if not depth and tokens[place].text == ",":
+            found.append(tokens[begin:place])
+            begin = place + 1
+    return [*found, tokens[begin:end]]
+
+
 def is_truth(tokens: Sequence[Token], first: int, last: int) -> bool:
     """Whether the tokens from `first` to `last` are the whole predicate, an operand of AND, OR or NOT, or one of these
     in parentheses; not an operand of a comparison, of IS or of a function.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -29,6 +30,7 @@ SCHEMA = pa.schema(
         pa.field("s", pa.string()),
         pa.field("b", pa.bool_()),
         pa.field("d", pa.date32()),
+        pa.field("t", pa.timestamp("ns")),
         pa.field("m", pa.decimal128(10, 2)),
         pa.field("st", FIELDS),
         pa.field("l", pa.list_(pa.struct([("i", pa.int64()), ("g", pa.float32())]))),
@@ -37,6 +39,13 @@ SCHEMA = pa.schema(
 NUMBERS = ("i", "id", "st.i", "st.deep.i", "l[1].i", "l[i].i", "length(s)", "abs(i)", "coalesce(st.i, i)")
 TEXTS = ("s", "st.s", "st.deep.s", "upper(s)", "coalesce(st.s, 'z')", "concat(s, 'a')")
 FLOATS, TRUTHS = ("f", "g", "st.g", "l[1].g"), ("b", "st.b")
+FINE = "1970-01-01 00:00:00.000000001"
+TIMES = (
+    "timestamp '1970-01-01'",
+    "cast('1970-01-01' as timestamp)",
+    f"to_timestamp_nanos('{FINE}')",
+    "date '1970-01-01'",
+)
 OTHERS = ("d > date '1970-01-01'", "m = 1", "m + 1 > 1.5", "isnan(f)", "regexp_like(s, 'a')", "array_length(l) = 1")
 FAILING = ("i / 0 = 1", "i % (i - i) = 0", "CAST(s AS INT) = 5", "CAST(st.s AS INT) > 0", "regexp_match(s, '(')")
 
@@ -61,6 +70,9 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     return st.none() | found
 
 
+ZEROS = st.sampled_from(["0", "0.0", "-0.0"])
+
+
 def compared(sides: tuple[str, ...], literals: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     operators = st.sampled_from(["=", "<", ">", "<=", ">=", "!="])
     return st.builds("{} {} {}".format, st.sampled_from(sides), operators, literals)
@@ -77,6 +89,9 @@ def conditions() -> st.SearchStrategy[str]:
         compared(FLOATS, st.sampled_from(["0", "0.1", "1.5", "-2.0"])),
         st.builds("{} {}IN ({})".format, st.sampled_from(NUMBERS), st.sampled_from(["", "NOT "]), several),
         st.builds("{} {}IN (0.1, 1)".format, st.sampled_from(FLOATS), st.sampled_from(["", "NOT "])),
+        st.builds("{} {}IN ({}, 1.5, 7, 8)".format, st.sampled_from(FLOATS), st.sampled_from(["", "NOT "]), ZEROS),
+        st.builds("({0} = {1} OR {0} = 7 OR {0} = 8 OR {0} = 9)".format, st.sampled_from(FLOATS), ZEROS),
+        compared(("t",), st.sampled_from(TIMES)),
         st.builds("{} BETWEEN {} AND {}".format, st.sampled_from((*NUMBERS, *FLOATS)), number, number),
         st.builds("{} LIKE '{}'".format, st.sampled_from(TEXTS), st.sampled_from(["a%", "%b", "_", "%"])),
         st.builds(match, st.sampled_from(TEXTS), patterns, st.sampled_from(["", "", " IS NULL", " IS NOT NULL"])),
@@ -191,6 +206,60 @@ def test_a_filter_that_fails_is_told_alike(tables: list[tuple[Any, str]]) -> Non
             table.count("i / 0 = 1", level=level)
         said.add(str(error.value))
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        f"t = timestamp '{FINE}'",
+        f"t >= cast('{FINE}' as timestamp)",
+        f"t IN (timestamp '1970-01-01', to_timestamp('{FINE}'))",
+    ],
+)
+def test_a_timestamp_that_lance_would_cut_short_is_refused_at_every_level(
+    tables: list[tuple[Any, str]], filter: str
+) -> None:
+    said = set()
+    for table, level in tables:
+        with pytest.raises(Invalid, match=FINE) as error:
+            table.count(filter, level=level)
+        assert len(error.value.lines) == 1
+        assert "to_timestamp_nanos(" in str(error.value)
+        said.add(str(error.value))
+        with pytest.raises(Invalid, match=FINE):
+            table.delete(filter=filter)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    "time", [f"to_timestamp_nanos('{FINE}')", f"arrow_cast('{FINE}', 'Timestamp(Nanosecond, None)')"]
+)
+def test_what_the_refusal_of_a_timestamp_advises_finds_nanoseconds_at_every_level(
+    tables: list[tuple[Any, str]], time: str
+) -> None:
+    for filter in (f"t = {time}", f"t IN ({time}, {time})", f"t > {time}", f"t BETWEEN {time} AND {time}"):
+        first, *others = (answer(table, level, filter) for table, level in tables)
+        assert others == [first] * 3, filter
+        assert first[0], filter
+
+
+@pytest.mark.parametrize("name", ["f", "g", "h"])
+def test_zeros_of_both_signs_are_equal_at_every_level(tmp_path: Path, name: str) -> None:
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), ("f", pa.float64()), ("g", pa.float32()), ("h", pa.float16())]
+    )
+    numbers = np.array([0.0, -0.0, 1.5, np.nan])
+    columns = [pa.array(numbers.astype(np.dtype(width))) for width in ("f8", "f4", "f2")]
+    rows = pa.table([pa.array(range(4)), *columns], schema=schema)
+    with memwal.open(tmp_path / "t", schema=schema, key="id", settings={"commit": {"interval": 0}}) as table:
+        table.put(rows)
+        for _ in range(2):  # in the memtable, then in the base
+            for zero in ("0", "0.0", "-0.0"):
+                assert answer(table, "latest", f"{name} IN ({zero}, 7, 8, 9)") == ([0, 1], True)
+                assert answer(table, "latest", f"{name} NOT IN ({zero}, 7, 8, 9)") == ([2, 3], True)
+                assert answer(table, "latest", f"{name} = {zero} OR {name} IN (7, 8, 9)") == ([0, 1], True)
+            table.flush()
+            table.commit()
 
 
 @pytest.mark.parametrize(

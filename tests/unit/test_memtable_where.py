@@ -57,7 +57,11 @@ Name = 'a' or nullif(id, 2) is null | not (Name is null) | not Name in ('a') | i
 `my col` in (1.5, 0, -3) | id < 3 and id > 3 | id = 2 = true | 'a' = 'a' and id = 1
 f = 1e-1 | f >= 1E-1 and f < 2.5e-1 | f in (null, 1e-1) | .1e0 = f | b is distinct from true and id = 1
 b is not distinct from true or id = 1 | ts >= date '1970-01-01 00:00:01' | ts in (date '1970-01-01 00:00:01')
-ts between date '1970-01-01 00:00:01' and d
+ts between date '1970-01-01 00:00:01' and d | ts < timestamp '2300-01-01 00:00:00' | ts > timestamp '0001-01-01'
+`my col` in (0, 7, 8, 9) | `my col` in (-0.0, null, 7, 8) | `my col` not in (0.0, 7, 8, 9) | -0.0 <> `my col`
+`my col` = 0 or `my col` = 7 or `my col` = 8 or `my col` = 9 | not (`my col` != 0 and `my col` not in (7, 8, 9))
+0 = `my col` or `my col` in (7, 8, 9) | abs(`my col`) in (-0.0, 7, 8, 9)
+id in (0, 1, 7, 8, 9) | not id in (-0.0, 7, 8, 9)
 """
 
 REFUSED = [
