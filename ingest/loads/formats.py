@@ -19,7 +19,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.loads.files import Format, InputFile
 from memwal.ingest.mapping import json_columns
 from memwal.ingest.mapping.documents import documents, field, json_decoder
-from memwal.ingest.mapping.values import Problems, cast_texts, column, from_text, is_text
+from memwal.ingest.mapping.values import Problems, cast_texts, column, from_text, is_text, rounds
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
@@ -105,6 +105,7 @@ def _of_texts(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Problems]:
         if (
             kind in (pa.float32(), pa.float64())
             and pc.all(pc.is_finite(numbers := texts.cast(kind))).as_py() is not False
+            and not rounds(texts, numbers)
         ):
             return numbers, {}
     except pa.ArrowInvalid:

@@ -41,6 +41,7 @@ _LIBRARY = (ArithmeticError, TypeError, RecursionError)
 """What Python and Arrow raise beside ValueError for a value that they cannot hold."""
 _DIGIT_GROUPS = re.compile(r"[^\x00-\x7f]|_")
 """What Python takes in a number, but nobody writes: 1_000, and digits that are not ASCII."""
+_WHOLE_TEXT = r"[+-]?[0-9]+"
 _SHOWN = 40
 FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
 """Largest number of floats, by their width in bits."""
@@ -117,6 +118,23 @@ def cast_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     return texts.cast(kind)
 
 
+def rounds(texts: pa.Array, floats: pa.Array) -> bool:
+    """Whether `floats`, which `texts` were cast to, may have another value than a whole number in `texts`.
+
+    True also for whole numbers beyond int64, which `from_text` looks at one by one.
+    """
+    large = pc.greater_equal(pc.abs(floats), pa.scalar(WHOLE[floats.type.bit_width], floats.type))
+    if not pc.any(large).as_py():
+        return False
+    whole = pc.and_(large, pc.match_substring_regex(texts, f"^{_WHOLE_TEXT}$"))
+    try:
+        written = texts.filter(whole).cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:
+        return True
+    held = floats.filter(whole).cast(pa.float64()).to_numpy()
+    return bool(np.any(held >= 2.0**63) or np.any(held.astype(np.int64) != written))
+
+
 def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
     """Convert the text of a key or header to a value as `typed` returns it. Raises: ValueError."""
     if is_text(kind):
@@ -125,9 +143,12 @@ def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
     wanted = pa.int64() if unit else kind
     if number or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         try:
-            return typed(cast_texts(pa.array([text.strip()]), wanted)[0].as_py(), kind, unit)
+            value = typed(cast_texts(pa.array([text.strip()]), wanted)[0].as_py(), kind, unit)
         except pa.ArrowInvalid:
             raise _misfit(text, kind) from None
+        if pa.types.is_floating(kind) and re.fullmatch(_WHOLE_TEXT, text.strip()):
+            typed(int(Decimal(text.strip())), kind)  # the cast has rounded; int() takes 4,300 digits at most
+        return value
     return typed(text, kind, unit)
 
 

@@ -10,12 +10,14 @@ JSON: times and decimals are read as text, floats as float64, all else as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.mapping.values import FLOAT_MAX, WHOLE
 from memwal.ingest.source.file_types import widened
 from memwal.ingest.spark.schema import quoted, spark_type
 
@@ -28,6 +30,9 @@ ALL_TEXT = ("csv",)
 """Those of them that have no other values than texts."""
 _SHOWN = 40
 _INFINITE = float("inf")
+_WHOLE_TEXT = r"^[+-]?[0-9]+$"
+_BITS = {16: 11, 32: 24}
+"""Bits of the numbers that narrower floats hold exactly, by their width."""
 _DAY = r"\d{4,}-\d\d-\d\d"
 _TIME = _DAY + r"[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?"
 _ZONE = r" ?(Z|[+-]\d\d(:?\d\d)?)"
@@ -143,8 +148,10 @@ class _Texts:
             return F.try_to_binary(text, F.lit("base64"))
         value = text.try_cast(into)
         fits = text.rlike(f"^({_pattern(kind)})$")
-        if pa.types.is_floating(kind):  # Spark makes infinity of 1e309
+        if pa.types.is_floating(kind):  # Spark makes infinity of 1e309, and rounds 9007199254740993
             fits = fits & ((F.abs(value) != _INFINITE) | F.lower(text).contains("inf"))
+            rounded = (F.abs(value) >= WHOLE[kind.bit_width]) & text.rlike(_WHOLE_TEXT)
+            fits = fits & (~rounded | _exactly(value, text, kind))
         return F.when(fits, value)
 
     def remedy(self, given: Column, kind: pa.DataType) -> Column:
@@ -158,7 +165,13 @@ class _Texts:
             zoned = F.lit(f"it has a time zone, declare the column timestamp[{leaf.unit}, UTC]")
             plain = F.lit("write ISO 8601 without an offset, a number needs a unit")
             return F.when(given.rlike(f"^{_TIME}{_ZONE}$"), zoned).otherwise(plain) if leaf is kind else plain
-        return F.lit(next((said for of, said in _REMEDIES if of(leaf)), "correct the value"))
+        said = F.lit(next((said for of, said in _REMEDIES if of(leaf)), "correct the value"))
+        if pa.types.is_floating(kind) and _is_text(kind, self._form):
+            finite = F.abs(given.try_cast("double")) <= FLOAT_MAX[kind.bit_width]
+            finite &= F.abs(given.try_cast("double")) != _INFINITE
+            rounded = F.lit("it would be rounded, store it as a decimal or an integer")
+            return F.when(given.rlike(_WHOLE_TEXT) & finite, rounded).otherwise(said)
+        return said
 
 
 _REMEDIES: tuple[tuple[Any, str], ...] = (
@@ -168,6 +181,29 @@ _REMEDIES: tuple[tuple[Any, str], ...] = (
     (pa.types.is_floating, "no finite number in range"),
     (pa.types.is_integer, "no whole number in range"),
 )
+
+
+def _exactly(value: Column, text: Column, kind: pa.DataType) -> Column:
+    """Whether a float of type `kind` has the value of a text of digits; `value`: the float64 nearest to it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # Without its sign, since Spark rounds a decimal whose sign it changes to 34 digits. Null for more than 38 digits.
+    written = F.ltrim(text, F.lit("+-")).try_cast("decimal(38, 0)")
+    # A float64 in three parts that Spark casts without loss; its own cast goes by the shortest digits.
+    size = F.abs(value)
+    high = F.floor(size / 2.0**64)
+    rest = size - high.cast("double") * 2.0**64
+    middle = F.floor(rest / 2.0**32)
+    low = (rest - middle.cast("double") * 2.0**32).try_cast("bigint")
+    held = F.lit(Decimal(0)).cast("decimal(38, 0)")
+    for part, power in ((high, 2**64), (middle, 2**32), (low, 1)):
+        held = held + F.try_multiply(part.cast("decimal(19, 0)"), F.lit(Decimal(power)).cast("decimal(20, 0)"))
+    same = F.coalesce(held.cast("decimal(38, 0)") == written, F.lit(False))
+    if kind.bit_width == 64:
+        return same
+    # Nearest with the bits of a narrower float (Veltkamp's splitting): Spark has no float16.
+    scaled = value * (2.0 ** (53 - _BITS[kind.bit_width]) + 1)
+    return same & (scaled - (scaled - value) == value)
 
 
 def _sure(bad: Column | None) -> Column:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,7 @@ from memwal.ingest.loads.files import find_files
 from memwal.ingest.loads.formats import tables
 from memwal.ingest.mapping import json_columns
 from memwal.ingest.mapping.documents import of_json
-from memwal.ingest.mapping.values import ANY_TEXT, column, typed
+from memwal.ingest.mapping.values import ANY_TEXT, column, rounds, typed
 from memwal.ingest.settings.process_sections import SourceSettings
 from memwal.ingest.source.columns import PROBLEM
 from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
@@ -293,6 +294,51 @@ def test_a_hexadecimal_text_is_no_number(text: str, kind: pa.DataType, tmp_path:
     (tmp_path / "a.csv").write_text(f"v\n{text}\n")
     with pytest.raises(Invalid, match=f"row 1, column 'v': '{text}' is not a valid {kind}"):
         list(tables(*find_files([str(tmp_path / "a.csv")], None, {}), pa.schema([("v", kind)])))
+
+
+TEXTS: dict[str, tuple[pa.DataType, str, float | None]] = {
+    "2**24 + 1": (pa.float32(), "16777217", None),
+    "2**24 + 2": (pa.float32(), " +16777218", 16777218.0),
+    "2**53 + 1": (pa.float64(), "-9007199254740993", None),
+    "2**54": (pa.float64(), "18014398509481984", 2.0**54),
+    "2**63 - 1": (pa.float64(), "9223372036854775807", None),
+    "2**63": (pa.float64(), "9223372036854775808", 2.0**63),
+    "1e22": (pa.float64(), "1" + "0" * 22, 1e22),
+    "1e23": (pa.float64(), "1" + "0" * 23, None),
+    "2049": (pa.float16(), "2049", None),
+    "2050": (pa.float16(), "2050", 2050.0),
+    "with many zeros": (pa.float64(), "0" * 5000 + "1", 1.0),
+    "with a fraction": (pa.float32(), "16777217.0", 16777216.0),
+    "with an exponent": (pa.float64(), "9007199254740993e0", 2.0**53),
+    "a fraction": (pa.float64(), "0.1", 0.1),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_whole_number_as_text_in_a_float_column_is_exact_or_refused(case: str, tmp_path: Path) -> None:
+    kind, text, wanted = TEXTS[case]
+    values, problem = found_of(kind, Record(b'{"id": 1}', key=text.encode()), [], columns={"v": "key"})
+    (tmp_path / "a.csv").write_text(f"v\n0.5\n{text}\n\n")
+
+    def loaded() -> list[Any]:
+        return list(tables(*find_files([str(tmp_path / "a.csv")], None, {}), pa.schema([("v", kind)])))
+
+    if wanted is None:
+        why = f"{text} is not a valid float{kind.bit_width} (it would be rounded"
+        assert why in problem
+        with pytest.raises(Invalid, match=re.escape(f"row 2, column 'v': {why}")):
+            loaded()
+    else:
+        assert (problem, values.to_pylist()) == ("", [wanted])
+        assert loaded()[0]["v"].to_pylist() == [0.5, wanted]
+
+
+def test_texts_of_floats_without_rounded_numbers_are_taken_fast() -> None:
+    large = pa.array(["0.1", None, "1e300", str(2**60), "9007199254740994", "9007199254740993.0"])
+    assert not rounds(large, large.cast(pa.float64()))
+    for text in ("9007199254740993", "9223372036854775807", "1" + "0" * 22):
+        more = pa.array([*large.to_pylist(), text])
+        assert rounds(more, more.cast(pa.float64()))
 
 
 @pytest.mark.parametrize("raw", [b'{"v": 1, "v": 2}', b'{"v": 1, "x": [{"y": 1, "y": 2}]}'])
