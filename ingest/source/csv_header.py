@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.source import csv_records
 from memwal.ingest.source.columns import FILE
 from memwal.ingest.source.files import NO_GLOB, file_limits, files_of, rows_of
 from memwal.ingest.spark.errors import of_spark
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _LOG = logging.getLogger("memwal.pipeline")
+_WILD = "*?[]{}\\"
 
 
 def has_header(source: SourceSettings) -> bool:
@@ -80,7 +82,14 @@ class ByHeader:
 
     def _header(self, spark: SparkSession, file: str) -> tuple[str, ...]:
         """Return the names in the first line of a file; () for an empty file. Raises: Invalid."""
-        names = spark.read.options(**_options(self._source)).option(*NO_GLOB).csv(file).columns
+        options = csv_records.options_of(_options(self._source))
+        reader = spark.read.options(**options).option(*NO_GLOB)
+        # With multiLine Spark takes a name like [x].csv for a pattern here, and reads the header of x.csv.
+        odd = any(letter in file for letter in _WILD)
+        names = (reader.options(multiLine="false") if odd else reader).csv(file).columns
+        names[-1:] = [name.removesuffix("\r") for name in names[-1:]]  # the line ends with \r\n
+        if names and (odd or any("\n" in name for name in names)) and csv_records.is_checked(options):
+            _check_quotes(spark, file, options, len(names))
         missing = [name for name in self._schema.names if name not in names]
         if names and missing:
             raise Invalid(
@@ -98,6 +107,15 @@ class ByHeader:
         stored = pa.schema([self._schema.field(n) if at(n) >= 0 else pa.field(n, pa.string()) for n in header])
         reader = spark.read.format("csv").options(header="true", enforceSchema="true").option(*NO_GLOB)
         return rows_of(reader, self._source, self._schema, stored=stored, paths=list(files))
+
+
+def _check_quotes(spark: SparkSession, file: str, options: Mapping[str, str], columns: int) -> None:
+    """Raise Invalid if a quote in the header never closes: the name has taken rows of the file into it."""
+    reader = spark.read.format("csv").option(*NO_GLOB)
+    texts = pa.schema([(f"_{at}", pa.string()) for at in range(columns)])
+    rows, unreadable, _ = csv_records.rows_of_records(reader, {**options, "header": "false"}, file, texts)
+    if rows.select(unreadable).head() != (False,):
+        raise Invalid(f'{file}: its header has quotes that do not match; write names as "…", and " in them as ""')
 
 
 def _options(source: SourceSettings) -> dict[str, str]:

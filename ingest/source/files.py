@@ -52,7 +52,8 @@ _PLACE = {LANDED: "file_modification_time", FILE: "file_path", BLOCK: "file_bloc
 _UNREAD = "_memwal_unread"
 UNREADABLE = "parse: malformed, or a value is of another type than its column"
 """`PROBLEM` of a JSON record that Spark could not read; `ingest.dlq.file_rows` finds the reason."""
-_UNREADABLE_LINE = "parse: the line has more or fewer values than there are columns, or quotes that do not match"
+UNREADABLE_RECORD = "parse: the record has more or fewer values than there are columns, or quotes that do not match"
+"""`PROBLEM` of a CSV record that is none."""
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def rows_of(
         return frame.select(*(F.col(quoted(name)) for name in schema.names), *place)
     frame, unreadable, raw = _texts(reader, source.format, given, path, schema, stored)
     values, problem = columns(schema, source.format, options)
-    said = F.lit(UNREADABLE if source.format == "json" else _UNREADABLE_LINE)
+    said = F.lit(UNREADABLE if source.format == "json" else UNREADABLE_RECORD)
     problem = F.coalesce(F.when(unreadable, said), problem)
     return frame.select(*values, *place, problem.alias(PROBLEM), F.when(problem.isNotNull(), raw).alias(RAW_VALUE))
 
@@ -187,12 +188,17 @@ def _texts(
     """Return the rows of JSON or CSV files as `read_type` says, whether one is unreadable, and its bytes."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from memwal.ingest.source import json_lines
+    from memwal.ingest.source import csv_records, json_lines
     from memwal.ingest.source.strict_texts import as_read, read_type
 
     if json_lines.has_lines(form, options):
         rows = json_lines.rows_of_lines(reader, options, path, schema)
         return rows, F.col(json_lines.UNREADABLE), F.col(json_lines.LINE).cast("binary")
+    if form == "csv":
+        options = csv_records.options_of(options)
+        if csv_records.is_checked(options):
+            rows, unreadable, record = csv_records.rows_of_records(reader, options, path, stored)
+            return rows, unreadable, F.when(unreadable, record).otherwise(as_read(stored))
     stored = pa.schema([field.with_type(read_type(field.type, form)) for field in stored])
     read = spark_schema(stored.append(pa.field(_UNREAD, pa.string())))
     reader = reader.schema(read).options(mode="PERMISSIVE", columnNameOfCorruptRecord=_UNREAD)

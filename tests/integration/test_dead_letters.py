@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -25,6 +26,8 @@ from memwal.ingest.client.target import opened
 from memwal.ingest.dlq.replay import Replaying
 from memwal.ingest.dlq.sources import by_source
 from memwal.ingest.dlq.table import DeadLetters
+from memwal.ingest.loads.files import find_files
+from memwal.ingest.loads.formats import tables
 from memwal.ingest.pipeline.checkpoint import noted
 from memwal.ingest.pipeline.checks import written_schema
 from memwal.ingest.settings.load import load
@@ -34,6 +37,7 @@ from memwal.ingest.sink.receipts import BatchReceipt
 from memwal.ingest.source.columns import BUCKET
 from memwal.ingest.source.csv_header import ByHeader, has_header
 from memwal.ingest.source.feed import Feed
+from memwal.ingest.source.files import UNREADABLE_RECORD
 from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.session import configuration, start_session
@@ -384,6 +388,66 @@ def test_csv_without_a_header_is_read_by_position_on_purpose(stream: Callable[..
     source.run()
     assert source.rows() == {1: "one"}
     assert [letter["reason"].partition(" ")[0] for letter in source.letters()] == ["the", "column"]
+
+
+QUOTED = {1: "two\nlines", 3: 'a "quoted" word', 4: 'mid"dle', 9: 'comma, "q", more', 10: "C:\\", 11: "two\r\nlines"}
+UNMATCHED = ('5,"x"y', '7,"a\\"b"', "8,too,many", "9", '2,"unclosed\n12,"a ""quoted"" word"', '13,"to the end\n14,x')
+
+
+def quoted_file(*records: str) -> bytes:
+    written = [
+        "".join(f'{id},"{name}"\n') for id, name in ((id, QUOTED[id].replace('"', '""')) for id in (1, 3, 9, 10, 11))
+    ]
+    return ("\ufeff" + 'id,"name"\r\n' + "".join(written) + '4,mid"dle\r\n \t\r\n' + "\n".join(records)).encode()
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+def test_csv_is_read_as_rfc_4180_has_it(stream: Callable[..., Stream], ending: str) -> None:
+    """Quotes, line breaks and `\\r\\n` as they are written; what is not CSV is a letter, as it stands in the file."""
+    source = stream("csv", table={"columns": {"id": "int64", "name": "string"}}, mode="table")
+    data = quoted_file(*UNMATCHED)
+    (source.at / "in" / f"[a] b.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+    source.run()
+    assert source.rows() == QUOTED
+    letters = source.letters()
+    assert [letter["raw_value"].decode() for letter in letters] == list(UNMATCHED)
+    assert [letter["row"] for letter in letters] == list(range(6, 12))
+    assert {letter["reason"] for letter in letters} == {UNREADABLE_RECORD.removeprefix("parse: ")}
+    right = source.at / "right.csv"
+    right.write_bytes(quoted_file().replace(b" \t\r\n", b"\r\n"))
+    (loaded,) = tables(*find_files([str(right)], None, {}), pa.schema([("id", pa.int64()), ("name", pa.string())]))
+    assert {row["id"]: row["name"] for row in loaded.to_pylist()} == QUOTED
+
+
+def test_a_quote_of_a_header_that_never_closes_ends_the_run(stream: Callable[..., Stream]) -> None:
+    source = stream("csv", table={"columns": {"id": "int64", "name": "string"}}, mode="table")
+    source.land(['id,name,"more', "1,one,1"])
+    with pytest.raises(memwal.Invalid, match=r"000\.csv: its header has quotes that do not match"):
+        source.run()
+    source.rewrite(0, ['id,name,"more', '  and more"', "1,one,1"])
+    source.run()
+    assert source.rows() == {1: "one"}
+
+
+def test_options_of_csv_take_precedence(stream: Callable[..., Stream]) -> None:
+    source = stream("csv", table={"columns": {"id": "int64", "name": "string"}}, mode="table")
+    source.sections["source"]["options"] = {"escape": "\\", "multiLine": "false", "sep": ";"}
+    source.land(["id;name", '1;"a \\"quoted\\" word"', '2;"one;line"'])
+    source.run()
+    assert source.rows() == {1: 'a "quoted" word', 2: "one;line"}
+
+
+def test_a_whole_number_of_csv_that_a_float_would_round_is_a_bad_row(stream: Callable[..., Stream]) -> None:
+    columns = {"id": "int64", "name": "string", "x": "float64", "y": "float32"}
+    source = stream("csv", table={"columns": columns}, mode="table")
+    good = ["1,,9007199254740992,16777218", f"2,,-{2**70},-{2**100}", "3,,0.1,16777217.0", f"4,,1{'0' * 22},-5"]
+    bad = ["5,,9007199254740993,", "6,,,-16777217", f"7,,1{'0' * 23},", f"8,,,{2**100 + 2**70}"]
+    source.land(["id,name,x,y", *good, *bad])
+    source.run()
+    with memwal.connect(source.endpoint()) as table:
+        found = [(row["x"], row["y"]) for row in table.get([1, 2, 3, 4]).to_pylist()]
+    assert found == [(2.0**53, 16777218.0), (-(2.0**70), -(2.0**100)), (0.1, 16777216.0), (1e22, -5.0)]
+    assert ["it would be rounded" in letter["reason"] for letter in source.letters()] == [True] * 4
 
 
 def test_letters_of_csv_are_texts_that_a_replay_reads(stream: Callable[..., Stream]) -> None:
