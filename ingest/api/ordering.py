@@ -62,8 +62,8 @@ def first_rows(rows: pa.Table, order: Order, limit: int | None) -> pa.Array:
 
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """Return floats as integers of the same order, a total one, and uuid and bool8 as what stores them, since Arrow does
-    not sort extension types, and a selection of them ends the process; other values as they are.
+    """Return floats as integers of the same order, a total one, and uuid and bool8 as what stores them; others as they
+    are. Arrow does not sort extension types, and its selection of their first rows ends the process.
     """
     if isinstance(column.type, pa.BaseExtensionType):
         return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
