@@ -74,6 +74,9 @@ def plan(session: SessionContext, query: str) -> Any:
         ("x = 'NaN'::double", None, False),
         ("id = x", None, False),
         ("length(Name) > 3", None, False),
+        ("x in (0.0, 1, 2, 3)", None, False),  # there -0.0 is another number than 0.0
+        ("x not in (-0.0, 1, 2, 3)", None, False),
+        ("x in (1, 2, 3, 4)", "`x` IN (1.0, 2.0, 3.0, 4.0)", True),
         ("id is distinct from 5", None, False),
         ("id = 5 and id + 1 = 6", "`id` = 5", False),
         ("id = 5 or id + 1 = 6", None, False),

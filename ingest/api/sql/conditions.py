@@ -136,6 +136,8 @@ class _Translation:
         name, texts = self._column(column), [self._value(column, value) for value in values]
         if name is None or not texts or None in texts:
             return None
+        if any(_is_zero(value) for value in values):
+            return None
         negated = "NOT " if condition.to_variant().negated() else ""
         return f"{name} {negated}IN ({', '.join(map(str, texts))})"
 
@@ -196,6 +198,12 @@ def _family(kind: pa.DataType) -> Any:
     if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
         return "bytes"
     return kind
+
+
+def _is_zero(literal: Any) -> bool:
+    """Whether a literal is a zero among floats: DataFusion's IN tells 0.0 from -0.0, a filter does not."""
+    value = literal.python_value()
+    return pa.types.is_floating(value.type) and value.as_py() == 0
 
 
 def _integer(value: pa.Scalar) -> str:
