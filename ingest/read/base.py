@@ -54,6 +54,11 @@ SMALL_ROWS = 1 << 16
 """Up to so many rows the index may still be trained on few of them (`flush.commits.maintenance`): twice as many
 candidates are re-ranked. 9,400 rows in clusters, trained when 6,900 were there, hold 97.7 % of the nearest 10 in 200
 candidates, 99.1 % in 400."""
+LOWEST = float(np.finfo(np.float32).min)
+"""Of the distances that a search may return. Lance sorts -inf, the dot distance of a vector with inf or huge numbers,
+before all others, and then takes the first k; so the bound has to be Lance's own. It costs nothing that a search of
+200,000 rows shows. NaN Lance leaves out by itself, and +inf comes last (pylance 14.0.2: float16, float32, float64; l2,
+cosine, dot)."""
 AHEAD: dict[str, Any] = {"io_buffer_size": 32 << 20, "batch_readahead": 4, "fragment_readahead": 2}
 """What Lance reads ahead of a scan's consumer. By default it took 284 MB for the first batch of a table of 540 MB
 (pylance 14.0.2, 2 cores), and with this 86 MB; reading all of it took 0.4 s instead of 0.3 s."""
@@ -120,10 +125,12 @@ class BaseReads:
         """Return the `k` rows nearest to `query` that pass `filter`, with `columns` and exact `_distance`, ascending.
 
         Fewer than `k` only if fewer rows pass: when the index finds too few, an exact scan follows. Vectors that no
-        index could take (with NaN or inf) are not found.
+        index could take (with NaN or inf) are not found, and take no other row's place.
         """
         rows = self._nearest(query, k, filter, columns, use_index=not query.exact)
-        if not query.exact and rows.num_rows < min(k, self._rows) and self._is_built(query.column):
+        too_few = not query.exact and (finite := _finite(rows)) < min(k, self._rows)
+        # Rows that the index does not cover are compared without a bound: -inf may have taken the places of others.
+        if too_few and (finite < rows.num_rows or self._is_built(query.column)):
             rows = self._nearest(query, k, filter, columns, use_index=False)
         return picked_rows(rows, query.within(rows.column(DISTANCE).to_numpy()))
 
@@ -202,8 +209,8 @@ class BaseReads:
             nearest |= {"minimum_nprobes": query.probes or PROBES, "refine_factor": query.refine or self._refine(k)}
             if query.probes is not None:
                 nearest["maximum_nprobes"] = query.probes
-        elif query.low is not None:
-            nearest["distance_range"] = (query.low, query.high)
+        else:
+            nearest["distance_range"] = (LOWEST if query.low is None else max(LOWEST, query.low), query.high)
         scanner = self._dataset.scanner(
             columns=[*columns, DISTANCE],
             nearest=nearest,
@@ -235,6 +242,11 @@ def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]
 def picked_rows(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     """Return the rows of `mask`; all of them, the usual case, costs nothing."""
     return rows if mask.all() else rows.filter(pa.array(mask))
+
+
+def _finite(rows: pa.Table) -> int:
+    """The number of rows with a finite distance."""
+    return int(np.count_nonzero(np.isfinite(rows.column(DISTANCE).to_numpy())))
 
 
 def among(keys: pa.Table) -> str:

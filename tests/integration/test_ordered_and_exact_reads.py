@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -231,6 +232,56 @@ def test_a_range_of_distances_has_its_lower_end_and_not_its_upper(layered: tuple
             for k in (4, 1000):
                 found = table.search("plain", query, k, distance_range=(low, high), level=level)
                 assert found["id"].to_pylist() == inside[:k].tolist(), (level, low, high, k)
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_vectors_without_a_finite_distance_take_no_place_of_others(uri: str, kind: pa.DataType) -> None:
+    """Lance sorts -inf, a dot distance that some have, before all others."""
+    odd = [[math.inf, 1, 1], [-math.inf, 1, 1], [math.nan, 1, 1], [math.inf, -math.inf, 1], None]
+    if kind != pa.float16():
+        odd += [[3e38] * 3, [-3e38] * 3]
+    vectors = {id: [1.0, 2.0, float(id)] for id in range(8)} | dict(enumerate(odd * 5, 100))
+    schema = pa.schema([pa.field("id", pa.int64(), False), ("plain", pa.list_(kind, 3))])
+    number = np.dtype(kind.to_pandas_dtype()).type
+    with memwal.open(uri, schema=schema, key="id", regions=3, settings={"commit": {"interval": "0s"}}) as table:
+        table.put([{"id": id, "plain": v and [number(x) for x in v]} for id, v in vectors.items()])
+        for level, step in (("latest", None), ("flushed", table.flush), ("committed", table.commit)):
+            if step is not None:
+                step()
+            for way in (table, _Shares(table)):
+                for metric in ("l2", "cosine", "dot"):
+                    for query in (np.array([1.0, 2.0, 3.25]), np.array([-1.0, -2.0, -3.25])):
+                        measured = distances({id: {"plain": vectors[id]} for id in range(8)}, query, metric)
+                        order = sorted(measured, key=lambda id: measured[id])
+                        for low, k in ((None, 3), (-math.inf, 3), (None, 50)):
+                            how: dict[str, Any] = {"metric": metric, "distance_range": (low, None), "level": level}
+                            found = way.search("plain", query, k, **how)
+                            assert found["id"].to_pylist() == order[:k], (way, query, k, how)
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["index", "no index yet"])
+def test_rows_that_an_index_does_not_cover_take_no_place_of_others_either(uri: str, built: bool) -> None:
+    """A program that writes to the table without memwal may give an indexed column such vectors."""
+    schema = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.list_(pa.float32(), 8))])
+
+    def rows(first: int, vectors: np.ndarray[Any, Any]) -> pa.Table:
+        ids = np.arange(first, first + len(vectors))
+        return pa.table({"id": ids, "v": pa.array(list(vectors), schema.field("v").type)}, schema=schema)
+
+    vectors = np.random.default_rng(5).normal(size=(400 if built else 200, 8)).astype(np.float32)
+    index = {"type": "ivf_pq", "metric": "dot", "train_rows": 256}
+    settings = {"commit": {"interval": "0s"}}
+    with memwal.open(uri, schema=schema, key="id", indexes={"v": index}, settings=settings) as table:
+        table.put(rows(0, vectors))
+        table.flush()
+        table.commit()
+        dataset = lance.dataset(uri)
+        assert ("v_idx" in [each.name for each in dataset.describe_indices()]) == built
+        odd = np.ones((20, 8), np.float32)
+        odd[:, 0] = np.inf
+        dataset.insert(rows(1000, odd))
+        nearest = np.argsort(-vectors.sum(axis=1))
+        assert table.search("v", [1.0] * 8, 5)["id"].to_pylist() == nearest[:5].tolist()
 
 
 def test_a_hybrid_search_takes_the_only_vector_column_without_an_index(layered: tuple[Any, dict[str, Model]]) -> None:
