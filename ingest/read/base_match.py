@@ -8,6 +8,10 @@ What pylance 14.0.2 does, found by experiment:
 * a fuzzy MatchQuery is not analysed, only split like the simple tokenizer does: it gets the finished token. Each
   similar term scores as a word of its own. Terms are taken from the index, so rows that the index does not cover yet
   would be missed; they are read instead.
+* of the words of one place `operator=AND` requires any, not all. All ngrams of a text have one place, so a word whose
+  ngrams are all required is a BooleanQuery of them. 500 ngrams take 60 ms on 100,000 rows of 60 letters.
+* a BooleanQuery joins its required queries one inside the other. Where the index covers no rows yet, 400 of them
+  overflow the stack, which ends the process; in groups of groups 1,000 do not.
 * a scan of some fragments with a text query answers for the rows of these fragments, with the scores of the whole.
 """
 
@@ -30,6 +34,8 @@ from memwal.memtable.text.similar import MAX_SIMILAR
 SCORE = "_score"
 ROWS_PER_INDEX = 16_384
 """Rows that are indexed in memory at a time, where Lance cannot answer: about 25 MB beside their texts."""
+MOST_REQUIRED = 16
+"""Queries that one BooleanQuery requires; more are required in groups."""
 _OCCUR = {"should": Occur.SHOULD, "must": Occur.MUST, "must_not": Occur.MUST_NOT}
 Fragments = Sequence[lance.LanceFragment]
 
@@ -144,16 +150,28 @@ def _unit(query: ColumnsQuery) -> float:
 def _for_lance(query: ColumnsQuery) -> FullTextQuery:
     """Convert a query to Lance's form, with scores in units of its smallest boost; Lance makes the same tokens."""
     parts: list[tuple[Occur, FullTextQuery]] = []
+    required: list[FullTextQuery] = []
     boosts = {column: boost / _unit(query) for column, boost in query.boosts.items()}
     for part in query.parts:
         columns = [_clause_for_lance(clause, column, boosts[column]) for column, clause in part.items()]
         occur = occur_of(part)
-        if occur == "must" and len(columns) > 1:
-            columns = [BooleanQuery([(Occur.SHOULD, column) for column in columns])]
-        parts.extend((_OCCUR[occur], column) for column in columns)
+        if occur == "must":
+            either = [(Occur.SHOULD, column) for column in columns]
+            required.append(columns[0] if len(columns) == 1 else BooleanQuery(either))
+        else:
+            parts.extend((_OCCUR[occur], column) for column in columns)
+    parts = [*((Occur.MUST, group) for group in _grouped(required)), *parts]
     if not parts:
         return MatchQuery("", next(iter(query.boosts)))
     return parts[0][1] if len(parts) == 1 else BooleanQuery(parts)
+
+
+def _grouped(required: list[FullTextQuery]) -> list[FullTextQuery]:
+    """Return at most `MOST_REQUIRED` queries that require all of `required`."""
+    while len(required) > MOST_REQUIRED:
+        groups = [required[at : at + MOST_REQUIRED] for at in range(0, len(required), MOST_REQUIRED)]
+        required = [BooleanQuery([(Occur.MUST, query) for query in group]) for group in groups]
+    return required
 
 
 def _clause_for_lance(clause: Clause, column: str, boost: float) -> FullTextQuery:
@@ -166,5 +184,8 @@ def _clause_for_lance(clause: Clause, column: str, boost: float) -> FullTextQuer
             return phrase
         words = MatchQuery(clause.text, column, boost=boost - 1, operator=FullTextOperator.AND)
         return BooleanQuery([(Occur.MUST, phrase), (Occur.MUST, words)])
+    if clause.ngrams:
+        ngrams: list[FullTextQuery] = [MatchQuery(ngram, column, boost=boost) for ngram in clause.ngrams]
+        return ngrams[0] if len(ngrams) == 1 else BooleanQuery([(Occur.MUST, group) for group in _grouped(ngrams)])
     every = FullTextOperator.OR if clause.kind == "any" else FullTextOperator.AND
     return MatchQuery(clause.text, column, boost=boost, operator=every)

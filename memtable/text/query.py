@@ -11,6 +11,9 @@ start of a word and directly before a letter, a digit or a phrase; a quote only 
 closes it; `*`, `~`, `~1` and `~2` only at the end of one word, and `~` only of a word that has more letters than
 edits. Elsewhere they are punctuation, like all other characters: no AND, no OR, no field, no bracket.
 
+An index of ngrams: a word with a sign is all its ngrams, so `+server` is `ser` and `erv` and `rve` and `ver`, in any
+order. `*`, `~`, `~1` and `~2` at its end are left out, as ngrams find parts of words and similar words anyway.
+
 A query of several columns: each part (the plain words together, and every other one) may be satisfied by any of the
 columns, an excluded one by none.
 """
@@ -42,6 +45,8 @@ MAX_FUZZY = 40
 _OCCUR: dict[str, Occur] = {"": "should", "+": "must", "-": "must_not"}
 _PARTS = re.compile(r"""(?<!\S)([+-]?)"([^"]+)"|(?<!\S)([+-]?)(\w\S*)|(\S+)""")
 _FUZZY = re.compile(r"(.+)~([12]?)", re.DOTALL)
+_MARKS = re.compile(r"(?:\*|[12]?~)*")
+"""Signs behind a word, read backwards: a search for their end from the front is quadratic in `a***…b`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,8 @@ class Clause:
 
     `tokens`: the terms to look up, with their places; of a prefix, first beginnings of terms, then whole terms.
     `text`: its source, for Lance, which makes the same tokens of it; of a fuzzy word the token, which Lance does not
-    analyse. `edits`: of a fuzzy word, at most so many. `in_lance`: whether Lance can answer it.
+    analyse. `edits`: of a fuzzy word, at most so many. `in_lance`: whether Lance can answer it. `ngrams`: of a word
+    whose ngrams are all required, the source of each, for Lance in place of `text`.
     """
 
     occur: Occur
@@ -59,6 +65,7 @@ class Clause:
     tokens: tuple[tuple[int, str], ...]
     edits: int = 0
     in_lance: bool = True
+    ngrams: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,8 @@ class TextParser:
 
     def marked(self, occur: Occur, word: str, *, signed: bool) -> Clause | None:
         """The clause of a word that has a sign before it or behind it; None if it has none that counts."""
+        if not self._words:
+            return self._marked_ngrams(occur, word, signed=signed)
         if word.endswith("*") and (begin := self._begins.analyze(word[:-1])) and len(begin) == 1:
             # Terms are stems, and "library" does not begin its stem "librari": so the stem of the prefix counts too.
             tokens = ((0, begin[0]), *self._tokens(word[:-1]))
@@ -118,8 +127,22 @@ class TextParser:
             return clause
         return Clause(occur, "all", word, self._tokens(word)) if signed else None
 
+    def _marked_ngrams(self, occur: Occur, word: str, *, signed: bool) -> Clause | None:
+        """As `marked`, of an index of ngrams."""
+        marks = _MARKS.match(word[::-1])
+        bare = word[: len(word) - marks.end()] if marks else word
+        if not signed:
+            return None if bare == word else self.plain(occur, bare)
+        # All ngrams have one place, and of several words of one place Lance requires any. So it is asked for each by
+        # itself: for its source, of which it makes the ngram again. Of ngrams of several lengths it cannot be asked, as
+        # it makes the shorter ones of a long one's source too, and requires any of them.
+        tokens = self._analyzer.pre_tokenize(bare).tokens
+        sources = {token.text: bare[token.char_offset_from : token.char_offset_to] for token in tokens}
+        alone = all(self._analyzer.analyze(source) == [ngram] for ngram, source in sources.items())
+        return Clause(occur, "all", bare, self._tokens(bare), in_lance=alone, ngrams=tuple(sources.values()))
+
     def _fuzzy(self, occur: Occur, word: str, edits: int) -> Clause | None:
-        tokens = self._tokens(word) if self._words else ()
+        tokens = self._tokens(word)
         if len(tokens) != 1 or len(token := tokens[0][1]) <= edits:
             return None
         if len(token) > MAX_FUZZY:

@@ -26,13 +26,15 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("body",
 ROWS = row_schema(SCHEMA, ["id"])
 FTS = {"type": "fts", "with_position": True}
 SPEC = IndexSpec("body", "fts", {"with_position": True})
+NGRAMS: dict[str, dict[str, Any]] = {"3": {}, "2-4": {"min_ngram_length": 2, "max_ngram_length": 4}}
+"""Lengths of ngrams: Lance is asked for those of one length, rows are read for those of several."""
 PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
 COUNT = 1_500
 INDEXED = 1_000
 
 
-def asked(text: str) -> ColumnsQuery:
-    return ColumnsQuery.of(text, {"body": 1.0}, {"body": TextParser(SPEC)})
+def asked(text: str, spec: IndexSpec = SPEC) -> ColumnsQuery:
+    return ColumnsQuery.of(text, {"body": 1.0}, {"body": TextParser(spec)})
 
 
 def texts() -> list[str | None]:
@@ -45,12 +47,13 @@ def texts() -> list[str | None]:
 class Sides:
     """The same rows in a memtable and in a Lance table, of which Lance has indexed the first."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spec: IndexSpec = SPEC) -> None:
+        self.spec = spec
         rows = pa.table({"id": np.arange(COUNT), "body": texts()}, schema=SCHEMA)
-        table = MemTable(ROWS, ["id"], [SPEC], 1)
+        table = MemTable(ROWS, ["id"], [spec], 1)
         table.apply(with_tombstone(rows, ROWS))
         self.snapshot: Snapshot = table.snapshot()
-        base = BaseTable.create(str(path / "t.lance"), SCHEMA, ["id"], 1, [SPEC])
+        base = BaseTable.create(str(path / "t.lance"), SCHEMA, ["id"], 1, [spec])
         dataset = lance.dataset(base.uri)
         dataset.insert(rows.slice(0, INDEXED))
         dataset.optimize.optimize_indices()
@@ -62,7 +65,7 @@ class Sides:
         return dict(zip(positions.tolist(), scores.tolist(), strict=True))
 
     def base_answer(self, text: str, k: int, filter: str | None) -> dict[int, float]:
-        rows = self.base.match(asked(text), k, filter, ["id"])
+        rows = self.base.match(asked(text, self.spec), k, filter, ["id"])
         assert rows.column_names == ["id", "_score"]
         scores = rows["_score"].to_pylist()
         assert scores == sorted(scores, reverse=True)
@@ -127,6 +130,47 @@ def test_both_sides_read_a_marked_word_of_several_tokens_alike(sides: Sides, tex
 @given(queries(WORDS | PHRASES | PREFIXES | PREFIXES), st.sampled_from(list(FILTERS)), st.sampled_from([1, 10]))
 def test_both_sides_find_the_same_rows_by_prefix(sides: Sides, text: str, filter: str | None, k: int) -> None:
     check(sides, text, filter, k)
+
+
+@pytest.fixture(scope="module", params=list(NGRAMS))
+def ngram_sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sides:
+    spec = IndexSpec("body", "fts", {"base_tokenizer": "ngram", **NGRAMS[request.param]})
+    return Sides(tmp_path_factory.mktemp("ngram_sides"), spec)
+
+
+MARKS = st.sampled_from(["", "", "*", "~", "~2"])
+
+
+@settings(AGREE, max_examples=30)
+@given(queries(st.tuples(WORDS, MARKS).map("".join)), st.sampled_from(list(FILTERS)), st.sampled_from([1, 10]))
+def test_both_sides_find_the_same_rows_by_ngrams(ngram_sides: Sides, text: str, filter: str | None, k: int) -> None:
+    check(ngram_sides, text, filter, k)
+
+
+@pytest.mark.parametrize("text", ["+library", "+development +data", "+librar*", "python -library", "+libraries~ tool"])
+def test_the_rows_of_a_signed_word_have_all_its_ngrams(ngram_sides: Sides, text: str) -> None:
+    """Ngrams of two letters and more, in any order."""
+    required = [part[1:].rstrip("*~") for part in text.split() if part[0] == "+"]
+    excluded = [part[1:] for part in text.split() if part[0] == "-"]
+    plain = [part for part in text.split() if part[0].isalpha()]
+    shortest = ngram_sides.spec.parameters.get("min_ngram_length", 3)
+
+    def ngrams(text: str) -> set[str]:
+        longest = max(shortest, ngram_sides.spec.parameters.get("max_ngram_length", 3))
+        return {
+            text.lower()[at : at + size] for size in range(shortest, longest + 1) for at in range(len(text) - size + 1)
+        }
+
+    expected = {
+        row
+        for row, held in enumerate(map(ngrams, (text or "" for text in texts())))
+        if all(ngrams(word) <= held for word in required)
+        and not any(ngrams(word) <= held for word in excluded)
+        and (required or any(ngrams(word) & held for word in plain))
+    }
+    check(ngram_sides, text, None, 10)
+    assert set(ngram_sides.base_answer(text, COUNT, None)) == expected
+    assert 0 < len(expected) < COUNT
 
 
 def test_a_prefix_of_the_base_is_looked_for_in_parts(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +286,37 @@ def test_every_level_answers_alike(leveled: tuple[Any, str], text: str, found: s
     assert set(kept["id"].to_pylist()) == found - {4}
 
 
+@pytest.mark.parametrize("lengths", list(NGRAMS))
+def test_every_level_requires_each_ngram_of_a_signed_word(tmp_path: Path, lengths: str) -> None:
+    bodies = ["server", "servers", "serving", "fish ran", "running", "revers ser", "Strasse", "straße", None]
+    index = {"type": "fts", "base_tokenizer": "ngram", **NGRAMS[lengths]}
+    found = {
+        "+server": {0, 1},
+        "+servers": {1},
+        "+serv*": {0, 1, 2},
+        "+server~": {0, 1},
+        "+server~2 -servers": {0},
+        "running -serving": {4},
+        "+running": {4},
+        "+straße": {7},  # folded after it was cut: str, tra, rass, asse
+        "-server": set(),
+    }
+    with memwal.open(
+        str(tmp_path / "t.lance"),
+        schema=SCHEMA,
+        key="id",
+        regions=2,
+        indexes={"body": index},
+        settings={"commit": {"interval": 0}},
+    ) as table:
+        table.put([{"id": id, "body": body} for id, body in enumerate(bodies)])
+        for level, step in (("latest", None), ("flushed", table.flush), ("committed", table.commit)):
+            if step is not None:
+                step()
+            answers = {text: table.match("body", text, 50, columns=["id"], level=level) for text in found}
+            assert {text: set(rows["id"].to_pylist()) for text, rows in answers.items()} == found, level
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [(7, "is a int"), ("web \udc80", "surrogate"), ("web " * 2_000, "at most 1024"), ('"web server"', "with_position")],
@@ -258,6 +333,26 @@ def test_what_cannot_be_asked_is_refused_in_one_line_and_the_table_lives_on(
         assert table.match("body", "web")["id"].to_pylist() == [1]
 
 
+@pytest.mark.parametrize("tokenizer", ["simple", "ngram"])
+@pytest.mark.parametrize("built", [False, True], ids=["no index yet", "index"])
+def test_a_thousand_required_words_do_not_end_the_process(tmp_path: Path, tokenizer: str, built: bool) -> None:
+    """Where the index covers no rows Lance joined them one inside the other, until its stack was full."""
+    spec = IndexSpec("body", "fts", {"base_tokenizer": tokenizer})
+    base = BaseTable.create(str(tmp_path / "t.lance"), SCHEMA, ["id"], 1, [spec])
+    words = [f"word{number}" for number in range(1_000)]
+    text = " ".join("+" + word for word in words) if tokenizer == "simple" else "+" + "".join(map(chr, LETTERS))
+    body = " ".join(words) if tokenizer == "simple" else text[1:]
+    dataset = lance.dataset(base.uri)
+    dataset.insert(pa.table({"id": [1, 2, 3], "body": [body, body[:500], "gone " + body]}, schema=SCHEMA))
+    if built:
+        dataset.optimize.optimize_indices()
+    found = BaseReads(base.latest()).match(asked(text, spec), 10, None, ["id"])
+    assert sorted(found["id"].to_pylist()) == [1, 3]
+    assert asked(text, spec).in_lance
+
+
+LETTERS = range(0x4E00, 0x4E00 + 1_000)
+"""As many different characters, and so about as many ngrams."""
 BAD = {
     "empty": "",
     "null": None,

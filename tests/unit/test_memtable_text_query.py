@@ -100,6 +100,45 @@ def test_a_phrase_of_ngrams_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "clauses"),
+    [
+        ("+server", [("must", "all", "server")]),
+        ("-serv* web", [("must_not", "all", "serv"), ("should", "any", "web")]),
+        ("+server~ +web2~2 +web2~", [("must", "all", "server"), ("must", "all", "web2"), ("must", "all", "web2")]),
+        ("+serv~*** +se* web", [("must", "all", "serv"), ("should", "any", "web")]),
+        ("serv* web", [("should", "any", "serv"), ("should", "any", "web")]),
+        ("a*b serv~3", [("should", "any", "a*b serv~3")]),
+        ("+a*b~3", [("must", "all", "a*b~3")]),
+    ],
+)
+def test_of_ngrams_the_signs_behind_a_word_are_left_out(text: str, clauses: list[tuple[str, str, str]]) -> None:
+    assert parsed(text, base_tokenizer="ngram") == clauses
+
+
+def test_a_signed_word_is_all_its_ngrams() -> None:
+    snapshot = build(["server", "servers", "serving", "revers ser", "a rv*"], base_tokenizer="ngram")
+    assert matched(snapshot, "+server") == [0, 1]
+    assert matched(snapshot, "+serv*") == [0, 1, 2]
+    assert matched(snapshot, "+servers~2") == [1]
+    assert matched(snapshot, "serv -server") == [2, 3]
+    assert matched(snapshot, "+rve -servers") == [0]
+    assert matched(snapshot, "a" + "*" * 60_000 + "b server") == [0, 1, 2, 3]
+
+
+def test_lance_is_asked_for_ngrams_that_it_makes_again_of_their_source() -> None:
+    def clause(**lengths: Any) -> Any:
+        parser = TextParser(IndexSpec("body", "fts", {"base_tokenizer": "ngram", **lengths}))
+        return parser.parse("+Straße").clauses[0]
+
+    one_length = clause()
+    assert [token for _, token in one_length.tokens] == ["str", "tra", "rass", "asse"]
+    assert one_length.ngrams == ("Str", "tra", "raß", "aße")
+    assert one_length.in_lance
+    assert clause(min_ngram_length=2, max_ngram_length=2).in_lance
+    assert not clause(min_ngram_length=2, max_ngram_length=4).in_lance
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         (5, "int"),
