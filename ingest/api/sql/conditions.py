@@ -202,8 +202,8 @@ def _family(kind: pa.DataType) -> Any:
 
 def _is_zero(literal: Any) -> bool:
     """Whether a literal is a zero among floats: DataFusion's IN tells 0.0 from -0.0, a filter does not."""
-    value = literal.python_value()
-    return pa.types.is_floating(value.type) and value.as_py() == 0
+    value: pa.Scalar = literal.python_value()
+    return bool(pa.types.is_floating(value.type) and value.as_py() == 0)
 
 
 def _integer(value: pa.Scalar) -> str:
