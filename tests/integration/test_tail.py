@@ -77,11 +77,16 @@ def test_csv_and_table(config: Path, tail: Any) -> None:
         (("--since", "yesterday"), "earliest"),
         (("--since", "{"), "JSON"),
         (("--since", "@missing.json"), "No such file"),
+        (("--since", "@no text"), "no text is not text: give a file that holds a position"),
         (("--images", "before"), "both"),
         (("--columns", "nam"), "name"),
     ],
 )
-def test_mistakes_are_one_line(config: Path, tail: Any, arguments: tuple[str, ...], text: str) -> None:
+def test_mistakes_are_one_line(
+    config: Path, tail: Any, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], text: str
+) -> None:
+    monkeypatch.chdir(config.parent)
+    (config.parent / "no text").write_bytes(b"\xff\xfe")
     code, out, err = tail(config, *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert text in err

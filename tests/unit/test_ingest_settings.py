@@ -328,6 +328,13 @@ def test_a_pipeline_that_cannot_be_found_or_read_is_one_line(
     assert lines[0].startswith(str(path))
 
 
+@pytest.mark.parametrize(("section", "key"), [("memtable", "age_max"), ("wal", "retry_budget"), ("gc", "interval")])
+def test_a_duration_that_no_thread_can_wait_for_is_refused(section: str, key: str) -> None:
+    load({**table(), section: {key: "36500d"}}, {})
+    with pytest.raises(Invalid, match=rf"\[{section}\] {key} = '36501d' is too long; give at most 36500d"):
+        load({**table(), section: {key: "36501d"}}, {})
+
+
 @pytest.mark.parametrize(
     ("price", "says"),
     [
