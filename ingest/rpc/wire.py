@@ -140,7 +140,8 @@ def without_views(rows: pa.Table) -> pa.Table:
     values stay as they are: they are sent once.
     """
     fields = [field.with_type(_without_views(field.type)) for field in rows.schema]
-    return rows.cast(pa.schema(fields, rows.schema.metadata))
+    schema = pa.schema(fields, rows.schema.metadata)
+    return rows if schema == rows.schema else rows.cast(schema)
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:

@@ -5,9 +5,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+from memwal.memtable import InvalidRows
 from memwal.memtable.filter.predicate import translate
 from memwal.memtable.filter.timestamps import problem
+from tests.support.snapshots import snapshot
 
 STAMPS = [0, 1, 999, 1_000, 1_001, 1_582_934_523_004_000_001, -1, None]
 SCHEMA = pa.schema(
@@ -68,27 +69,21 @@ def dataset() -> lance.LanceDataset:
     return lance.write_dataset(rows(), "memory://")
 
 
-def snapshot(*indexed: str) -> Snapshot:
-    table = MemTable(row_schema(SCHEMA, ["id"]), ["id"], [IndexSpec(name, "btree") for name in indexed], 1)
-    table.apply(with_tombstone(rows(), table.schema))
-    return table.snapshot()
-
-
 @pytest.mark.parametrize("filter", filters(SAME))
 def test_the_same_rows_as_lance(dataset: lance.LanceDataset, filter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = dataset.to_table(filter=filter)["id"].to_pylist()
-    plain = snapshot()
+    plain = snapshot(rows())
     assert np.flatnonzero(plain.where(filter, plain.live())).tolist() == wanted
     monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
     monkeypatch.setattr("memwal.memtable.snapshot.WORTH", 1)
     monkeypatch.setattr("memwal.memtable.snapshot.SCANNED", 0)
-    indexed = snapshot("t", "u", "ms")
+    indexed = snapshot(rows(), "t", "u", "ms")
     assert np.flatnonzero(indexed.where(filter, indexed.live())).tolist() == wanted
 
 
 @pytest.mark.parametrize("filter", filters(REFUSED))
 def test_a_timestamp_that_would_be_cut_short_is_refused(filter: str) -> None:
-    table = snapshot()
+    table = snapshot(rows())
     with pytest.raises(InvalidRows, match=r"1970-01-01 00:00:00\.0+1.*write .*to_timestamp_nanos\(") as error:
         table.where(filter, table.live())
     assert "\n" not in str(error.value)

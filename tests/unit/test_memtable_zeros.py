@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
 from memwal.memtable.filter.predicate import translate
+from tests.support.snapshots import snapshot
 
 NUMBERS = [0.0, -0.0, 1.5, 1.0, None, float("nan"), 0.1, float("-inf"), 2.0**24]
 STRUCT = pa.struct([("f", pa.float64()), ("g", pa.float32()), ("h", pa.float16()), ("i", pa.int64())])
@@ -75,19 +75,13 @@ def dataset() -> lance.LanceDataset:
     return lance.write_dataset(rows(), "memory://")
 
 
-def snapshot(*indexed: str) -> Snapshot:
-    table = MemTable(row_schema(SCHEMA, ["id"]), ["id"], [IndexSpec(name, "btree") for name in indexed], 1)
-    table.apply(with_tombstone(rows(), table.schema))
-    return table.snapshot()
-
-
 def split(text: str) -> list[str]:
     return [each.strip() for line in text.strip().splitlines() for each in line.split(" | ")]
 
 
 def check(dataset: lance.LanceDataset, filters: list[str]) -> int:
     """Compare the rows found with Lance's, with and without indexes; returns how many filters Lance takes."""
-    plain, indexed, taken = snapshot(), snapshot("f", "g", "i"), 0
+    plain, indexed, taken = snapshot(rows()), snapshot(rows(), "f", "g", "i"), 0
     for filter in filters:
         try:
             dataset.scanner(filter=filter).explain_plan()
