@@ -129,8 +129,8 @@ class Table(LevelReads):
         By filter: rows whose newest version passes at `latest` when the call begins; a row that is changed meanwhile so
         that it no longer passes stays. The receipt's `rows` is the number of rows deleted, `skipped` that of rows that
         passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If the
-        call fails after some rows were deleted, it raises UnknownOutcome, and the same call again deletes what is left.
-        With a `token` it is applied once per region, and every region records the token.
+        call fails after some rows were deleted, it raises UnknownOutcome; the same call again deletes what passes then.
+        With a `token` every region records it at the end, and a repeat deletes nothing where it is recorded.
         Raises: as `put`; Invalid if the table has no key.
         """
         self._refuse_if_closed()

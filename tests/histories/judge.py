@@ -38,7 +38,7 @@ class Part:
     """Porcupine's verdict on one key or region: Ok, Illegal, or Unknown where the search took too long.
 
     `unknown`: operations without a known outcome that were ordered; `left_out`: those that nobody noticed. `why`: how
-    far an order of the operations gets. `html`: a file that shows it.
+    far an order of the operations gets, and what came before. `html`: a file that shows it.
     """
 
     partition: str

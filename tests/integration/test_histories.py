@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from memwal.ingest.errors import Unavailable
 from tests.conftest import ROOT
 from tests.histories import simulated
 from tests.histories.judge import Judgement, NotLinearizable, expect_linearizable, judge
@@ -33,13 +34,16 @@ class History:
         self._clients, self._ends = itertools.count(), list[tuple[int, Operation, Mapping[str, Any]]]()
 
     def add(self, at: tuple[int, int | None], op: str, told: Any = None, **given: Any) -> None:
-        """An operation from `at[0]` to `at[1]`, None: it never returned. `told`: the rows that a read found, or whether
-        a condition held."""
+        """An operation from `at[0]` to `at[1]`, None: it never returned. `told`: the rows that a read found, whether
+        a condition held, or why it failed."""
         self._now = at[0]
         begun = self._recorder.invoke(f"c{next(self._clients)}", op, 0, **given)
         if at[1] is not None:
             self._now = at[1]
-            begun.ok(told) if op == "read" else begun.ok(applied=told)
+            if isinstance(told, Exception):
+                begun.failed(told)
+            else:
+                begun.ok(told) if op == "read" else begun.ok(applied=told)
 
     def put(self, at: tuple[int, int | None], *values: int) -> None:
         """Put values to KEY, or to KEY and OTHER."""
@@ -99,6 +103,18 @@ def test_a_stale_read_is_found_and_explained(history: History) -> None:
     assert all("<title>Porcupine</title>" in Path(part.html).read_text() for part in wrong)
     with pytest.raises(NotLinearizable, match="region 0, key 1 is not linearizable: 3 operations; 2 of 3 steps"):
         expect_linearizable([history.path])
+
+
+def test_what_came_before_a_wrong_read_is_told_with_the_writes_that_failed(history: History) -> None:
+    history.put((0, 1), 10)
+    history.add((2, 5), "delete", Unavailable("the daemon ends"), keys=[KEY])
+    history.put((3, None), 11)
+    history.read((6, 7), None)
+    history.put((8, 9), 12)
+    assert (
+        "before: c0 put map[1:10] -> ok [0, 1]; c1 delete of 1 -> failed (Unavailable: the daemon ends) [2, 5]; "
+        "c2 put map[1:11] -> unknown [3, ]; c3 read of 1 at latest -> map[] [6, 7]"
+    ) in history.judged().wrong[0].why
 
 
 def test_a_read_that_goes_back(history: History) -> None:

@@ -27,7 +27,7 @@ type op struct {
 	keys                            []string         // that it reads or writes, sorted
 	rows                            map[string]int64 // written or expected value of each key; nil for deletes and reads
 	version                         int64
-	outcome                         string
+	outcome, reason                 string
 	applied                         *int             // verdict of an operation with a condition, nil if not known
 	found                           map[string]int64 // rows that a read returned
 	call, ret                       int64
@@ -45,6 +45,7 @@ type line struct {
 	Keys    []int64          `json:"keys"`
 	Version int64            `json:"version"`
 	Outcome string           `json:"outcome"`
+	Why     string           `json:"why"`
 	Applied *int             `json:"applied"`
 }
 
@@ -144,7 +145,7 @@ func invoked(read *line) (*op, error) {
 }
 
 func returned(read *line, begun *op) error {
-	begun.outcome, begun.applied, begun.found = read.Outcome, read.Applied, read.Rows
+	begun.outcome, begun.applied, begun.found, begun.reason = read.Outcome, read.Applied, read.Rows, read.Why
 	if *read.At < begun.call {
 		return fmt.Errorf("operation %q returned before it was invoked", read.ID)
 	}

@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -78,7 +80,7 @@ func judge(part *partition, all bool, timeout time.Duration, html string) verdic
 	// Again, to see how far it gets, which takes longer; with a new model, since the first search may not have ended.
 	specification = newModel(byID).porcupine()
 	_, info := porcupine.CheckOperationsVerbose(specification, steps, timeout)
-	said.Why = why(specification, steps, info)
+	said.Why = part.why(specification, steps, info)
 	if html != "" {
 		said.HTML = filepath.Join(html, strings.NewReplacer(", ", "-", " ", "-").Replace(part.name)+".html")
 		if err := porcupine.VisualizePath(specification, info, said.HTML); err != nil {
@@ -89,8 +91,8 @@ func judge(part *partition, all bool, timeout time.Duration, html string) verdic
 	return said
 }
 
-// why tells how far the longest order of the steps gets, and which steps none can put next.
-func why(specification porcupine.Model, steps []porcupine.Operation, info porcupine.LinearizationInfo) string {
+// why tells how far the longest order of the steps gets, which steps none can put next, and what came before them.
+func (p *partition) why(specification porcupine.Model, steps []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	var longest []porcupine.Operation
 	for _, order := range info.PartialLinearizationsOperations()[0] {
 		if len(order) > len(longest) {
@@ -111,9 +113,42 @@ func why(specification porcupine.Model, steps []porcupine.Operation, info porcup
 	var next []string
 	for _, each := range steps {
 		if !placed[each.Input.(step)] && each.Call <= first && each.Return != forever {
-			next = append(next, fmt.Sprintf("%s [%d, %d]", each.Input.(step), each.Call, each.Return))
+			next = append(next, during(each.Input.(step), each.Call, each.Return))
 		}
 	}
-	return fmt.Sprintf("%d of %d steps can be ordered; the rows are then %v, and none of these can be next: %s",
-		len(longest), len(steps), now, strings.Join(next[:min(len(next), 6)], "; "))
+	return fmt.Sprintf("%d of %d steps can be ordered; the rows are then %v, and none of these can be next: %s; before: %s",
+		len(longest), len(steps), now, strings.Join(next[:min(len(next), 6)], "; "), strings.Join(p.before(first), "; "))
+}
+
+// before returns the last writes, and the last reads, that were invoked before `first`, in the order of their calls; the
+// writes that were surely not applied among them, since one that was applied all the same is what to look for.
+func (p *partition) before(first int64) []string {
+	var last []*op
+	reads, writes := 12, 12
+	all := append(append([]*op{}, p.ops...), p.failed...)
+	sort.Slice(all, func(i, j int) bool { return all[i].call > all[j].call })
+	for _, each := range all {
+		left := &writes
+		if each.reads() {
+			left = &reads
+		}
+		if each.call <= first && *left > 0 {
+			*left--
+			last = append(last, each)
+		}
+	}
+	slices.Reverse(last)
+	said := make([]string, len(last))
+	for i, each := range last {
+		said[i] = during(step{each, ""}, each.call, each.ret)
+	}
+	return said
+}
+
+// during is what was done, and from when to when; an operation whose outcome is unknown has no end.
+func during(what step, call, ret int64) string {
+	if ret == forever {
+		return fmt.Sprintf("%s [%d, ]", what, call)
+	}
+	return fmt.Sprintf("%s [%d, %d]", what, call, ret)
 }

@@ -214,8 +214,10 @@ func (s step) String() string {
 
 func (o *op) told() string {
 	switch {
+	case o.reason != "":
+		return fmt.Sprintf("%s (%s)", o.outcome, o.reason)
 	case o.outcome != ok:
-		return "unknown"
+		return unknown
 	case o.applied != nil:
 		return fmt.Sprintf("applied %d", *o.applied)
 	}

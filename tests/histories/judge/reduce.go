@@ -22,15 +22,16 @@ import (
 type partition struct {
 	name    string
 	ops     []*op
-	leftOut int // unknown operations that nobody noticed
-	open    int // unknown operations that are ordered
+	failed  []*op // writes that were surely not applied, so that they are not judged
+	leftOut int   // unknown operations that nobody noticed
+	open    int   // unknown operations that are ordered
 }
 
 // partitions returns each region, and before it each of its keys.
 func partitions(ops []*op) []*partition {
 	regions, keys := map[string]*partition{}, map[string]*partition{}
 	for _, each := range ops {
-		if each.outcome == failed || each.reads() && each.outcome != ok {
+		if each.reads() && each.outcome != ok {
 			continue
 		}
 		put(regions, "region "+each.region, each)
@@ -41,7 +42,9 @@ func partitions(ops []*op) []*partition {
 	var all []*partition
 	for _, parts := range []map[string]*partition{keys, regions} {
 		for _, part := range parts {
-			all = append(all, part)
+			if len(part.ops) > 0 {
+				all = append(all, part)
+			}
 		}
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].name > all[j].name })
@@ -51,6 +54,10 @@ func partitions(ops []*op) []*partition {
 func put(parts map[string]*partition, name string, o *op) {
 	if parts[name] == nil {
 		parts[name] = &partition{name: name}
+	}
+	if o.outcome == failed {
+		parts[name].failed = append(parts[name].failed, o)
+		return
 	}
 	parts[name].ops = append(parts[name].ops, o)
 }
