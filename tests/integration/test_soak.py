@@ -43,13 +43,13 @@ FLUSHES = 80
 
 def flushes(table: Any, made: Made, first: int) -> Verdict:
     """The descriptors of this process over so many flushes, held against the soak's bar for daemons. A flush stands for
-    10 s.
+    15 s.
     """
     samples = []
     for number in range(first, first + FLUSHES):
         table.put(made.table([number % 10], number))
         table.flush()
-        samples += of_process(10.0 * number, "daemon", 1, os.getpid())
+        samples += of_process(15.0 * number, "daemon", 1, os.getpid())
     table.commit()
     points = [(sample.at, value(sample, "descriptors")) for sample in samples]
     return judge("descriptors", points, PROCESSES["daemon"]["descriptors"])

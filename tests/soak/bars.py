@@ -19,7 +19,11 @@ _AGE, _LIVES = (60.0, 90.0), 4
 """Age of processes that are compared over their lives, in seconds, and how many lives these must be."""
 
 PROCESSES = {
-    "daemon": {"memory": Bar(64, 24, 0.15, 900, most=700), "threads": Bar(40, 8), "descriptors": Bar(40, 4)},
+    "daemon": {
+        "memory": Bar(64, 24, 0.15, 900, most=700),
+        "threads": Bar(40, 8),
+        "descriptors": Bar(40, 4, shortest=900),
+    },
     "run": {"memory": Bar(24, 16, 0.10, 60), "threads": Bar(8, 4), "descriptors": Bar(12, 4)},
     "driver's JVM": {"memory": Bar(400, 0, 0.5, most=2000), "threads": Bar(40, 8), "descriptors": Bar(60, 8)},
     "executor": {"memory": Bar(300, 0, 0.5, most=1200), "threads": Bar(30, 8), "descriptors": Bar(40, 8)},
@@ -28,11 +32,13 @@ PROCESSES = {
     "feed": {"memory": Bar(24, 16, 0.10, 90), "threads": Bar(12, 4), "descriptors": Bar(16, 4)},
 }
 """By sort of process; memory in MiB. A daemon gets and gives regions while it lives, and Lance's threads for calls that
-block come and go with the load; it takes a quarter of an hour to come to the memory that it keeps. The heap of a JVM
-grows up to its limit before it is collected, so its bar is one for what it may reach."""
+block come and go with the load; it takes a quarter of an hour to come to the memory that it keeps. A clean-up of the
+base table has Lance read a manifest of each version, 64 at a time, over connections that stay for half a minute: a
+daemon's descriptors come and go by that many, which a median over a quarter of an hour does not follow. The heap of a
+JVM grows up to its limit before it is collected, so its bar is one for what it may reach."""
 YOUNG = {"daemon": {"descriptors": Bar(130)}}
-"""Of processes a minute after their start, where the bar is another one. Lance reads up to 64 objects at a time from an
-object store, and connections stay for a while: a daemon of that age has up to two such bursts behind it."""
+"""Of processes a minute after their start, where the bar is another one: a daemon of that age may have the connections
+of two clean-ups."""
 _REGIONS_MAX = 6
 FILES = {  # not the two notes of each pause, which nobody deletes
     "entries beyond fences": Bar(150, 0, 0.5, SETTLED),
