@@ -147,9 +147,12 @@ class Starts:
         return newest_from(lambda position: self._store.exists(entry_key(region, position, self._suffix)), start)
 
     def _expect_reached(self, region: UUID, position: int, manifest: RegionManifest) -> None:
-        """Raise Gone where the log of `region` never reached `position`."""
-        known = max(manifest.replay_after, manifest.last_seen)
-        if position > known and not self._store.exists(entry_key(region, position, self._suffix)):
+        """Raise Gone where the log of `region` never reached `position`. `manifest`: one that was the newest."""
+        if position <= _reached(manifest) or self._store.exists(entry_key(region, position, self._suffix)):
+            return
+        # It may have been flushed and collected since `manifest` was read; a newer one says so then.
+        newest = ManifestStore(self._store, region).latest(manifest)
+        if newest is None or position > _reached(newest):
             raise Gone(region, position, ahead=True)
 
     def _holds_all(self, region: UUID, manifest: RegionManifest, published: int) -> bool:
@@ -184,6 +187,11 @@ class Starts:
         while low in kept:
             low -= 1
         return low
+
+
+def _reached(manifest: RegionManifest) -> int:
+    """Return a position that the log has reached, by its manifest alone."""
+    return max(manifest.replay_after, manifest.last_seen)
 
 
 def _end_of(history: ManifestHistory, generation: int) -> int | None:

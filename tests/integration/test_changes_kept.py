@@ -14,7 +14,9 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.base.manifest import manifest_names
 from memwal.flush.commits.maintenance import clean_up
+from memwal.ingest.changes.start import Gone, Starts
 from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.wal.layout import entry_key
 from tests.change_world import QUIET, SCHEMA, row
 from tests.clean import assert_clean
 
@@ -168,3 +170,30 @@ def test_a_reader_looks_while_a_resize_opens_its_regions(
     with memwal.open(uri, settings=QUIET) as table:
         table.put([row(key, 9) for key in range(40)])
         assert sorted(told(table.changes(position))) == [("update", key, 9) for key in range(40)]
+
+
+def test_an_entry_that_is_flushed_and_collected_while_a_reader_looks_was_reached(
+    table: Any, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has the manifest of before, and asks for the entry at its position when that is gone."""
+    table.put([row(1, 1)])
+    store, base = wal.open_store(uri), flush.BaseTable.open(uri)
+    (region,) = base.regions
+    position = table.status()["regions"][0]["wal_position"]
+    key = entry_key(region, position, base.codec.suffix)
+    exists, everything = type(store).exists, Ages(0.0, 0.0, 0.0, 0.0)
+
+    def collected_before(of: Any, asked: str) -> bool:
+        if asked == key:
+            monkeypatch.undo()
+            committed(table, 2, 1)
+            collector = TableCollector(store, base.codec, wal.SystemClock(), [region])
+            collector.collect(flush.BaseTable.open(uri), everything)
+        return exists(of, asked)
+
+    monkeypatch.setattr(type(store), "exists", collected_before)
+    Starts(base, store).expect_reached({region: position}, {})
+    assert not exists(store, key)
+    with pytest.raises(Gone) as never:
+        Starts(base, store).expect_reached({region: position + 9}, {})
+    assert never.value.ahead
