@@ -34,7 +34,7 @@ PROCESSES = {
 """By sort of process; memory in MiB. A daemon gets and gives regions while it lives, and Lance's threads for calls that
 block come and go with the load; it takes a quarter of an hour to come to the memory that it keeps. A clean-up of the
 base table has Lance read a manifest of each version, 64 at a time, over connections that stay for half a minute: a
-daemon's descriptors come and go by that many, which a median over a quarter of an hour does not follow. The heap of a
+daemon's descriptors come and go by that many, and a slope over less than a quarter of an hour follows. The heap of a
 JVM grows up to its limit before it is collected, so its bar is one for what it may reach."""
 YOUNG = {"daemon": {"descriptors": Bar(130)}}
 """Of processes a minute after their start, where the bar is another one: a daemon of that age may have the connections
