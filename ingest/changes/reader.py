@@ -96,7 +96,7 @@ class ChangesReader:
         changes = self._open.get(region)
         if changes is None:
             try:
-                changes = self._opened(region, at, self._starts)
+                changes = self._begun(region, at)
             except Gone:
                 if (over := self._over_fences(region, at, end)) == at:
                     raise
@@ -108,6 +108,15 @@ class ChangesReader:
         rows = changes.read(end)
         self._at[region] = changes.at
         return rows
+
+    def _begun(self, region: UUID, at: int) -> RegionChanges:
+        try:
+            return self._opened(region, at, self._starts)
+        except Gone as gone:
+            if gone.ahead:
+                raise
+            # A flush, a commit and a collection since the manifests were read: what they left tells the same changes.
+            return self._opened(region, at, Starts(self._base.latest(), self._store))
 
     def _opened(self, region: UUID, at: int, starts: Starts) -> RegionChanges:
         return RegionChanges(self._store, region, self._form, starts.of(region, at, self._routing), at)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import lance
 import pytest
@@ -14,6 +15,8 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.base.manifest import manifest_names
 from memwal.flush.commits.maintenance import clean_up
+from memwal.ingest.api.changes import ChangesRequest, Position
+from memwal.ingest.changes.reader import ChangesReader
 from memwal.ingest.changes.start import Gone, Starts
 from memwal.ingest.table.garbage import Ages, TableCollector
 from memwal.wal.layout import entry_key
@@ -172,28 +175,48 @@ def test_a_reader_looks_while_a_resize_opens_its_regions(
         assert sorted(told(table.changes(position))) == [("update", key, 9) for key in range(40)]
 
 
-def test_an_entry_that_is_flushed_and_collected_while_a_reader_looks_was_reached(
-    table: Any, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reader has the manifest of before, and asks for the entry at its position when that is gone."""
+@pytest.fixture
+def collected_under_a_reader(table: Any, uri: str, monkeypatch: pytest.MonkeyPatch) -> tuple[UUID, int]:
+    """A region and its newest position, whose entry is flushed and collected as soon as somebody asks for it, having
+    read the manifest of before. Another row is put then."""
     table.put([row(1, 1)])
     store, base = wal.open_store(uri), flush.BaseTable.open(uri)
     (region,) = base.regions
     position = table.status()["regions"][0]["wal_position"]
     key = entry_key(region, position, base.codec.suffix)
-    exists, everything = type(store).exists, Ages(0.0, 0.0, 0.0, 0.0)
+    exists = type(store).exists
 
     def collected_before(of: Any, asked: str) -> bool:
         if asked == key:
             monkeypatch.undo()
-            committed(table, 2, 1)
+            table.flush()
+            table.commit()
+            table.put([row(2, 1)])
             collector = TableCollector(store, base.codec, wal.SystemClock(), [region])
-            collector.collect(flush.BaseTable.open(uri), everything)
+            assert collector.collect(flush.BaseTable.open(uri), Ages(0.0, 0.0, 0.0, 0.0)).entries
+            assert not exists(of, asked)
         return exists(of, asked)
 
     monkeypatch.setattr(type(store), "exists", collected_before)
-    Starts(base, store).expect_reached({region: position}, {})
-    assert not exists(store, key)
+    return region, position
+
+
+def test_an_entry_that_is_collected_while_a_reader_looks_was_reached(
+    collected_under_a_reader: tuple[UUID, int], uri: str
+) -> None:
+    region, position = collected_under_a_reader
+    starts = Starts(flush.BaseTable.open(uri), wal.open_store(uri))
+    starts.expect_reached({region: position}, {})
     with pytest.raises(Gone) as never:
-        Starts(base, store).expect_reached({region: position + 9}, {})
+        starts.expect_reached({region: position + 9}, {})
     assert never.value.ahead
+
+
+def test_changes_are_told_though_the_entries_before_them_are_collected_while_a_reader_looks(
+    collected_under_a_reader: tuple[UUID, int], uri: str
+) -> None:
+    region, position = collected_under_a_reader
+    base = flush.BaseTable.open(uri)
+    request = ChangesRequest(Position(base.table_id, base.routing_version, {region: position}))
+    reader = ChangesReader(base, wal.open_store(uri), wal.SystemClock(), request, {region: position + 1})
+    assert [(each["_change"], each["id"]) for each in reader.next(None).rows.to_pylist()] == [("insert", 2)]
