@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -77,19 +78,32 @@ class DriverRead:
         whole = parts.coalesce(1, False, inside.none, None)
         if not len(whole.partitions()):
             return _batch(b"")
-        # Readable by this user alone; Java writes into it by its name.
-        with tempfile.NamedTemporaryFile(prefix="memwal-") as file, inside.task() as context:
+        with _file() as (file, path), inside.task() as context:
             computed = inside.copied(whole) if self.scan is None else whole
             rows = computed.iterator(whole.partitions()[0], context)
             limits = (self.most_rows, self.most_bytes)
             batches = inside.converters.toBatchWithSchemaIterator(
                 rows, plan.schema(), *limits, inside.zone, True, False
             )
-            inside.write(batches.take(1), file.name)
+            inside.write(batches.take(1), path)
             if rows.hasNext():
                 return None
             inside.count(context)
             return _batch(file.read())
+
+
+@contextmanager
+def _file() -> Iterator[tuple[IO[bytes], str]]:
+    """Yield an empty file, which this user alone can read, and the path by which Java writes into it.
+
+    In memory on Linux: there a driver that is killed leaves no rows in the directory for temporary files.
+    """
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("memwal-micro-batch"), "r+b") as file:  # noqa: PTH123 - has no path of its own
+            yield file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile(prefix="memwal-") as named:
+            yield named, named.name
 
 
 def _batch(data: bytes) -> pa.RecordBatch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -257,6 +259,27 @@ def test_more_than_the_driver_takes_is_left_to_a_job(
         ((here, by_job, _),) = seen(topic, kafka_settings({"id": "int64"}))
     assert here is None
     assert sorted(by_job["id"].to_pylist()) == list(range(100))
+
+
+def test_a_driver_that_is_killed_leaves_no_rows_on_the_disk(
+    kafka: KafkaServer, seen: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it reads a micro-batch, the directory for temporary files has nothing of it; on Linux."""
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    kafka.create_topic("driver-file", partitions=1)
+    kafka.produce("driver-file", [Record(b'{"id": 1}')])
+    write, found = driver_read._Inside.write, list[list[Path]]()
+
+    def looked_after(inside: Any, batches: Any, path: str) -> None:
+        write(inside, batches, path)
+        found.append(list(temporary.iterdir()))
+
+    with patch.object(driver_read._Inside, "write", looked_after):
+        ((here, by_job, _),) = seen("driver-file", kafka_settings({"id": "int64"}))
+    assert here is not None
+    assert here["id"].to_pylist() == by_job["id"].to_pylist() == [1]
+    assert [len(files) for files in found] == [0 if hasattr(os, "memfd_create") else 1]
 
 
 def test_records_that_are_gone_end_no_read_early(spark: Any, kafka: KafkaServer, tmp_path: Path) -> None:
