@@ -83,9 +83,9 @@ def serve(
     ] = False,
 ) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
-    from memwal.ingest.daemon.without_pandas import leave_pandas_out
+    from memwal.ingest.daemon.process import prepare_process
 
-    leave_pandas_out()
+    prepare_process()
     from memwal.ingest.settings.load import load
 
     chosen = {} if on_spark is None else {"MEMWAL__DAEMON__ON_SPARK": str(on_spark)}

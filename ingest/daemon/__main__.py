@@ -21,9 +21,9 @@ def _say(answer: dict[str, Any]) -> None:
 
 def main() -> int:
     """Read the configuration, serve, and report an error to the parent; return the exit code."""
-    from memwal.ingest.daemon.without_pandas import leave_pandas_out
+    from memwal.ingest.daemon.process import prepare_process
 
-    leave_pandas_out()
+    prepare_process()
     from memwal.ingest.daemon.serve import serve
     from memwal.ingest.errors import classify
     from memwal.ingest.ops.logs import silence_grpc
