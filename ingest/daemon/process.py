@@ -19,7 +19,7 @@ from importlib.abc import MetaPathFinder
 _M_ARENA_MAX = -8
 """glibc's number of the setting, from its `malloc.h`."""
 _ARENAS = 2
-"""For each processor. With fewer, threads wait for one another."""
+"""For each processor. With one, a daemon answered fewer reads."""
 
 
 def prepare_process() -> None:

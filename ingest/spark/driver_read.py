@@ -18,13 +18,14 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+from memwal.wal.codec.scratch_file import open_scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,7 +79,8 @@ class DriverRead:
         whole = parts.coalesce(1, False, inside.none, None)
         if not len(whole.partitions()):
             return _batch(b"")
-        with _file() as (file, path), inside.task() as context:
+        file, path = open_scratch(os.getpid())  # Java writes into it
+        with file, inside.task() as context:
             computed = inside.copied(whole) if self.scan is None else whole
             rows = computed.iterator(whole.partitions()[0], context)
             limits = (self.most_rows, self.most_bytes)
@@ -90,20 +92,6 @@ class DriverRead:
                 return None
             inside.count(context)
             return _batch(file.read())
-
-
-@contextmanager
-def _file() -> Iterator[tuple[IO[bytes], str]]:
-    """Yield an empty file, which this user alone can read, and the path by which Java writes into it.
-
-    In memory on Linux: there a driver that is killed leaves no rows in the directory for temporary files.
-    """
-    if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("memwal-micro-batch"), "r+b") as file:  # noqa: PTH123 - has no path of its own
-            yield file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
-    else:
-        with tempfile.NamedTemporaryFile(prefix="memwal-") as named:
-            yield named, named.name
 
 
 def _batch(data: bytes) -> pa.RecordBatch:

@@ -43,7 +43,7 @@ main()
 """
 """Prints how many arenas a daemon has with more threads than that, which asked for memory."""
 
-if sys.platform == "linux":  # other malloc have no arenas
+if sys.platform == "linux":  # of glibc; other C libraries have no such arenas
     PROCESSORS = len(os.sched_getaffinity(0))
 
     @pytest.mark.parametrize(

@@ -13,6 +13,16 @@ import threading
 from typing import IO, Any
 
 
+def open_scratch(process: int | str = "self") -> tuple[IO[bytes] | Any, str]:
+    """Return an empty file, unbuffered, and its path. On Linux it is in memory without a name: nothing is left of it if
+    this process is killed. `process`: this one's number where another process of this user is to open the path."""
+    if hasattr(os, "memfd_create"):
+        file = open(os.memfd_create("memwal"), "r+b", buffering=0)  # noqa: SIM115, PTH123 - the caller closes it
+        return file, f"/proc/{process}/fd/{file.fileno()}"
+    named = tempfile.NamedTemporaryFile(prefix="memwal-", buffering=0)  # noqa: SIM115 - the caller closes it
+    return named, named.name
+
+
 class ScratchFile(threading.local):
     """One file per thread, which holds the bytes that this thread put last.
 
@@ -22,13 +32,7 @@ class ScratchFile(threading.local):
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._file: IO[bytes] | Any
-        if hasattr(os, "memfd_create"):
-            self._file = open(os.memfd_create("memwal-entry"), "r+b", buffering=0)  # noqa: SIM115, PTH123 - kept open
-            self._path = f"/proc/self/fd/{self._file.fileno()}"
-        else:
-            self._file = tempfile.NamedTemporaryFile(prefix="memwal-", buffering=0)  # noqa: SIM115 - kept open
-            self._path = self._file.name
+        self._file, self._path = open_scratch()
 
     def holding(self, data: bytes) -> str:
         """Path of the file, which holds exactly `data` until this thread's next call."""
