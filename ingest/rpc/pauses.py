@@ -38,7 +38,7 @@ Paused = Mapping[str, Mapping[str, Any]]
 LOOK_EVERY, LOOK_EVERY_REMOTE = 1.0, 5.0
 """Seconds for which the last look at a local disk, or at an object store, is taken for the state of now."""
 _LONGEST = 500
-"""Most characters of a reason."""
+"""Most characters of a reason, and of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Pauses:
 
     def pause(self, what: What, by: str, reason: str = "") -> tuple[Pause, bool]:
         """Pause `what`; return the pause in force, and whether this call made it: another one may have been first."""
-        ours = Pause(self._clock.now(), by, " ".join(reason.split())[:_LONGEST], self._ids.entry_id())
+        ours = Pause(self._clock.now(), by, _line(reason), self._ids.entry_id())
         while True:
             number, found = self._current(what)
             if found is not None:
@@ -180,9 +180,14 @@ def _parsed(data: bytes) -> Pause:
     try:
         found = json.loads(data)
         since = 0.0 if _date(found["since"]) is None else float(found["since"])
-        return Pause(since, str(found["by"]), str(found["reason"]), str(found["id"]))
+        return Pause(since, _line(str(found["by"])), _line(str(found["reason"])), str(found["id"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return Pause(0.0, "", "its note beside the table cannot be read", "")
+
+
+def _line(text: str) -> str:
+    """Return `text` as one line that a terminal only prints; whoever may write beside the table may write a note."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))[:_LONGEST]
 
 
 def _date(since: Any) -> datetime | None:

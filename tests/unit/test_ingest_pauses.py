@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from pathlib import Path
@@ -107,6 +108,15 @@ def test_a_time_that_is_none_is_left_out(store: MemoryStore, since: str) -> None
     assert told == {"since": 0.0, "by": "one@here", "reason": "moved"}
     said = "ingestion is paused by one@here: moved"
     assert text_of("ingestion", told) == text_of("ingestion", told | {"since": float("inf")}) == said
+
+
+def test_nothing_of_a_note_acts_on_a_terminal(store: MemoryStore) -> None:
+    pauses = Pauses(store, FakeClock())
+    pauses.pause("ingestion", "one@here", "brokers\x1b[2J\nare\x07 moved\u202e")
+    assert pauses.now()["ingestion"]["reason"] == "brokers[2J are moved"
+    note = json.dumps({"since": 0, "by": "\x1b]0;root\x07one@here", "reason": "\x9bmoved", "id": "a"})
+    store.put(paused_key("commits"), note.encode())
+    assert text_of("commits", pauses.now()["commits"]) == "commits are paused by ]0;rootone@here: moved"
 
 
 def test_a_pause_is_told_in_one_line() -> None:
