@@ -352,11 +352,11 @@ def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
 
 @pytest.fixture
 def asked(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Runs `memwal query` on a table of 40 rows, and prints JSON."""
-    path = tmp_path / "memwal.toml"
-    path.write_text(f'[table]\nuri = "{uri}"\n')
-    with memwal.open(uri, schema=SCHEMA, key="id", indexes={"body": "fts"}) as table:
-        table.put(pa.Table.from_pylist([row(id, 0) for id in range(40)], SCHEMA))
+    """Runs `memwal query` on a table of 40 rows, with a column "list price", and prints JSON."""
+    (path := tmp_path / "memwal.toml").write_text(f'[table]\nuri = "{uri}"\n')
+    priced = SCHEMA.append(pa.field("list price", pa.int64()))
+    with memwal.open(uri, schema=priced, key="id", indexes={"body": "fts"}) as table:
+        table.put(pa.Table.from_pylist([row(id, 0) | {"list price": -id} for id in range(40)], priced))
         yield lambda *options: cli("query", path, *options, "--format", "json", "--columns", "id")
 
 
@@ -367,7 +367,7 @@ def ids(ran: Any) -> list[int]:
 
 def test_the_command_orders_leaves_out_and_searches_as_told(asked: Callable[..., Any]) -> None:
     assert ids(asked("--order-by", "id desc", "--limit", 3, "--offset", 2)) == [37, 36, 35]
-    assert ids(asked("--order-by", "word, id DESC", "--filter", "id < 12 AND word IS NULL")) == [11, 0]
+    assert ids(asked("--order-by", "list price  DESC, id desc", "--filter", "id < 12 AND word IS NULL")) == [0, 11]
     model = {id: row(id, 0) for id in range(40)}
     near = ("--near", "plain=[0.5, -1, 0.25, 2]")
     for metric in ("l2", "cosine"):
@@ -383,7 +383,7 @@ def test_the_command_orders_leaves_out_and_searches_as_told(asked: Callable[...,
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--order-by", "id down"), "--order-by 'id down': write COLUMN or COLUMN desc"),
+        (("--order-by", "id, list price down"), "--order-by 'id, list price down': write COLUMN or COLUMN desc"),
         (("--order-by", "id", "--match", "body=zebra"), "--order-by and --match cannot be combined"),
         (("--key", "1", "--offset", "1"), "--offset and --key cannot be combined"),
         (("--metric", "l2"), "--metric says how to search by vector; add --near"),
