@@ -19,6 +19,8 @@ from memwal.ingest.mapping.type_names import parse_type
 MIN_BOOST, MAX_BOOST = 0.001, 1000
 COUNT_MAX, ROWS_MAX = 2**31 - 1, 2**61
 """Lance and gRPC take no larger numbers; ROWS_MAX twice fits, since a limit and an offset are added."""
+_FOR_EVER = 1e12
+"""Seconds; a larger integer may not fit into a float."""
 
 
 def listed(columns: Any, name: str = "columns") -> list[str] | None:
@@ -102,9 +104,11 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
 
 def seconds(name: str, value: Any) -> float | None:
     """Return an argument, called `name`: seconds above 0, None for no limit. Raises: Invalid."""
-    if value is not None and not (isinstance(value, int | float) and value > 0):
-        raise Invalid(f"{name} = {value}: give seconds above 0, or None to wait for as long as it takes")
-    return value
+    if value is None:
+        return None
+    if not (isinstance(value, int | float) and value > 0):
+        raise Invalid(f"{name} = {value!r}: give seconds above 0, or None to wait for as long as it takes")
+    return float(min(value, _FOR_EVER))
 
 
 def keys_or_filter(keys: Any, filter: Any) -> str | None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from memwal.flush import CommitReport
 from memwal.ingest import tracing
-from memwal.ingest.api.arguments import keys_or_filter
+from memwal.ingest.api.arguments import keys_or_filter, seconds
 from memwal.ingest.api.deletes import FilterDelete
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import READS, Reads
@@ -163,8 +163,8 @@ class RemoteTable(Reads):
         if deletes:
             nullable = row_schema(schema, self.key)  # all columns but the key's may be null
             schema = nullable.with_metadata(schema.metadata)
-        router, seconds = self.router, float("inf") if timeout is None else timeout
-        attempts = Attempts(router.clock, router.ids, seconds, repeatable=True, restarts=self._restarts)
+        router, limit = self.router, seconds("timeout", timeout) or float("inf")
+        attempts = Attempts(router.clock, router.ids, limit, repeatable=True, restarts=self._restarts)
 
         name, asked, trace = str(region), list[Callable[[], bool]](), tracing.headers() if tracing.on else ()
 
@@ -275,12 +275,12 @@ class RemoteTable(Reads):
     def _described(self) -> str:
         return f"{self.router.table} at {self.endpoint}, {len(self.router.regions)} regions"
 
-    def _patiently(self, call: Callable[[float], T], seconds: float, *, repeatable: bool = True) -> T:
+    def _patiently(self, call: Callable[[float], T], limit: float, *, repeatable: bool = True) -> T:
         """Return the result of `call`, repeated as `ingest.client.retry` decides; it gets the seconds that it may
         take.
         """
         router = self.router
-        attempts = Attempts(router.clock, router.ids, seconds, repeatable=repeatable, restarts=self._restarts)
+        attempts = Attempts(router.clock, router.ids, limit, repeatable=repeatable, restarts=self._restarts)
         while True:
             seen = router.rounds
             try:
@@ -301,15 +301,14 @@ class RemoteTable(Reads):
 
     def _write(self, rows: pa.Table, request: dict[str, Any], token: Token | None, timeout: float | None) -> Receipt:
         """Send `rows` to their owners. `request`: of the op "write" or "delete", without token and timeout."""
+        timeout = seconds("timeout", timeout)
         request = {**request, "token": None if token is None else str(token), "timeout": timeout}
-        # The daemon refuses a wrong timeout, as the embedded table does.
-        limited = type(timeout) in (int, float) and timeout > 0  # type: ignore[operator]
-        seconds = float(timeout) if limited else WRITE_TIMEOUT  # type: ignore[arg-type]
-        grace, checked = ANSWER_TIMEOUT if limited else 0.0, request["op"] == "delete" or self._rising.rises(token)
+        limit, grace = (WRITE_TIMEOUT, 0.0) if timeout is None else (timeout, ANSWER_TIMEOUT)
+        checked = request["op"] == "delete" or self._rising.rises(token)
         write = RoutedWrite(self.router, lambda: self.splitter, rows, request, grace, may_go_down=not checked)
-        with self._in_flight.of(size_bound(rows), seconds):
+        with self._in_flight.of(size_bound(rows), limit):
             try:
-                receipt = self._patiently(write.attempt, seconds, repeatable=token is not None)
+                receipt = self._patiently(write.attempt, limit, repeatable=token is not None)
                 self._rising.taken(token)
                 return receipt
             except MemWalError as error:

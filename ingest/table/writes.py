@@ -57,7 +57,7 @@ class TableWrites:
 
         Raises: as `Table.put`.
         """
-        seconds("timeout", timeout)
+        timeout = seconds("timeout", timeout)
         split, shape = self._split(admission, rows, deletes), admission.context.shape
         if token is not None:
             check_rises(token, {to.name: to.applied(token.producer).newest for to, _ in split})
@@ -155,8 +155,6 @@ class TableWrites:
         ]
 
 
-_FOR_EVER = 1e12
-"""Seconds; a larger integer may not fit into a float."""
 _COPYING = 0.001
 """Seconds between two looks at whether a copy is made; most take less."""
 
@@ -168,7 +166,7 @@ def written(waiting: Sequence[tuple[RegionWriter, Write]], *, within: float | No
     after which the call is abandoned, None for no limit.
     Raises: the error of a region if none applied its rows; UnknownOutcome if one did, or still may.
     """
-    until = None if within is None else clock.monotonic() + min(within, _FOR_EVER)
+    until = None if within is None else clock.monotonic() + within
     try:
         for writer, write in waiting:
             writer.submit(write, None if until is None else max(0.0, until - clock.monotonic()))

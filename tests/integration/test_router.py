@@ -438,6 +438,29 @@ def test_columns_that_somebody_adds_reach_both_daemons(pair: Callable[..., Any],
     assert client.count("grade is null") == 10
 
 
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "3"])
+def test_a_timeout_that_is_none_is_refused(pair: Callable[..., Any], made: Any, timeout: Any) -> None:
+    both, client = pair()
+    for call in (
+        lambda: client.put(made.table(range(2)), timeout=timeout),
+        lambda: client.delete([1], timeout=timeout),
+        lambda: client.delete(filter="id = 1", timeout=timeout),
+        lambda: client.open_stream(both.regions[0], memwal.Token("spark", 0), timeout=timeout),
+    ):
+        with pytest.raises(memwal.Invalid, match="seconds above 0"):
+            call()
+    assert client.count() == 0
+
+
+@pytest.mark.parametrize("timeout", [10**400, float("inf"), 1e300])
+def test_a_timeout_may_be_as_long_as_anybody_likes(pair: Callable[..., Any], made: Any, timeout: Any) -> None:
+    _, client = pair()
+    assert client.put(made.table(range(8)), timeout=timeout).applied
+    assert client.delete([1], timeout=timeout).applied
+    assert client.delete(filter="id < 4", timeout=timeout).rows == 3
+    assert client.count() == 4
+
+
 def test_bytes_in_flight_are_bounded(pair: Callable[..., Any], made: Any) -> None:
     """Puts that are larger than all the room there is go one after the other, none fails."""
     both, _ = pair()
