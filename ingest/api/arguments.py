@@ -19,8 +19,8 @@ from memwal.ingest.mapping.type_names import parse_type
 MIN_BOOST, MAX_BOOST = 0.001, 1000
 COUNT_MAX, ROWS_MAX = 2**31 - 1, 2**61
 """Lance and gRPC take no larger numbers; ROWS_MAX twice fits, since a limit and an offset are added."""
-_FOR_EVER = 1e12
-"""Seconds; a larger integer may not fit into a float."""
+_FOR_EVER = 1e9
+"""Seconds. Locks wait for 9e9 at most, and a large integer does not fit into a float."""
 
 
 def listed(columns: Any, name: str = "columns") -> list[str] | None:

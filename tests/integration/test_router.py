@@ -466,7 +466,8 @@ def test_bytes_in_flight_are_bounded(pair: Callable[..., Any], made: Any) -> Non
     both, _ = pair()
     with memwal.connect(both.endpoints, in_flight_max=1) as client:
         threads = [
-            threading.Thread(target=client.put, args=(made.rows(range(at, at + 10)),)) for at in range(0, 100, 10)
+            threading.Thread(target=client.put, args=(made.rows(range(at, at + 10)),), kwargs={"timeout": each})
+            for each, at in zip([None, float("inf")] * 5, range(0, 100, 10), strict=True)
         ]
         for thread in threads:
             thread.start()
