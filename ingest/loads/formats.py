@@ -16,6 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.loads.csv_quotes import MatchedQuotes
 from memwal.ingest.loads.files import Format, InputFile
 from memwal.ingest.mapping import json_columns
 from memwal.ingest.mapping.documents import documents, field, json_decoder
@@ -37,6 +38,7 @@ def tables(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
     read = 0
     try:
         for rows in _READERS[file.format](file, schema):
+            _expect_once(file, rows.column_names)
             for part in (rows.slice(at, ROWS) for at in range(0, rows.num_rows, ROWS)):
                 yield part
                 read += part.num_rows
@@ -79,20 +81,26 @@ def _csv(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
         quoted_strings_can_be_null=False,
         auto_dict_encode=False,
     )
-    with file.streamed() as opened:
+    with _checked_csv(file) as opened:
         # The names first: every column is read as text, and Arrow takes types by name only.
         names = pyarrow.csv.open_csv(opened, convert_options=texts).schema.names
     texts.column_types = dict.fromkeys(names, pa.string())
     reading = pyarrow.csv.ReadOptions(block_size=_BLOCK, use_threads=False)
     parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    _expect_once(file, names)
     _check_names(file, names, schema)
     read = 0
-    with file.streamed() as opened:
+    with _checked_csv(file) as opened:
         reader = pyarrow.csv.open_csv(opened, read_options=reading, parse_options=parsing, convert_options=texts)
         for batch in reader:
             found = {name: _of_texts(batch.column(name), schema.field(name).type) for name in names}
             yield _checked(file, read, found)
             read += batch.num_rows
+
+
+def _checked_csv(file: InputFile) -> pa.PythonFile:
+    # Arrow refuses by itself what does not end in the block behind the one that it begins in.
+    return pa.PythonFile(MatchedQuotes(file.streamed(), file.name, longest=2 * _BLOCK), mode="r")
 
 
 def _of_texts(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Problems]:
@@ -158,6 +166,12 @@ def _checked(file: InputFile, read: int, found: Mapping[str, tuple[pa.Array, Pro
         row, name, why = min(problems)
         raise Invalid(f"{file.name}: row {read + row + 1:,}, column {name!r}: {why}")
     return pa.table({name: values for name, (values, _) in found.items()})
+
+
+def _expect_once(file: InputFile, names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Invalid(f"{file.name}: column {twice!r} is in the file twice; leave it in once")
 
 
 def _check_names(file: InputFile, names: list[str], schema: pa.Schema, where: str = "") -> None:

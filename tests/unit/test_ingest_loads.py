@@ -188,6 +188,10 @@ WRONG: Mapping[str, tuple[str, str]] = {
     "range.csv": ("id,small\n1,128\n", "row 1, column 'small': '128' is not a valid int8"),
     "no_key.csv": ("id,name\n1,x\n,y\n", "key column 'id' is null in row 2"),
     "lacks_key.csv": ("name\nx\n", "key column 'id' is missing"),
+    "twice.csv": ("id,name,name\n1,x,y\n", "column 'name' is in the file twice"),
+    "header.csv": ('"id,name\n1,x\n', "line 1: the quotes of .* do not match"),
+    "open.csv": ('id,name\n1,"x\n2,y\n', "line 2: the quotes of .* do not match"),
+    "behind.csv": ('id,name\n1,x\n2,"y"z\n', "line 3: the quotes of .* do not match"),
     "short.csv": ("id,name\n1,x\n2\n", "cannot be read after 0 rows: CSV parse error: .*Expected 2 columns, got 1"),
     "no_parquet.parquet": ("id,name\n", "cannot be read after 0 rows: "),
     "no_arrow.arrow": ("id,name\n", "cannot be read after 0 rows: "),
@@ -218,6 +222,13 @@ def test_wrong_columns_of_parquet(base: BaseTable, tmp_path: Path, column: str, 
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(Invalid, match=f"a.parquet: .*{said}"):
         check_files(base, find_files([str(tmp_path / "a.parquet")], None, {}))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.ipc"])
+def test_a_column_that_is_there_twice(base: BaseTable, tmp_path: Path, name: str) -> None:
+    WRITERS[name](pa.table([pa.array([1]), pa.array(["x"]), pa.array(["y"])], ["id", "name", "name"]), tmp_path / name)
+    with pytest.raises(Invalid, match=f"{name}: column 'name' is in the file twice; leave it in once"):
+        check_files(base, find_files([str(tmp_path / name)], None, {}))
 
 
 @pytest.mark.parametrize("vector", [[1.0, 2.0], [float("nan"), 1, 2], [1.0, None, 2.0]])

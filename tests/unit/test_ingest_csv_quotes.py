@@ -1,0 +1,93 @@
+"""Quotes of CSV files that a load reads: what Python's own reader refuses is refused, wherever a read ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from memwal.ingest.errors import Invalid
+from memwal.ingest.loads.csv_quotes import MatchedQuotes
+
+LONGEST = 100
+
+
+def read(text: bytes, sizes: Sequence[int] = (7,), longest: int = LONGEST) -> bytes:
+    """All that the stream hands on, in reads of `sizes`, again and again."""
+    stream = MatchedQuotes(pa.BufferReader(text), "a.csv", longest)
+    got = []
+    while data := stream.read(sizes[len(got) % len(sizes)]):
+        got.append(data)
+    return b"".join(got)
+
+
+def is_refused_by_python(text: str) -> bool:
+    try:
+        list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error:
+        return True
+    return False
+
+
+@given(
+    st.lists(st.sampled_from(['"', '""', ",", "\n", "\r\n", "\r", "a", " "]), max_size=30).map("".join),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+@example('"a"', [1])
+@example('a"\n""","', [3])
+@example('"\r\n""b"""\r\n5" pipe', [1])
+def test_what_python_refuses_is_refused_however_it_is_read(text: str, sizes: list[int]) -> None:
+    if is_refused_by_python(text):
+        with pytest.raises(Invalid, match="do not match"):
+            read(text.encode(), sizes)
+    else:
+        assert read(text.encode(), sizes) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('id,name\n1,"open\n2,b\n', "line 2: the quotes of '\"open\\n2,b' do not match"),
+        ('id,name\n1,"a\nb"\n2,"open\n3,"c"\n', 'line 4: the quotes of \'"open\\n3,"c"\' do not match'),
+        ('id,name\n\n1,"two" \n', "line 3: the quotes of '\"two\" ' do not match"),
+        ('"id,name\n1,a\n', "line 1: the quotes of '\"id,name\\n1,a' do not match"),
+        ('\ufeff"id"x\n1\n', "line 1: the quotes of '\"id\"x\\n1' do not match"),
+    ],
+)
+def test_a_wrong_quote_is_told_by_its_line(text: str, said: str) -> None:
+    for size in (3, 7, 1000):
+        with pytest.raises(Invalid, match=re.escape(f"a.csv: {said[: said.index(': the')]}: the quotes of ")):
+            read(text.encode(), [size])
+    with pytest.raises(Invalid, match=re.escape(f"a.csv: {said}; a value that begins with a quote ends with one")):
+        read(text.encode(), [1000])
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_value() -> None:
+    text = '\ufeff"id"\n"1"\n'.encode()
+    assert read(text, [1000]) == read(text, [3]) == text
+
+
+def test_a_value_that_goes_on_and_on_is_refused_before_the_end_of_the_file() -> None:
+    stream = MatchedQuotes(pa.BufferReader(b'1,"' + b"a" * 1000), "a.csv", LONGEST)
+    for _ in range(10):
+        stream.read(10)
+    with pytest.raises(Invalid, match="line 1: the quotes of '\"aaaa"):
+        stream.read(10)
+    assert read(b'1,"' + b"a" * (LONGEST - 2) + b'"\n', [10])
+
+
+def test_of_many_lines_the_right_one_is_told() -> None:
+    seeded = random.Random(1)
+    lines = ["id,name"]
+    while len(lines) < 5000:
+        lines.append(seeded.choice([f'{len(lines)},"na ""me"""', f"{len(lines)},plain", f'"{len(lines)}",5" pipe']))
+    lines.append('5001,"a"b')
+    with pytest.raises(Invalid, match=r"line 5,001: the quotes of '\"a\"b' do not match"):
+        read("\n".join(lines).encode(), [4096])
