@@ -71,12 +71,15 @@ def text_columns(name: str, value: Any) -> dict[str, float]:
 
 
 def _boost(name: str, column: str, value: Any) -> float:
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not number or not MIN_BOOST <= value <= MAX_BOOST:  # false for NaN
+    if not _is_number(value) or not MIN_BOOST <= value <= MAX_BOOST:  # false for NaN
         raise Invalid(
             f"{name}: the boost of column '{column}' is {value!r}; give a number from {MIN_BOOST} to {MAX_BOOST}"
         )
     return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def at_least_one(value: Any, name: str = "k") -> int:
@@ -106,7 +109,7 @@ def seconds(name: str, value: Any) -> float | None:
     """Return an argument, called `name`: seconds above 0, None for no limit. Raises: Invalid."""
     if value is None:
         return None
-    if not (isinstance(value, int | float) and value > 0):
+    if not _is_number(value) or not value > 0:  # true for NaN
         raise Invalid(f"{name} = {value!r}: give seconds above 0, or None to wait for as long as it takes")
     return float(min(value, _FOR_EVER))
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -438,7 +439,7 @@ def test_columns_that_somebody_adds_reach_both_daemons(pair: Callable[..., Any],
     assert client.count("grade is null") == 10
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "3"])
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "3", True])
 def test_a_timeout_that_is_none_is_refused(pair: Callable[..., Any], made: Any, timeout: Any) -> None:
     both, client = pair()
     for call in (
@@ -452,7 +453,7 @@ def test_a_timeout_that_is_none_is_refused(pair: Callable[..., Any], made: Any, 
     assert client.count() == 0
 
 
-@pytest.mark.parametrize("timeout", [10**400, float("inf"), 1e300])
+@pytest.mark.parametrize("timeout", [10**400, float("inf"), 1e300, np.int64(90), np.float32(90)])
 def test_a_timeout_may_be_as_long_as_anybody_likes(pair: Callable[..., Any], made: Any, timeout: Any) -> None:
     _, client = pair()
     assert client.put(made.table(range(8)), timeout=timeout).applied
