@@ -9,7 +9,7 @@ from memwal.flush.commits.expiry import set_ttl
 from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
 from memwal.flush.commits.index_changes import add_index, drop_index
 from memwal.flush.commits.index_listing import list_indexes, undeclared
-from memwal.flush.commits.load import LoadReport, RowsToLoad, load, loaded_in
+from memwal.flush.commits.load import LoadReport, RowsToLoad, finish_load, load, loaded_in
 from memwal.flush.commits.report import CommitReport
 from memwal.flush.errors import (
     CommitConflict,
@@ -80,6 +80,7 @@ __all__ = [
     "commit",
     "contains",
     "drop_index",
+    "finish_load",
     "finish_resize",
     "flush",
     "held_at",

@@ -34,6 +34,7 @@ is concurrent with the load may be ordered before it although readers have seen 
 the base before the load landed does not find the row. (model: Load!ReadManifests, Load!OpenBase, Load!Write)
 
 A restore of the base to a version before the load takes the marker back with the rows: the token may be used again.
+A repeat of a load that has landed only finishes it (`finish_load`): it has no rows, so it must never land by itself.
 A record stays in the base for ever, some 40 bytes for each load.
 """
 
@@ -82,7 +83,7 @@ class RowsToLoad:
     """The base schema that they were checked for."""
     number: int
     keys: pa.Table | None
-    """The key columns of all rows; None where the table has no key, and for a load that is known to have landed."""
+    """The key columns of all rows; None where the table has no key."""
     batches: Callable[[], Iterator[pa.RecordBatch]]
     """Returns the same rows each time. What it raises ends the load, and nothing is written."""
 
@@ -162,18 +163,13 @@ def load(
     run = _Run(uri, dict(storage_options or {}), store, ConflictRetries(uri, clock, retries), rows, id, on_step)
     run.caches = caches or run.caches
     note_token(store, id, token)
-    while (base := run.next()) is None:
-        continue
-    totals, mine = run.totals, run.landed
-    where = mine or loaded_in(store, base, token)
-    on_step("indexes")
-    base = finished(store, base, clock, ids, run.conflict_retries, totals, options=options)
-    sync_table(base.dataset)
+    base = run.finished(clock, ids, options)
+    totals = run.totals
     return LoadReport(
         id,
-        where,
+        run.landed or loaded_in(store, base, token),
         base.version,
-        mine is None,
+        run.landed is None,
         totals.inserted,
         totals.updated,
         totals.repaired,
@@ -184,9 +180,40 @@ def load(
     )
 
 
+@panics_as_errors
+def finish_load(
+    uri: str,
+    storage_options: Mapping[str, str] | None,
+    store: ObjectStore,
+    token: str,
+    *,
+    clock: Clock,
+    ids: Ids | None = None,
+    retries: int = 10,
+    options: WalOptions | None = None,
+) -> bool:
+    """Do what is left of a load with `token` that has landed, as its process may have been killed; return whether one
+    has landed. A restore of the base may have taken it back since the caller looked.
+
+    Parameters, thread safety, durability and errors: as of `load`.
+    """
+    conflict_retries = ConflictRetries(uri, clock, retries)
+    try:
+        _Run(uri, dict(storage_options or {}), store, conflict_retries, None, load_id(token)).finished(
+            clock, ids, options
+        )
+    except _NotLanded:
+        return False
+    return True
+
+
+class _NotLanded(Exception):
+    """No load with the token has landed, and there are no rows to load."""
+
+
 @dataclass
 class _Run:
-    """Steps 2 to 5 of one load.
+    """Steps 2 to 6 of one load.
 
     Thread safety. One thread only.
     """
@@ -195,9 +222,10 @@ class _Run:
     storage_options: dict[str, str]
     store: ObjectStore
     conflict_retries: ConflictRetries
-    rows: RowsToLoad
+    rows: RowsToLoad | None
+    """None: nothing is written for a load that has not landed, but _NotLanded is raised."""
     id: UUID
-    on_step: Step
+    on_step: Step = lambda _: None
     caches: LanceCaches = field(default_factory=LanceCaches)
     totals: CommitTotals = field(default_factory=CommitTotals)
     landed: int | None = None
@@ -209,7 +237,16 @@ class _Run:
     failure: BaseException | None = None
     """What reading the rows raised: Lance passes on only its text."""
 
-    def next(self) -> BaseTable | None:
+    def finished(self, clock: Clock, ids: Ids | None, options: WalOptions | None) -> BaseTable:
+        """Do all steps; return the base table behind them."""
+        while (base := self._next()) is None:
+            continue
+        self.on_step("indexes")
+        base = finished(self.store, base, clock, ids, self.conflict_retries, self.totals, options=options)
+        sync_table(base.dataset)
+        return base
+
+    def _next(self) -> BaseTable | None:
         """Make one attempt. Return the base table once the rows are in it and checked, else None."""
         base = BaseTable.open(self.uri, self.storage_options, caches=self.caches)
         has_landed = base.committed.get(self.id, 0) >= LANDED
@@ -222,8 +259,10 @@ class _Run:
                 if has_landed:
                     self.unchecked = False
                     return base
-                self._write(base)
-        except (CountMismatch, CommitConflict):
+                if self.rows is None:
+                    raise _NotLanded
+                self._write(base, self.rows)
+        except (CountMismatch, CommitConflict, _NotLanded):
             raise
         except _CONFLICTS as error:
             if self.failure is not None:
@@ -243,7 +282,7 @@ class _Run:
         if not foreign.possible:
             return False
         keys = added_keys(base, foreign)  # those of a load that has landed are among them
-        if self.rows.keys is not None:
+        if self.rows is not None and self.rows.keys is not None:
             keys = pa.concat_tables([self.rows.keys, keys.cast(self.rows.keys.schema)])
         older, _, errors = duplicates(base, rows_with_keys(base, keys), foreign)
         for error in () if has_landed else errors.values():
@@ -253,23 +292,23 @@ class _Run:
             self.totals.versions += 1
         return bool(older)
 
-    def _write(self, base: BaseTable) -> None:
+    def _write(self, base: BaseTable, rows: RowsToLoad) -> None:
         """Step 4."""
-        if base.schema != self.rows.schema:
+        if base.schema != rows.schema:
             raise CommitConflict(f"{base.uri}: its columns changed while the rows were checked; load again")
         self.on_step("merging" if base.key else "appending")
         if not base.key:
-            self._append(base)
+            self._append(base, rows)
             return
         read = base.version
-        reader = pa.RecordBatchReader.from_batches(base.schema, self._batches())
-        written = upsert_pass(base.dataset, reader, base.key, {self.id: LANDED}, self.rows.number)
+        reader = pa.RecordBatchReader.from_batches(base.schema, self._batches(rows))
+        written = upsert_pass(base.dataset, reader, base.key, {self.id: LANDED}, rows.number)
         self.unchecked = base.dataset.version != read + 1 and not lance_detects_duplicates(base.schema, base.key)
         self._wrote(base.dataset.version, written)
 
-    def _append(self, base: BaseTable) -> None:
+    def _append(self, base: BaseTable, rows: RowsToLoad) -> None:
         if self.appended is None or not self.appended.fits(base):
-            self.appended = AppendedRows(base, {self.id: LANDED}, self._batches)
+            self.appended = AppendedRows(base, {self.id: LANDED}, lambda: self._batches(rows))
             self.appended.write()
         self._wrote(base.version + 1, self.appended.append(base))
 
@@ -277,9 +316,9 @@ class _Run:
         self.landed = version
         self.totals.wrote(written)
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _batches(self, rows: RowsToLoad) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self.rows.batches()
+            yield from rows.batches()
         except GeneratorExit:  # Lance has failed by itself and reads no further
             raise
         except BaseException as error:

@@ -68,9 +68,10 @@ def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: 
         if asked.token is None:
             progress.tell("reading the files for a token")
         token = asked.token or token_of(files)
-        if (landed := flush.loaded_in(store, base, token)) != 0:
-            if not asked.dry_run:  # the attempt that landed may have been killed before its end
-                _load(settings, base, store, _nothing(base), token, clock, lambda _: None)
+        # The attempt that landed may have been killed before its end.
+        if (landed := flush.loaded_in(store, base, token)) != 0 and (
+            asked.dry_run or _finish(settings, base, store, token, clock)
+        ):
             return _already(base.uri, token, landed, console, as_json=asked.as_json)
         checked = check_files(base, files, progress.rows)
         progress.tell(f"checked {count(checked.read, 'row')} of {count(len(files), 'file')}")
@@ -113,9 +114,17 @@ def _load(
     )
 
 
-def _nothing(base: flush.BaseTable) -> flush.RowsToLoad:
-    """Return the rows of a load that has landed: none; what is left of it is done without them."""
-    return flush.RowsToLoad(base.schema, 0, None, lambda: iter(()))
+def _finish(settings: Settings, base: flush.BaseTable, store: wal.ObjectStore, token: str, clock: wal.Clock) -> bool:
+    """See `flush.finish_load`."""
+    return flush.finish_load(
+        base.uri,
+        base.storage_options,
+        store,
+        token,
+        clock=clock,
+        retries=settings.commit.retries,
+        options=settings.wal.options(),
+    )
 
 
 def _check_token(token: str) -> None:

@@ -128,18 +128,39 @@ def test_a_load_is_done_once_per_token_and_what_a_killed_one_left_is_done(
     assert lance.dataset(loaded.uri).version == version
     told = json.loads(cli(*arguments, "--json").out)
     assert told == {"token": "books 1", "already": True, "loaded_in": loaded.version}
-    finished, load = list[int](), flush.load
-
-    def watched(*given: Any, **options: Any) -> flush.LoadReport:
-        finished.append(given[3].number)
-        return load(*given, **options)
-
-    with patch.object(flush, "load", watched):
+    with (
+        patch.object(flush, "load", side_effect=AssertionError("reads the files")),
+        patch.object(flush, "finish_load", wraps=flush.finish_load) as finished,
+    ):
         cli(*arguments)
-    assert finished == [0], "without reading the files"
+    finished.assert_called_once()
     report = json.loads(cli(*arguments[:3], "--json").out)
     counts = {"rows_inserted": 0, "rows_replaced": 365, "rows_read": 365, "rows_duplicate": 0, "already": False}
     assert {name: report[name] for name in counts} == counts
+
+
+def test_a_load_that_a_restore_takes_back_while_it_is_repeated_is_loaded_again(
+    cli: Callable[..., Any], small_config: Callable[..., Path], open_small: Callable[..., Any], made: Made, uri: str
+) -> None:
+    with open_small() as table:
+        table.put(made.rows([1]))
+        table.flush()
+        table.commit()
+    before = lance.dataset(uri).version
+    arguments = ("load", small_config(), written(Path(uri).parent / "a.parquet", made.table([2, 3])), "--token", "t")
+    assert cli(*arguments).out.startswith("loaded 2 rows inserted")
+    finish = flush.finish_load
+
+    def restored(*given: Any, **options: Any) -> bool:
+        lance.dataset(uri, version=before).restore()
+        return finish(*given, **options)
+
+    with patch.object(flush, "finish_load", restored):
+        again = cli(*arguments)
+    assert again.out.startswith("loaded 2 rows inserted")
+    assert cli(*arguments).out.startswith("already loaded")
+    with memwal.open(uri, read_only=True) as table:
+        assert sorted(names(table)) == [1, 2, 3]
 
 
 def test_the_log_names_a_load_and_verify_is_clean(loaded: Loaded, cli: Callable[..., Any]) -> None:

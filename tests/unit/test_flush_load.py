@@ -22,7 +22,7 @@ from memwal.flush.base.state import read_state, versions
 from memwal.flush.commits import committer, load_notes, rounds
 from memwal.flush.commits import load as loading
 from memwal.flush.commits.append_pass import AppendedRows
-from memwal.flush.commits.load import LoadReport, load, loaded_in
+from memwal.flush.commits.load import LoadReport, finish_load, load, loaded_in
 from memwal.flush.errors import DoubledKey
 from memwal.flush.history.actions import read_history
 from memwal.flush.verification.runner import verify_table
@@ -109,6 +109,19 @@ def test_without_a_key_rows_are_appended_once(appends: AppendWorld) -> None:
     settled(appends)
     base = BaseTable.open(appends.uri)
     assert base.marked[load_id("t")] == base.committed[load_id("t")] == LANDED
+
+
+def test_a_repeat_finishes_what_has_landed_and_writes_nothing_else(world: World) -> None:
+    """A restore may take a load back between the look of a repeat and its finishing: the token stays free."""
+    before = world.version()
+    assert not finish_load(world.uri, {}, world.store, "t", clock=FakeClock())
+    load_keyed(world, range(5), 1)
+    assert finish_load(world.uri, {}, world.store, "t", clock=FakeClock())
+    settled(world)
+    lance.dataset(world.uri, version=before).restore()
+    assert not finish_load(world.uri, {}, world.store, "t", clock=FakeClock())
+    assert load_keyed(world, range(5), 2).rows_inserted == 5
+    settled(world)
 
 
 def test_into_an_empty_table_and_after_a_later_version_was_read(world: World) -> None:
