@@ -10,6 +10,7 @@ from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
 from memwal.flush.commits.index_changes import add_index, drop_index
 from memwal.flush.commits.index_listing import list_indexes, undeclared
 from memwal.flush.commits.load import LoadReport, RowsToLoad, finish_load, load, loaded_in
+from memwal.flush.commits.load_notes import LoadAttempt, begin_load, end_abandoned, under_way
 from memwal.flush.commits.report import CommitReport
 from memwal.flush.errors import (
     CommitConflict,
@@ -18,6 +19,7 @@ from memwal.flush.errors import (
     FlushOutOfOrder,
     InvalidFileOptions,
     InvalidResize,
+    LoadEnded,
     NotALanceTable,
     NotInitialised,
     SstInvalid,
@@ -52,6 +54,8 @@ __all__ = [
     "FlushOutOfOrder",
     "InvalidFileOptions",
     "InvalidResize",
+    "LoadAttempt",
+    "LoadEnded",
     "LoadReport",
     "NotALanceTable",
     "NotInitialised",
@@ -75,11 +79,13 @@ __all__ = [
     "append_if_unchanged",
     "as_new_fragments",
     "base_needs",
+    "begin_load",
     "bloom_bytes",
     "collect_orphans",
     "commit",
     "contains",
     "drop_index",
+    "end_abandoned",
     "finish_load",
     "finish_resize",
     "flush",
@@ -94,6 +100,7 @@ __all__ = [
     "resize",
     "set_ttl",
     "undeclared",
+    "under_way",
     "verify",
     "write_key_sidecar",
     "write_sst",

@@ -62,6 +62,10 @@ class CommitConflict(FlushError):
     """Other writers kept committing to the base table; nothing is lost, commit again."""
 
 
+class LoadEnded(FlushError):
+    """Another process ended an attempt at a load, since it was not heard of. Nothing was loaded; begin another one."""
+
+
 class CountMismatch(FlushError):
     """The base table holds a key twice, or did not change by the rows that were committed.
 

@@ -224,6 +224,7 @@ def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWal
         wal_errors.Resized,
         flush_errors.SstInvalid,
         flush_errors.CommitConflict,
+        flush_errors.LoadEnded,
         flush_errors.BackupOvertaken,
         flight.FlightUnavailableError,
     )

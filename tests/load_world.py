@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from memwal.flush.base.load_id import load_id
+from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.load import LoadReport, RowsToLoad, load
+from memwal.flush.commits.load_notes import LoadAttempt, begin_load
 from memwal.flush.verification.runner import verify_table
+from memwal.wal.layout import LOADING_PREFIX
 from tests.append_world import AppendWorld
 from tests.clean import assert_clean, assert_collected
 from tests.commit_world import WIDTH, World
-from tests.support.clock import FakeClock
+from tests.support.clock import FakeClock, SeededIds
 
 
 def rows_of(table: pa.Table, key: Sequence[str] = (), batch: int = 7) -> RowsToLoad:
@@ -37,16 +41,27 @@ def keyed(world: World, ids: Sequence[int], n: int) -> RowsToLoad:
     return rows_of(pa.table(columns).cast(world.base.schema), ["id"])
 
 
+def begun(world: World | AppendWorld, token: str = "t", clock: FakeClock | None = None) -> LoadAttempt:
+    """An attempt at a load; the same in each copy of a table."""
+    ids = SeededIds(len(world.store.list(LOADING_PREFIX)))
+    return begin_load(world.store, BaseTable.open(world.uri), load_id(token), clock or FakeClock(), ids)
+
+
 def load_keyed(world: World, ids: Sequence[int], n: int, token: str = "t", **more: Any) -> LoadReport:
     """Load rows with `ids` and `n`; the dict of the world has them afterwards."""
-    report = load(world.uri, {}, world.store, keyed(world, ids, n), token, clock=FakeClock(), **more)
+    attempt = more.pop("attempt", None) or begun(world, token)
+    report = load(world.uri, {}, world.store, keyed(world, ids, n), token, attempt, clock=FakeClock(), **more)
+    attempt.withdraw(world.store)
     world.oracle |= {} if report.already else dict.fromkeys(ids, n)
     return report
 
 
 def load_appended(world: AppendWorld, numbers: Sequence[int], token: str = "t", **more: Any) -> LoadReport:
     """Load a row for each of `numbers`."""
-    report = load(world.uri, {}, world.store, rows_of(world.table(numbers)), token, clock=FakeClock(), **more)
+    attempt = more.pop("attempt", None) or begun(world, token)
+    rows = rows_of(world.table(numbers))
+    report = load(world.uri, {}, world.store, rows, token, attempt, clock=FakeClock(), **more)
+    attempt.withdraw(world.store)
     world.oracle.update([] if report.already else numbers)
     return report
 

@@ -11,7 +11,7 @@
     _mem_wal/probe/{8 hex}                                    start-up probe; deleted at once (ours)
     _mem_wal/staged/{32 hex}.arrow                            rows of a Spark task, until its micro-batch is sent (ours)
     _mem_wal/loads/{load id}.json                             the token of a load past the log; advice only (ours)
-    _mem_wal/loading.json                                     until when automatic commits wait; advice only (ours)
+    _mem_wal/loading/{load id}_{generation}_{32 hex}.json     an attempt at a load past the log (ours)
     _mem_wal/paused/{what}.json                               an operator has paused this of the table (ours)
     _mem_wal/paused/{what}_{n}.json                           the same, for the n-th time after the first (ours)
     _mem_wal/paused/{what}_{n}_ended.json                     pause n has ended, from 0 on (ours)
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 ROOT = "_mem_wal/"
 PROBE_PREFIX = ROOT + "probe/"
 STAGED_PREFIX = ROOT + "staged/"
-LOADING_KEY = ROOT + "loading.json"
-"""Key of the request of a load that automatic commits wait; advice only."""
+LOADING_PREFIX = ROOT + "loading/"
+"""Prefix of the notes of attempts at loads (flush.commits.load_notes)."""
 PAUSED_PREFIX = ROOT + "paused/"
 SYNCED_KEY = ROOT + "synced.json"
 """Key of the number of the newest version of the base table that was synced to a local disk."""
@@ -61,7 +61,7 @@ _FOLDERS: dict[str, Kind] = {
     "staged": "staged",
     "paused": "note",
     "loads": "note",
-    "loading.json": "note",
+    "loading": "note",
     "synced.json": "note",
     "unsynced.json": "note",
 }
@@ -222,6 +222,11 @@ def sst_key(region: UUID, path: str, name: str = "") -> str:
 def load_key(id: UUID) -> str:
     """Key of the note with the token of a load; advice only."""
     return f"{ROOT}loads/{id}.json"
+
+
+def loading_key(name: str) -> str:
+    """Key of the note `name` of an attempt at a load."""
+    return f"{LOADING_PREFIX}{name}.json"
 
 
 def staged_key(unique: str) -> str:

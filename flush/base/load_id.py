@@ -1,33 +1,57 @@
-"""Which marker says that a load has landed (flush.commits.load): that of a region of its own, which never exists.
+"""Which markers say what became of a load (flush.commits.load): those of two regions of its own, which never exist.
 
-The id is made of the load's token: `load` in ASCII, then 12 bytes of the SHA-256 of the token, as a UUID of version 8,
-which is for ids of one's own (RFC 9562). Regions have ids of version 5 or 4, so the id tells a load from a region.
+Each attempt at a load has a generation, the one above the committed one. Where it lands, its generation is committed
+with the rows, for `load_id`. Where it is ended by others before it lands (flush.commits.load_notes), its generation is
+committed for `load_id` and `ended_id`. Lance commits no generation that is not above the committed one, so only one of
+the two happens to each generation.
+
+The ids are made of the load's token: `load` or `void` in ASCII, then 12 bytes of the SHA-256 of the token, as a UUID of
+version 8, which is for ids of one's own (RFC 9562). Regions have ids of version 5 or 4, so an id tells what it is of.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-LANDED = 1
-"""The only generation of a load."""
-_BEGINS, _VERSION, _VARIANT = b"load", 0x80, 0x80
+_LOAD, _ENDED = b"load", b"void"
+_VERSION, _VARIANT = 0x80, 0x80
 
 
 def load_id(token: str) -> UUID:
     """Return the id of the load with `token`. Pure."""
-    data = bytearray(_BEGINS + hashlib.sha256(token.encode()).digest()[:12])
+    data = bytearray(_LOAD + hashlib.sha256(token.encode()).digest()[:12])
     data[6] = data[6] & 0x0F | _VERSION
     data[8] = data[8] & 0x3F | _VARIANT
     return UUID(bytes=bytes(data))
 
 
+def ended_id(load: UUID) -> UUID:
+    """Return the id for attempts at a load that were ended. Pure."""
+    return UUID(bytes=_ENDED + load.bytes[len(_ENDED) :])
+
+
 def is_load(id: UUID) -> bool:
-    """Return whether `id` is of a load, and not of a region. Pure."""
-    return id.bytes.startswith(_BEGINS) and id.version == _VERSION >> 4
+    """Return whether `id` is of a load or of its ended attempts, and not of a region. Pure."""
+    return id.bytes.startswith((_LOAD, _ENDED)) and id.version == _VERSION >> 4
 
 
-def loads_in(committed: Mapping[UUID, int]) -> frozenset[UUID]:
-    """Return the loads among committed generations. Pure."""
+def is_ended(id: UUID) -> bool:
+    """Return whether `id` is of the ended attempts at a load. Pure."""
+    return is_load(id) and id.bytes.startswith(_ENDED)
+
+
+def loads_in(committed: Iterable[UUID]) -> frozenset[UUID]:
+    """Return the ids of loads, and of their ended attempts, among committed generations. Pure."""
     return frozenset(id for id in committed if is_load(id))
+
+
+def has_landed(committed: Mapping[UUID, int], load: UUID) -> bool:
+    """Return whether a load has landed in a base table with the generations `committed`. Pure."""
+    return committed.get(load, 0) > committed.get(ended_id(load), 0)
+
+
+def next_attempt(committed: Mapping[UUID, int], load: UUID) -> int:
+    """Return the generation of an attempt at a load that has not landed. Pure."""
+    return committed.get(load, 0) + 1

@@ -2,17 +2,18 @@
 
     invariant: the rows of a load, and the record that it has landed, are in one version of the base, or in none.
 
-A load is a region of its own (flush.base.load_id): its id is made of the token, and its only generation is 1. So its
-marker is the compare-and-swap that it is for the range of a commit: of any number of loads with one token, at once or
-one after the other, one lands.
+A load is a region of its own (flush.base.load_id): its id is made of the token, and each attempt is a generation. So
+its marker is the compare-and-swap that it is for the range of a commit: of any number of loads with one token, at once
+or one after the other, one lands.
 
-The caller has flushed and committed every row that was acknowledged before, and has checked the rows of the load
-(model: Load!Begin). Then:
+The caller has checked the rows, has begun an attempt (flush.commits.load_notes), and then has flushed and committed
+every row that was acknowledged before (model: Load!Begin). Then:
 
  1. **Note** the token beside the table, so that `memwal log` can name it. *Crash here: a note of a load that never
     landed; the next attempt writes the same one.*
  2. **Read** the newest base version. Where it has the marker, the load has landed: on to 6. Where its columns are not
-    those that the rows were checked for, the load ends. (model: Load!Read, Append!ReadToken)
+    those that the rows were checked for, the load ends; so it does where the attempt was ended by others.
+    (model: Load!Read, Append!ReadToken)
  3. **Check** whether other programs added rows since the last commit and, where they did, whether a key stands twice
     (flush.commits.foreign_writes). A row to repair is deleted, and back to 2; any other such key ends the load.
     *Crash here: at most a row was repaired.*
@@ -48,7 +49,7 @@ import pyarrow as pa
 
 from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.fsync import sync_table
-from memwal.flush.base.load_id import LANDED, load_id
+from memwal.flush.base.load_id import has_landed, load_id, next_attempt
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import AppendedRows
@@ -62,10 +63,10 @@ from memwal.flush.commits.foreign_writes import (
     look_back,
     rows_with_keys,
 )
-from memwal.flush.commits.load_notes import note_token
+from memwal.flush.commits.load_notes import LoadAttempt, note_token
 from memwal.flush.commits.merge_passes import Written, upsert_pass
 from memwal.flush.commits.report import CommitTotals
-from memwal.flush.errors import CommitConflict, CountMismatch
+from memwal.flush.errors import CommitConflict, CountMismatch, LoadEnded
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
 from memwal.wal.panics import panics_as_errors
 
@@ -115,7 +116,7 @@ def loaded_in(store: ObjectStore, base: BaseTable, token: str) -> int | None:
     was cleaned up. Reads a few manifests. Raises Corrupt, StoreUnavailable, StoreRefused.
     """
     id = load_id(token)
-    if id not in base.committed:
+    if not has_landed(base.committed, id):
         return 0
     kept = [version for version in versions(store) if version <= base.version]
     low, high = 0, len(kept) - 1  # after a restore of a version with it, some version with it: its predecessor says so
@@ -128,7 +129,7 @@ def loaded_in(store: ObjectStore, base: BaseTable, token: str) -> int | None:
 
 def _holds(store: ObjectStore, version: int, id: UUID) -> bool:
     try:
-        return id in read_state(store, version).committed
+        return has_landed(read_state(store, version).committed, id)
     except Corrupt:  # cleaned up meanwhile
         return False
 
@@ -140,6 +141,7 @@ def load(
     store: ObjectStore,
     rows: RowsToLoad,
     token: str,
+    attempt: LoadAttempt,
     *,
     clock: Clock,
     ids: Ids | None = None,
@@ -150,17 +152,20 @@ def load(
 ) -> LoadReport:
     """Load `rows` into the table at `uri`, the root of `store`, unless a load with `token` has landed there.
 
-    Steps: see the module docstring; the caller commits what was acknowledged before. `retries`: number of conflicts in
-    a row that are tolerated; each costs another pass over `rows` in a table with a key. Memory holds some batches, and
-    the keys of the base while Lance merges.
+    Steps: see the module docstring; the caller begins the attempt, commits what was acknowledged before, renews the
+    note meanwhile, and withdraws it once the load has landed. `retries`: number of conflicts in a row that are
+    tolerated; each costs another pass over `rows` in a table with a key. Memory holds some batches, and the keys of the
+    base while Lance merges.
     Thread safety. Any number of threads and processes; one token lands once.
     Durability. The base is synced to the disk when it returns.
-    Raises CommitConflict; CountMismatch, DoubledKey (a key stands twice in the base; nothing was written); what
-    `rows.batches` raises; errors of BaseTable.open; StoreUnavailable, StoreRefused, OSError of storage. After any of
-    them load again with the same token.
+    Raises CommitConflict; LoadEnded, after which another attempt may be begun; CountMismatch, DoubledKey (a key stands
+    twice in the base; nothing was written); what `rows.batches` raises; errors of BaseTable.open; StoreUnavailable,
+    StoreRefused, OSError of storage. After any of them load again with the same token.
     """
     began, id = clock.monotonic(), load_id(token)
-    run = _Run(uri, dict(storage_options or {}), store, ConflictRetries(uri, clock, retries), rows, id, on_step)
+    run = _Run(
+        uri, dict(storage_options or {}), store, ConflictRetries(uri, clock, retries), id, rows, attempt, on_step
+    )
     run.caches = caches or run.caches
     note_token(store, id, token)
     base = run.finished(clock, ids, options)
@@ -199,9 +204,7 @@ def finish_load(
     """
     conflict_retries = ConflictRetries(uri, clock, retries)
     try:
-        _Run(uri, dict(storage_options or {}), store, conflict_retries, None, load_id(token)).finished(
-            clock, ids, options
-        )
+        _Run(uri, dict(storage_options or {}), store, conflict_retries, load_id(token)).finished(clock, ids, options)
     except _NotLanded:
         return False
     return True
@@ -222,9 +225,10 @@ class _Run:
     storage_options: dict[str, str]
     store: ObjectStore
     conflict_retries: ConflictRetries
-    rows: RowsToLoad | None
-    """None: nothing is written for a load that has not landed, but _NotLanded is raised."""
     id: UUID
+    rows: RowsToLoad | None = None
+    """None: nothing is written for a load that has not landed, but _NotLanded is raised."""
+    attempt: LoadAttempt | None = None
     on_step: Step = lambda _: None
     caches: LanceCaches = field(default_factory=LanceCaches)
     totals: CommitTotals = field(default_factory=CommitTotals)
@@ -249,20 +253,19 @@ class _Run:
     def _next(self) -> BaseTable | None:
         """Make one attempt. Return the base table once the rows are in it and checked, else None."""
         base = BaseTable.open(self.uri, self.storage_options, caches=self.caches)
-        has_landed = base.committed.get(self.id, 0) >= LANDED
-        if has_landed and not self.unchecked and self.landed is not None:
+        landed = has_landed(base.committed, self.id)
+        if landed and not self.unchecked and self.landed is not None:
             return base
+        given = None if landed else self._given(base)
         try:
             with panics_as_errors:
-                if self._repaired(base, has_landed=has_landed):
+                if self._repaired(base, has_landed=landed):
                     return None
-                if has_landed:
+                if given is None:
                     self.unchecked = False
                     return base
-                if self.rows is None:
-                    raise _NotLanded
-                self._write(base, self.rows)
-        except (CountMismatch, CommitConflict, _NotLanded):
+                self._write(base, *given)
+        except (CountMismatch, CommitConflict):
             raise
         except _CONFLICTS as error:
             if self.failure is not None:
@@ -273,6 +276,14 @@ class _Run:
         else:
             self.conflict_retries.reset()
         return None
+
+    def _given(self, base: BaseTable) -> tuple[RowsToLoad, dict[UUID, int]]:
+        """Return the rows, and their marker. Raises _NotLanded; LoadEnded."""
+        if self.rows is None or self.attempt is None:
+            raise _NotLanded
+        if self.attempt.generation != next_attempt(base.committed, self.id):
+            raise LoadEnded(f"{self.uri}: the load was not heard of, and deletes went on without it; load again")
+        return self.rows, {self.id: self.attempt.generation}
 
     def _repaired(self, base: BaseTable, *, has_landed: bool) -> bool:
         """Step 3, and 5 after 4; return whether a row was deleted. Raises DoubledKey where nothing is written yet."""
@@ -292,23 +303,23 @@ class _Run:
             self.totals.versions += 1
         return bool(older)
 
-    def _write(self, base: BaseTable, rows: RowsToLoad) -> None:
+    def _write(self, base: BaseTable, rows: RowsToLoad, marker: Mapping[UUID, int]) -> None:
         """Step 4."""
         if base.schema != rows.schema:
             raise CommitConflict(f"{base.uri}: its columns changed while the rows were checked; load again")
         self.on_step("merging" if base.key else "appending")
         if not base.key:
-            self._append(base, rows)
+            self._append(base, rows, marker)
             return
         read = base.version
         reader = pa.RecordBatchReader.from_batches(base.schema, self._batches(rows))
-        written = upsert_pass(base.dataset, reader, base.key, {self.id: LANDED}, rows.number)
+        written = upsert_pass(base.dataset, reader, base.key, marker, rows.number)
         self.unchecked = base.dataset.version != read + 1 and not lance_detects_duplicates(base.schema, base.key)
         self._wrote(base.dataset.version, written)
 
-    def _append(self, base: BaseTable, rows: RowsToLoad) -> None:
+    def _append(self, base: BaseTable, rows: RowsToLoad, marker: Mapping[UUID, int]) -> None:
         if self.appended is None or not self.appended.fits(base):
-            self.appended = AppendedRows(base, {self.id: LANDED}, lambda: self._batches(rows))
+            self.appended = AppendedRows(base, marker, lambda: self._batches(rows))
             self.appended.write()
         self._wrote(base.version + 1, self.appended.append(base))
 

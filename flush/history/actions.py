@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from memwal.flush.base.load_id import is_load
+from memwal.flush.base.load_id import ended_id, is_ended, is_load
 from memwal.flush.base.manifest import COMMITTED, MEM_WAL_INDEX
 from memwal.flush.base.state import Fragment, TableState, read_state, versions
 from memwal.flush.base.ttl import EXPIRED
@@ -191,7 +191,9 @@ def _progress(before: TableState, after: TableState) -> Iterator[Action]:
     for region in sorted(after.committed, key=str):
         first, last = before.committed.get(region, 0) + 1, after.committed[region]
         if last >= first and is_load(region):
-            yield Action("load", {"load": str(region)})
+            if not is_ended(region):
+                ended = after.committed.get(ended_id(region)) == last
+                yield Action("load ended" if ended else "load", {"load": str(region)})
         elif last >= first:
             yield Action("commit", {"region": str(region), "first": first, "last": last})
         elif before.marked.get(region, 0) < after.marked.get(region, 0):

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from memwal.flush.base.load_id import LANDED, loads_in
+from memwal.flush.base.load_id import loads_in
+from memwal.flush.base.manifest import highest
 from memwal.flush.base.state import read_state
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import mark
@@ -30,7 +31,7 @@ def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
     if base.wal_format != "arrow":
         return base
     known = _known(store, base.version)
-    while missing := dict.fromkeys(known - base.committed.keys(), LANDED):
+    while missing := {id: of for id, of in known.items() if base.committed.get(id, 0) < of}:
         try:
             with panics_as_errors:
                 mark(base.dataset, missing)
@@ -41,15 +42,17 @@ def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
     return base
 
 
-def _known(store: ObjectStore, newest: int) -> frozenset[UUID]:
-    """Return the loads in the versions up to `newest`, back to a restore, which takes loads back on purpose."""
-    known: frozenset[UUID] = frozenset()
+def _known(store: ObjectStore, newest: int) -> dict[UUID, int]:
+    """Return the generations of loads in the versions up to `newest`, back to a restore, which takes loads back on
+    purpose.
+    """
+    known: dict[UUID, int] = {}
     for version in range(newest, max(0, newest - _LOOK_BACK), -1):
         try:
             state = read_state(store, version)
         except Corrupt:  # cleaned up
             break
-        known |= loads_in(state.committed)
+        known = highest(known, {id: state.committed[id] for id in loads_in(state.committed)})
         if state.transaction is not None and state.transaction.operation == "restore":
             break
     return known

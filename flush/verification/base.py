@@ -23,7 +23,7 @@ from lance.file import LanceFileReader
 
 from memwal.flush.base.adoptable import unfit_reason
 from memwal.flush.base.existing_indexes import has_files
-from memwal.flush.base.load_id import LANDED, is_load
+from memwal.flush.base.load_id import ended_id, is_ended, is_load
 from memwal.flush.verification.finding import Finding, View, unreadable
 from memwal.flush.verification.sst import check_keys
 from memwal.wal import RegionStatus
@@ -116,15 +116,17 @@ def check_indexes(view: View) -> Iterator[Finding]:
 
 
 def check_marker(view: View) -> Iterator[Finding]:
-    """Check that every committed generation is of an existing region, or is the only one of a load; check_list checks
-    that it was published.
+    """Check that every committed generation is of an existing region or of a load; check_list checks that it was
+    published.
     """
+    loads = {ended_id(id): done for id, done in view.base.committed.items() if is_load(id) and not is_ended(id)}
     for region, generation in view.base.committed.items():
         if is_load(region):
-            if generation != LANDED:
-                what = f"its generation {generation} is committed, a load has only {LANDED}"
+            if is_ended(region) and loads.get(region, 0) < generation:
+                what = f"attempt {generation} at a load was ended, above all that are committed"
                 yield Finding("marker", f"load {region}", what, "find the program that committed it")
-        elif region not in view.regions:
+            continue
+        if region not in view.regions:
             what = f"its generation {generation} is committed, but the region has no object on storage"
             yield Finding("marker", region_prefix(region), what, "restore the region's manifests from a backup")
         elif region not in view.base.regions and not _is_retired(view, region):

@@ -2,9 +2,10 @@
 
 1. Find the files, and the token: the one given, else one made of their contents. A token that has landed ends it here.
 2. Check every row as a put would (`ingest.loads.checked`). Nothing is written before all are right.
-3. Flush and commit what was acknowledged before, through the daemons that own the regions; if none answers, by claiming
+3. Note an attempt (`flush.commits.load_notes`): automatic commits and deletes with a filter wait from now on.
+4. Flush and commit what was acknowledged before, through the daemons that own the regions; if none answers, by claiming
    the regions that hold rows. What the log held when this began must be in the base, or the load ends.
-4. Ask automatic commits to wait, and load (`flush.commits.load`); the files are read once more meanwhile.
+5. Load (`flush.commits.load`); the files are read once more meanwhile. If others ended the attempt: back to 3.
 
 *Crash anywhere: the same command again loads what was not loaded, and nothing twice.*
 """
@@ -22,7 +23,7 @@ from rich.filesize import decimal
 
 from memwal import flush, wal
 from memwal.flush.base.load_id import load_id
-from memwal.flush.commits.load_notes import PAUSE_MAX, ask_to_wait, withdraw
+from memwal.flush.commits.load_notes import RENEW_EVERY
 from memwal.ingest.cli.open import open_base, open_for_reading
 from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.cli.quiet import CommandConsole
@@ -77,10 +78,7 @@ def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: 
         progress.tell(f"checked {count(checked.read, 'row')} of {count(len(files), 'file')}")
         if asked.dry_run:
             return _dry(base.uri, checked, token, console, as_json=asked.as_json)
-        progress.tell("committing what was put before")
-        _settle(settings, environ, base, store, clock, console.on_replay)
-        with _commits_waiting(store, load_id(token), clock):
-            report = _load(settings, base, store, checked.rows, token, clock, progress.tell)
+        report = _landed(settings, environ, base, store, checked.rows, token, clock, console.on_replay, progress.tell)
     if report.already:
         return _already(base.uri, token, report.loaded_in, console, as_json=asked.as_json)
     seconds = clock.monotonic() - began
@@ -92,26 +90,68 @@ def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: 
     return 0
 
 
-def _load(
+def _landed(
     settings: Settings,
+    environ: Mapping[str, str],
     base: flush.BaseTable,
     store: wal.ObjectStore,
     rows: flush.RowsToLoad,
     token: str,
     clock: wal.Clock,
+    on_replay: Callable[..., None] | None,
     tell: Callable[[str], None],
 ) -> flush.LoadReport:
-    return flush.load(
-        base.uri,
-        base.storage_options,
-        store,
-        rows,
-        token,
-        clock=clock,
-        retries=settings.commit.retries,
-        options=settings.wal.options(),
-        on_step=tell,
-    )
+    """Steps 3 to 5."""
+    for left in reversed(range(settings.commit.retries + 1)):
+        with _attempt(base, store, token, clock) as attempt:
+            tell("committing what was put before")
+            try:
+                _settle(settings, environ, base, store, clock, on_replay)
+            except BaseException:
+                _withdraw(attempt, store)
+                raise
+            try:
+                report = flush.load(
+                    base.uri,
+                    base.storage_options,
+                    store,
+                    rows,
+                    token,
+                    attempt,
+                    clock=clock,
+                    retries=settings.commit.retries,
+                    options=settings.wal.options(),
+                    on_step=tell,
+                )
+            except flush.LoadEnded:
+                if not left:
+                    raise
+            else:
+                _withdraw(attempt, store)
+                return report
+        tell("another process went on without the load, which begins again")
+    raise AssertionError("the last attempt returns or raises")
+
+
+@contextmanager
+def _attempt(
+    base: flush.BaseTable, store: wal.ObjectStore, token: str, clock: wal.Clock
+) -> Iterator[flush.LoadAttempt]:
+    """Note an attempt, and renew its note while the block runs. The note stays: what was asked of storage may be done
+    after an error, so others end the attempt before they go on."""
+    newest = flush.BaseTable.open(base.uri, base.storage_options)
+    attempt = flush.begin_load(store, newest, load_id(token), clock, wal.SystemIds())
+    renewing = Periodic("load", lambda: attempt.renew(store, clock), RENEW_EVERY)
+    renewing.start()
+    try:
+        yield attempt
+    finally:
+        renewing.stop()
+
+
+def _withdraw(attempt: flush.LoadAttempt, store: wal.ObjectStore) -> None:
+    with suppress(wal.WalError):  # others end it
+        attempt.withdraw(store)
 
 
 def _finish(settings: Settings, base: flush.BaseTable, store: wal.ObjectStore, token: str, clock: wal.Clock) -> bool:
@@ -143,7 +183,7 @@ def _settle(
     clock: wal.Clock,
     on_replay: Callable[..., None] | None,
 ) -> None:
-    """Step 3. Raises: Unavailable if rows that the log held when this began stay there."""
+    """Step 4. Raises: Unavailable if rows that the log held when this began stay there."""
     tips = {region: _tip(base, store, region) for region in wal.regions(store)}
     options = settings.wal.options()
     for _ in range(_SETTLE_ATTEMPTS):
@@ -192,20 +232,6 @@ def _holds_rows(base: flush.BaseTable, store: wal.ObjectStore, region: UUID, tip
         return False
     entries, _ = wal.read_tail(store, region, base.codec, manifest.replay_after, upto=tip, options=options)
     return any(entry.rows.num_rows for entry in entries if entry.position <= tip)
-
-
-@contextmanager
-def _commits_waiting(store: wal.ObjectStore, load: UUID, clock: wal.Clock) -> Iterator[None]:
-    """Ask automatic commits to wait while the block runs."""
-    renewing = Periodic("load", lambda: ask_to_wait(store, load, clock, PAUSE_MAX / 2), PAUSE_MAX / 6)
-    ask_to_wait(store, load, clock, PAUSE_MAX / 2)
-    renewing.start()
-    try:
-        yield
-    finally:
-        renewing.stop()
-        with suppress(wal.WalError):  # it ends by itself
-            withdraw(store)
 
 
 # ---- printing ------------------------------------------------------------------------------------------------------

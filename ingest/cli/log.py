@@ -33,9 +33,11 @@ _STYLES: Mapping[str, str] = {
     "restore": "bold red",
     "commit": "cyan",
     "load": "cyan",
+    "load ended": "cyan",
     "compact": "magenta",
     "create": "bold",
 }
+_LOADS = ("load", "load ended")
 _PLAIN = "dim"
 _OF_ROWS = ("append", "insert", "update", "delete", "expire")
 _OF_INDEXES: Mapping[str, str] = {"index built": "build", "index extended": "extend", "index dropped": "drop"}
@@ -89,7 +91,7 @@ def show_diff(
 def _tokens(store: wal.ObjectStore, history: History) -> dict[str, str]:
     """Return the tokens of the loads in `history` by load id; a load whose note is gone has none."""
     actions = (action for change in history.changes for action in change.actions or ())
-    loads = {action.details["load"] for action in actions if action.kind == "load"}
+    loads = {action.details["load"] for action in actions if action.kind in _LOADS}
     return {load: token for load in loads if (token := noted_token(store, UUID(load))) is not None}
 
 
@@ -143,7 +145,7 @@ def _what(change: Change, regions: Mapping[str, str]) -> Text:
         operation = "" if change.state.transaction is None else f" (Lance: {change.state.transaction.operation})"
         return Text(f"unknown: the previous version was cleaned up{operation}", style=_PLAIN)
     parts = [*_rows_touched(change.actions), *_commits(change.actions, regions), *_indexes(change.actions)]
-    parts += [_loaded(each.details["load"], regions) for each in change.actions if each.kind == "load"]
+    parts += [_loaded(each, regions) for each in change.actions if each.kind in _LOADS]
     parts += [_phrase(each) for each in change.actions if each.kind in _PHRASES]
     if any(each.kind == "mark" for each in change.actions):
         parts.append(Text("Lance's progress marker updated", style=_PLAIN))
@@ -190,9 +192,12 @@ def _commits(actions: Iterable[Action], regions: Mapping[str, str]) -> list[Text
     return [Text(f"commit generation{'s' * several} {' and '.join(parts)}", style=_STYLES["commit"])] if parts else []
 
 
-def _loaded(load: str, tokens: Mapping[str, str]) -> Text:
+def _loaded(action: Action, tokens: Mapping[str, str]) -> Text:
     """Return a phrase such as: load 'books-2026'."""
-    return Text(f"load {tokens[load]!r}" if load in tokens else f"load {load}", style=_STYLES["load"])
+    load = action.details["load"]
+    name = repr(tokens[load]) if load in tokens else load
+    said = f"load {name}" if action.kind == "load" else f"load {name} ended without its rows"
+    return Text(said, style=_STYLES[action.kind])
 
 
 def _together(names: Sequence[str]) -> str:
@@ -259,7 +264,7 @@ def _change_json(change: Change, regions: Mapping[str, str]) -> dict[str, Any]:
 
 def _action_json(action: Action, regions: Mapping[str, str]) -> dict[str, Any]:
     named = {"name": regions.get(action.details["region"])} if action.kind in ("commit", "mark") else {}
-    if action.kind == "load":
+    if action.kind in _LOADS:
         named = {"token": regions.get(action.details["load"])}
     return {"action": action.kind, **action.details, **named}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from uuid import UUID
@@ -104,6 +104,9 @@ class RegionContext:
     """Looks stored rows up; needed if `rules` depend on them, never called if a put just replaces."""
     any_expired: Callable[[pa.Table], bool] | None = None
     """Returns whether one of a write's rows has expired, or may have; None: no row ever does. Called as `find` is."""
+    loads: Callable[[], Mapping[UUID, int]] | None = None
+    """Returns which loads past the log have landed, and raises Unavailable while one is under way; None: there are
+    none. Called as `find` is."""
     keep: Keep | None = None
     """Keeps flushed memtables, so that reads need not load their SSTs; None: they are dropped."""
     routing: int = 1

@@ -1,15 +1,20 @@
 """Look up the newest rows of keys for a write, in the region's own thread.
 
-The region has no other writer, so what is found is still true when the write is logged. Rows that a commit moves
-meanwhile are in a level of the view, or in the base table, which is opened after the view.
+The region has no other writer but loads past the log (`conditions`), so what is found is still true when the write is
+logged. Rows that a commit moves meanwhile are in a level of the view, or in the base table, which is opened after the
+view.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from uuid import UUID
 
 import pyarrow as pa
 
+from memwal import flush
+from memwal.flush.base.load_id import loads_in
 from memwal.flush.base.shape import Shape
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.read.levels import CaptureOvertaken, RegionView
@@ -17,6 +22,7 @@ from memwal.ingest.read.local import ATTEMPTS
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.region.context import RegionContext
 from memwal.memtable import TOMBSTONE
+from memwal.wal import ObjectStore
 from memwal.wal.panics import RustPanic, panics_as_errors
 
 View = Callable[[], RegionView]
@@ -26,8 +32,12 @@ View = Callable[[], RegionView]
 class StoredRows:
     """The `Find` of a table: from the levels of a view and the newest base table. Thread safety. Any thread."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, store: ObjectStore) -> None:
+        self._reader, self._store = reader, store
+
+    def given_to(self, context: RegionContext) -> RegionContext:
+        """Return `context` with all that regions need for what depends on stored rows."""
+        return replace(context, find=self, any_expired=self.any_expired, loads=self.loads, keep=self._reader.keep)
 
     def __call__(
         self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
@@ -41,6 +51,16 @@ class StoredRows:
         except (pa.ArrowInvalid, OSError, RustPanic):
             self._reader.ask_storage()
             raise
+
+    def loads(self) -> dict[UUID, int]:
+        """Return the generations of loads past the log that the newest base table has.
+
+        Raises: Unavailable while a load is under way.
+        """
+        if flush.under_way(self._store, self._reader.base):
+            raise Unavailable("a load into the table is under way; call the delete again when it has ended")
+        committed = self._reader.base().committed
+        return {id: committed[id] for id in loads_in(committed)}
 
     def any_expired(self, rows: pa.Table) -> bool:
         """Return whether one of `rows`, as a caller gave them, has expired; True if that cannot be told."""

@@ -6,15 +6,20 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
+from memwal import flush
 from memwal.ingest.api.deletes import Where
 from memwal.ingest.api.tokens import Receipt, Token
-from memwal.ingest.errors import translate_errors
+from memwal.ingest.caller import expect_waiting
+from memwal.ingest.errors import Unavailable, translate_errors
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.region.write_queue import Write
 from memwal.ingest.table.columns import TableColumns
 from memwal.ingest.table.regions import RegionSet
 from memwal.ingest.table.writes import TableWrites
 from memwal.memtable import TOMBSTONE
+
+_LOOK_EVERY = 0.5
+"""Seconds between two looks whether a load is still under way."""
 
 
 class RegionDeletes:
@@ -34,9 +39,19 @@ class RegionDeletes:
     @translate_errors
     def piece(self, keys: Any, where: Where, *, durable: bool, token: Token | None, timeout: float | None) -> Receipt:
         """Delete those of `keys` (as for `get`) whose newest row passes `where`, unless their region has applied
-        `token`, which is not recorded. The receipt's `skipped`: those that stay. Raises: as `Table.put`.
+        `token`, which is not recorded. The receipt's `skipped`: those that stay. Loads past the log are waited for.
+        Raises: as `Table.put`.
         """
-        return self._writes.delete(keys, token, durable=durable, timeout=timeout, where=where)
+        context = self._columns.admission.context
+        clock, began = context.clock, context.clock.monotonic()
+        patience = context.wal_options.put_timeout if timeout is None else timeout
+        while flush.end_abandoned(context.store, self._reader.base, clock):
+            expect_waiting()
+            if clock.monotonic() - began >= patience:
+                raise Unavailable("a load into the table is under way; call the delete again when it has ended")
+            clock.sleep(min(_LOOK_EVERY, patience))
+        left = None if timeout is None else max(0.001, timeout - (clock.monotonic() - began))
+        return self._writes.delete(keys, token, durable=durable, timeout=left, where=where)
 
     @translate_errors
     def record(

@@ -65,8 +65,7 @@ class Table(LevelReads):
         routing, clock = base.routing_version, context.clock
         reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=routing, clock=clock)
         super().__init__(base, reader)
-        stored = StoredRows(self._reader)
-        context = replace(context, find=stored, any_expired=stored.any_expired, keep=self._reader.keep)
+        context = StoredRows(self._reader, context.store).given_to(context)
         self.regions = RegionSet(base, context)
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
@@ -130,8 +129,8 @@ class Table(LevelReads):
         that it no longer passes stays. The receipt's `rows` is the number of rows deleted, `skipped` that of rows that
         passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If the
         call fails after some rows were deleted, it raises UnknownOutcome; the same call again deletes what passes then.
-        With a `token` every region records it at the end, and a repeat deletes nothing where it is recorded.
-        Raises: as `put`; Invalid if the table has no key.
+        With a `token` every region records it at the end, and a repeat deletes nothing where it is recorded. It waits
+        while a load past the log is under way. Raises: as `put`; Invalid if the table has no key.
         """
         self._refuse_if_closed()
         if (where := keys_or_filter(keys, filter)) is not None:

@@ -181,10 +181,10 @@ class TableUpkeep:
         )
 
     def asked_to_wait(self) -> bool:
-        """Return whether a load asks that no commit is made now; one small read. False if storage does not answer."""
+        """Return whether a load asks that no commit is made now; one listing. False if storage does not answer."""
         context = self._regions.context
         try:
-            return is_asked_to_wait(context.store, context.clock)
+            return is_asked_to_wait(context.store, context.clock, self._reader.opened)
         except wal.WalError:
             return False
 

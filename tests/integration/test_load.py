@@ -327,12 +327,10 @@ def test_beside_a_daemon_that_commits_all_the_time(
 def test_a_daemon_waits_for_a_load_and_goes_on(
     small_config: Callable[..., Path], serve: Callable[..., Any], made: Made, uri: str
 ) -> None:
-    from memwal.flush.commits.load_notes import ask_to_wait, withdraw
-
     running, endpoint = serve(small_config(commit={"interval": "100ms"}, log={"level": "info"}))
     store, clock = wal.open_store(uri), wal.SystemClock()
     with memwal.connect(endpoint) as table:
-        ask_to_wait(store, load_id("t"), clock, 50.0)
+        attempt = flush.begin_load(store, BaseTable.open(uri), load_id("t"), clock, wal.SystemIds())
         table.put(made.rows(range(10)))
         wait_until(lambda: any("a load asks commits to wait" in line for line in running.errors))
         assert names(table, "committed") == {}
@@ -340,7 +338,7 @@ def test_a_daemon_waits_for_a_load_and_goes_on(
         table.flush()
         assert table.commit().rows_inserted == 10  # on demand a commit is made at once
         table.put(made.rows(range(10), 1))
-        withdraw(store)
+        attempt.withdraw(store)
         wait_until(lambda: names(table, "committed").get(3) == "row 3 v1")
 
 

@@ -26,9 +26,11 @@ import pyarrow as pa
 
 import memwal
 import memwal.flush.backup.copying
+from memwal.flush.base.load_id import load_id
 from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.load_notes import begin_load
 from memwal.ingest.table.garbage import Ages, TableCollector
-from memwal.wal import SystemClock, open_store, regions
+from memwal.wal import SystemClock, SystemIds, open_store, regions
 from tests.backups import backed_up, restored
 from tests.load_world import load, rows_of
 from tests.power_cuts.planted import PLANTED
@@ -280,7 +282,10 @@ def loading(run: Run) -> None:
         rows = pa.Table.from_pylist([row(id, value) for id in ids], BaseTable.open(str(run.disk / name)).schema)
         with run.marked("put", name, ids=ids, value=value, token=None, durable=True):
             uri = str(run.disk / name)
-            load(uri, {}, open_store(uri), rows_of(rows, ["id"]), f"load-{turn}", clock=SystemClock())
+            store, token, clock = open_store(uri), f"load-{turn}", SystemClock()
+            attempt = begin_load(store, BaseTable.open(uri), load_id(token), clock, SystemIds())
+            load(uri, {}, store, rows_of(rows, ["id"]), token, attempt, clock=clock)
+            attempt.withdraw(store)
         run.put(table, name, [5, 31], f"p:{2 + turn}")
         run.flush(table, name)
         run.commit(table, name)

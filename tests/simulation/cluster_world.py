@@ -34,7 +34,7 @@ import memwal.ingest.client.retry
 import memwal.ingest.daemon.balancer
 import memwal.ingest.daemon.peers
 from memwal import flush, wal
-from memwal.flush.base.load_id import load_id
+from memwal.flush.base.load_id import has_landed, load_id
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.settings.load import load
 from memwal.ingest.table.commit_loop import CommitLoop
@@ -307,7 +307,7 @@ class ClusterWorld(World):
         """Return how many loads have landed, by their markers."""
         with self.scheduler.undisturbed():
             committed = flush.BaseTable.open(self.uri).committed
-        return sum(load_id(Loader.token(number)) in committed for number in range(self.loads + 1))
+        return sum(has_landed(committed, load_id(Loader.token(number))) for number in range(self.loads + 1))
 
     def counted(self) -> tuple[int, int]:
         acked = sum(op.settled is not None and not op.failed for op in self.ledger.ops)

@@ -19,6 +19,7 @@ import memwal.flush.commits.expiry
 import memwal.flush.commits.foreign_writes
 import memwal.flush.commits.index_catchup
 import memwal.flush.commits.load
+import memwal.flush.commits.load_notes
 import memwal.flush.commits.maintenance
 import memwal.flush.commits.merge_passes
 import memwal.flush.commits.plan
@@ -73,6 +74,7 @@ PARTS: dict[str, tuple[Callable[..., Any], ...]] = {
     "clean up versions": (memwal.flush.commits.maintenance.clean_up,),
     "expire": (memwal.flush.commits.expiry.ExpiredRows.collect,),
     "load": (memwal.flush.commits.load.load,),
+    "notes of loads": (memwal.flush.commits.load_notes.begin_load, memwal.flush.commits.load_notes.end_abandoned),
     "collect entries": (WalCollector.collect,),
     "collect SSTs": (SstCollector.collect, SstCollector.list_region),
     "collect manifests": (ManifestCollector.collect,),

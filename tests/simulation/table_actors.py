@@ -9,9 +9,12 @@ import lance
 import pyarrow as pa
 
 from memwal import flush, wal
+from memwal.flush.base.load_id import load_id
+from memwal.flush.base.table import BaseTable
 from memwal.flush.base.ttl import Expiry
 from memwal.flush.commits.expiry import ExpiredRows
 from memwal.flush.commits.load import RowsToLoad, load
+from memwal.flush.commits.load_notes import begin_load, end_abandoned
 from memwal.flush.commits.maintenance import clean_up, compact, merge_segments
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
 from tests.simulation.oracle import Wrong
@@ -209,7 +212,8 @@ class Meddler(Stranger):
 
 class Loader(Visitor):
     """Loads three keys of its own past the log, again and again, and tokens that have landed once more: a load that
-    lands twice takes the rows back to older values.
+    lands twice takes the rows back to older values. Now and then it ends the attempts of others that are not heard of,
+    as a delete with a filter does.
     """
 
     pace = (1.0, 3.0, 6.0)
@@ -231,12 +235,16 @@ class Loader(Visitor):
         number = landed if not landed or world.random.random() < 0.6 else world.random.randrange(landed)
         table = pa.table({"id": self.keys, "v": [self.value(number)] * 3}, schema=world.base.schema)
         rows = RowsToLoad(table.schema, 3, table.select(["id"]), lambda: iter(table.to_batches()))
-        patience = world.shape.patience
+        token, patience = self.token(number), world.shape.patience
         try:
+            if world.random.random() < 0.3:
+                end_abandoned(self.store, lambda: BaseTable.open(world.uri), self.clock)
+            attempt = begin_load(self.store, BaseTable.open(world.uri), load_id(token), self.clock, ids)
             report = load(
-                world.uri, None, self.store, rows, self.token(number), clock=self.clock, ids=ids, retries=patience
+                world.uri, None, self.store, rows, token, attempt, clock=self.clock, ids=ids, retries=patience
             )
-        except (*EXPECTED, flush.CommitConflict, RuntimeError) as error:
+            attempt.withdraw(self.store)
+        except (*EXPECTED, flush.CommitConflict, flush.LoadEnded, RuntimeError) as error:
             world.say(f"load {number}: {type(error).__name__}")
         else:
             world.say(f"load {number}: {'landed before' if report.already else 'landed'}")

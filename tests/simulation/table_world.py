@@ -35,7 +35,7 @@ from lance.mem_wal import LsmScanner
 
 import memwal.flush.commits.committer
 from memwal import wal
-from memwal.flush.base.load_id import load_id
+from memwal.flush.base.load_id import has_landed, load_id
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.table.stored import StoredTable
 from memwal.memtable.index_spec import IndexKind
@@ -136,7 +136,7 @@ class TableWorld(World):
         """Return how many loads have landed, by their markers."""
         with self.scheduler.undisturbed():
             committed = memwal.flush.BaseTable.open(self.uri).committed
-        return sum(load_id(Loader.token(number)) in committed for number in range(self.loads + 1))
+        return sum(has_landed(committed, load_id(Loader.token(number))) for number in range(self.loads + 1))
 
     def beings(self) -> Mapping[str, type[Visitor]]:
         return _VISITORS

@@ -6,7 +6,6 @@ import copy
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,13 +16,14 @@ import pytest
 
 from memwal import flush
 from memwal.flush import BaseTable, CommitConflict
-from memwal.flush.base.load_id import LANDED, is_load, load_id
+from memwal.flush.base.load_id import ended_id, has_landed, is_load, load_id
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.commits import committer, load_notes, rounds
 from memwal.flush.commits import load as loading
 from memwal.flush.commits.append_pass import AppendedRows
-from memwal.flush.commits.load import LoadReport, finish_load, load, loaded_in
-from memwal.flush.errors import DoubledKey
+from memwal.flush.commits.load import LoadReport, finish_load, loaded_in
+from memwal.flush.commits.load_notes import begin_load
+from memwal.flush.errors import DoubledKey, LoadEnded
 from memwal.flush.history.actions import read_history
 from memwal.flush.verification.runner import verify_table
 from memwal.memtable import IndexSpec
@@ -33,7 +33,7 @@ from tests.append_world import AppendWorld
 from tests.clean import assert_clean
 from tests.commit_world import World
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
-from tests.load_world import keyed, load_appended, load_keyed, rows_of, settled
+from tests.load_world import begun, keyed, load_appended, load_keyed, rows_of, settled
 from tests.support.clock import FakeClock
 
 
@@ -108,7 +108,8 @@ def test_without_a_key_rows_are_appended_once(appends: AppendWorld) -> None:
     assert load_appended(appends, [8]).already
     settled(appends)
     base = BaseTable.open(appends.uri)
-    assert base.marked[load_id("t")] == base.committed[load_id("t")] == LANDED
+    assert base.marked[load_id("t")] == base.committed[load_id("t")] == 1
+    assert has_landed(base.committed, load_id("t"))
 
 
 def test_a_repeat_finishes_what_has_landed_and_writes_nothing_else(world: World) -> None:
@@ -297,7 +298,7 @@ def test_rows_that_cannot_be_read_load_nothing(world: World, appends: AppendWorl
         version = lance.dataset(each.uri).version
         given = loading.RowsToLoad(rows.schema, rows.number, rows.keys, broken)
         with pytest.raises(Unreadable, match="file 2"):
-            loading.load(each.uri, {}, each.store, given, "t", clock=FakeClock())
+            loading.load(each.uri, {}, each.store, given, "t", begun(each), clock=FakeClock())
         assert lance.dataset(each.uri).version == version
         settled(each)
 
@@ -311,7 +312,9 @@ def test_loads_in_two_threads(world: World, appends: AppendWorld, tokens: tuple[
     def one(number: int) -> LoadReport:
         rows = keyed(world, range(number, number + 50), 2) if has_key else rows_of(appends.table(range(50)))
         table: World | AppendWorld = world if has_key else appends
-        return loading.load(table.uri, {}, table.store, rows, tokens[number], clock=SystemClock(), retries=100)
+        token = tokens[number]
+        attempt = begun(table, token)
+        return loading.load(table.uri, {}, table.store, rows, token, attempt, clock=SystemClock(), retries=100)
 
     with ThreadPoolExecutor(2) as pool:
         reports = list(pool.map(one, range(2)))
@@ -373,10 +376,9 @@ def test_several_commits_come_in_between_and_the_load_crashes(
     if mended_by == "a commit":
         world.put([70], 5)
         repaired = world.commit().rows_repaired
-    else:  # as the command makes it: it knows that the load has landed, and does not read the files again
-        nothing = replace(keyed(world, [], 0), keys=None)
-        repaired = load(world.uri, {}, world.store, nothing, "t", clock=FakeClock()).rows_repaired
-    assert repaired == (1 if world.key_type == pa.int16() else 0)
+        assert repaired == (1 if world.key_type == pa.int16() else 0)
+    else:
+        assert finish_load(world.uri, {}, world.store, "t", clock=FakeClock())
     settled(world)
     assert load_keyed(world, range(3, 9), 2).already
 
@@ -411,7 +413,7 @@ def test_changed_columns_end_a_load(world: World) -> None:
     rows = keyed(world, [1], 1)
     lance.dataset(world.uri).add_columns(pa.field("more", pa.int64()))
     with pytest.raises(CommitConflict, match="columns changed"):
-        loading.load(world.uri, {}, world.store, rows, "t", clock=FakeClock())
+        loading.load(world.uri, {}, world.store, rows, "t", begun(world), clock=FakeClock())
 
 
 def test_conflicts_without_an_end_are_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,7 +441,8 @@ def test_a_resize_keeps_the_token(tmp_path: Path, wal_format: Any, monkeypatch: 
     table = pa.Table.from_pylist([{"id": id, "n": 1} for id in range(9)], base.schema)
 
     def one(token: str) -> LoadReport:
-        return loading.load(uri, {}, store, rows_of(table, ["id"]), token, clock=FakeClock())
+        attempt = begin_load(store, BaseTable.open(uri), load_id(token), FakeClock(), SystemIds())
+        return loading.load(uri, {}, store, rows_of(table, ["id"]), token, attempt, clock=FakeClock())
 
     one("before")
     switch, left = lance.LanceDataset.commit, ["while"]
@@ -464,9 +467,9 @@ def test_verify_knows_loads(world: World) -> None:
     base = BaseTable.open(world.uri)
     from memwal.flush.commits.append_pass import mark
 
-    mark(base.dataset, {load_id("odd"): 2})
+    mark(base.dataset, {load_id("odd"): 2, ended_id(load_id("odd")): 3})
     (finding,) = verify_table(world.store, world.uri).findings
-    assert "its generation 2 is committed, a load has only 1" in str(finding)
+    assert "attempt 3 at a load was ended, above all that are committed" in str(finding)
 
 
 def test_every_version_keeps_the_markers(world: World) -> None:
@@ -512,14 +515,111 @@ def test_without_the_look_back_a_key_would_stand_twice(tmp_path: Path, monkeypat
 
 
 def test_a_request_to_wait_ends_by_itself(world: World) -> None:
+    clock, base = FakeClock(), BaseTable.open(world.uri)
+    assert not load_notes.is_asked_to_wait(world.store, clock, base)
+    attempt = begun(world, clock=clock)
+    assert load_notes.is_asked_to_wait(world.store, clock, base)
+    clock.sleep(load_notes.LASTS + 1)
+    assert not load_notes.is_asked_to_wait(world.store, clock, base)
+    attempt.renew(world.store, clock)
+    assert load_notes.is_asked_to_wait(world.store, clock, base)
+    clock.sleep(-3600.0)  # seen from a machine whose clock is an hour behind
+    assert not load_notes.is_asked_to_wait(world.store, clock, base)
+    world.store.put(attempt.key, b"nonsense")
+    assert not load_notes.is_asked_to_wait(world.store, clock, base)
+    world.store.put("_mem_wal/loading/nonsense.json", b"{}")
+    attempt.withdraw(world.store)
+    assert not load_notes.is_asked_to_wait(world.store, clock, base)
+
+
+# ---- attempts, and their end ---------------------------------------------------------------------------------------
+
+
+def newest(world: World | AppendWorld) -> BaseTable:
+    return BaseTable.open(world.uri)
+
+
+def end_abandoned(world: World | AppendWorld, clock: FakeClock) -> list[load_notes.LoadAttempt]:
+    return load_notes.end_abandoned(world.store, lambda: newest(world), clock)
+
+
+def test_an_attempt_that_nobody_renews_is_ended_and_lands_no_more(world: World, appends: AppendWorld) -> None:
+    loads: list[tuple[Any, Any]] = [(world, load_keyed), (appends, load_appended)]
+    for table, load_into in loads:
+        clock = FakeClock()
+        attempt = begun(table, clock=clock)
+        assert end_abandoned(table, clock) == [attempt], "it is renewed"
+        clock.sleep(load_notes.LASTS + 1)
+        assert end_abandoned(table, clock) == []
+        assert not has_landed(newest(table).committed, load_id("t"))
+        assert not table.store.list("_mem_wal/loading/")
+        with pytest.raises(LoadEnded, match="load again"):
+            load_into(table, [1], 1, attempt=attempt) if table is world else load_into(table, [1], attempt=attempt)
+        settled(table)
+        report = load_into(table, [1], 1) if table is world else load_into(table, [1])
+        assert report.rows_inserted == 1
+        assert loaded_in(table.store, newest(table), "t") == report.loaded_in
+        settled(table)
+
+
+@pytest.mark.parametrize("first", ["the end", "the load"])
+def test_of_a_load_and_its_end_one_happens(world: World, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """Each has read the base before the other one writes it."""
     clock = FakeClock()
-    assert not load_notes.is_asked_to_wait(world.store, clock)
-    load_notes.ask_to_wait(world.store, load_id("t"), clock, 20.0)
-    assert load_notes.is_asked_to_wait(world.store, clock)
-    clock.sleep(21.0)
-    assert not load_notes.is_asked_to_wait(world.store, clock)
-    load_notes.ask_to_wait(world.store, load_id("t"), clock, 3600.0)  # of a machine whose clock is an hour ahead
-    assert not load_notes.is_asked_to_wait(world.store, clock)
-    load_notes.withdraw(world.store)
-    world.store.put("_mem_wal/loading.json", b"nonsense")
-    assert not load_notes.is_asked_to_wait(world.store, clock)
+    attempt = begun(world, clock=clock)
+    clock.sleep(load_notes.LASTS + 1)
+    if first == "the end":
+        once_before(monkeypatch, loading, "upsert_pass", lambda: end_abandoned(world, clock))
+        with pytest.raises(LoadEnded):
+            load_keyed(world, range(3), 1, attempt=attempt)
+    else:
+        once_before(monkeypatch, load_notes, "mark", lambda: load_keyed(world, range(3), 1, attempt=attempt))
+        end_abandoned(world, clock)
+    assert has_landed(newest(world).committed, load_id("t")) == (first == "the load")
+    settled(world)
+
+
+def test_an_end_ends_all_generations_up_to_that_of_a_note(world: World) -> None:
+    """A restore takes an ended attempt back; notes of later ones stay."""
+    clock, before = FakeClock(), world.version()
+    begun(world, clock=clock)
+    clock.sleep(load_notes.LASTS + 1)
+    end_abandoned(world, clock)
+    second = begun(world, clock=clock)
+    assert second.generation == 2
+    lance.dataset(world.uri, version=before).restore()
+    with pytest.raises(LoadEnded):
+        load_keyed(world, [1], 1, attempt=second)
+    first = begun(world, clock=clock)
+    clock.sleep(load_notes.LASTS + 1)
+    assert end_abandoned(world, clock) == []
+    for each in (first, second):
+        with pytest.raises(LoadEnded):
+            load_keyed(world, [1], 1, attempt=each)
+    assert newest(world).committed[ended_id(load_id("t"))] == 2
+    settled(world)
+
+
+def test_the_note_of_a_load_that_has_landed_says_nothing(world: World) -> None:
+    clock = FakeClock()
+    attempt, other = begun(world, clock=clock), begun(world, clock=clock)
+    load_keyed(world, [1], 1, attempt=attempt)
+    late = begun(world, clock=clock)
+    assert load_notes.under_way(world.store, lambda: newest(world)) == []
+    version = world.version()
+    assert end_abandoned(world, clock) == []
+    assert (world.version(), world.store.list("_mem_wal/loading/")) == (version, [])
+    for each in (other, late):
+        assert load_keyed(world, [1], 2, attempt=each).already
+    settled(world)
+
+
+def test_history_names_what_was_ended(world: World) -> None:
+    clock = FakeClock()
+    attempt = begun(world, clock=clock)
+    clock.sleep(load_notes.LASTS + 1)
+    end_abandoned(world, clock)
+    change = next(c for c in read_history(world.store).changes if c.state.version == world.version())
+    assert [(action.kind, action.details) for action in change.actions or ()] == [
+        ("load ended", {"load": str(attempt.id)})
+    ]

@@ -125,7 +125,7 @@ def test_regions_finds_ids_and_nothing_else() -> None:
         (keys.staged_key("ab" * 16), "staged"),
         (keys.STAGED_PREFIX, "staged"),
         (keys.load_key(REGION), "note"),
-        (keys.LOADING_KEY, "note"),
+        (keys.loading_key("load"), "note"),
         (keys.PROBE_PREFIX + "0123abcd", "other"),
         (keys.ROOT, "other"),
         ("_versions/18446744073709551614.manifest", "base"),
