@@ -7,7 +7,7 @@ its marker is the compare-and-swap that it is for the range of a commit: of any 
 or one after the other, one lands.
 
 The caller has checked the rows, has begun an attempt (flush.commits.load_notes), and then has flushed and committed
-every row that was acknowledged before (model: Load!Begin). Then:
+every row that was acknowledged before (model: Load!Begin, Load!Settle). Then:
 
  1. **Note** the token beside the table, so that `memwal log` can name it. *Crash here: a note of a load that never
     landed; the next attempt writes the same one.*

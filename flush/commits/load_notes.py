@@ -19,13 +19,12 @@ merges all its rows in one version, and begins again where another commit lands 
 Else the tombstones hide the loaded rows, which nobody has looked at. So a region looks for notes first, in its own
 thread, and refuses while an attempt is under way. The flush that an attempt begins with goes through that thread: what
 the region looked at before has its tombstones in the log by then, and is committed before the load is written; whatever
-the region looks at later finds the note. (model: Load!Begin, Load!LookAt)
+the region looks at later finds the note. (model: Load!Settle, Load!LookForNotes, Load!LookAt, Load!LogTombstone)
 
 The note of a process that was killed is no longer renewed, but what it has asked of storage may land late. So before
 such a note is passed over, its attempt is **ended**: its generation is committed without rows, and all below that are
 not, after which Lance refuses to commit it with them (flush.base.load_id). An attempt that is ended while it runs
-begins again, with the next generation.
-(model: Load!End)
+begins again, with the next generation. (model: Load!End)
 
 A note says nothing once the load has landed, or a generation as high is committed. Clocks only decide when an attempt
 is ended.
