@@ -11,6 +11,10 @@ commit or between two, and never during one of its own:
 3. If the ttl is still the same, make one version of them, planned on the version that 1 read and never retried inside
    Lance. Its message names what it is (`memwal log`).
 
+A change of the ttl is made between 3's question and its version without a conflict: Lance keeps the ttl and rows apart.
+So whoever changes it makes a version without changes behind, which conflicts with every deletion that was planned
+before, and only then returns: rows that do not expire by the new ttl are there from then on.
+
 Crash points. Before 3 nothing has happened; deletion vectors that no version names are orphans. 3 is one version of
 Lance's: it exists or not. Every run decides from the state of the table.
 
@@ -35,6 +39,7 @@ from lance.fragment import FragmentMetadata
 
 from memwal.flush.base.field_ids import column_ids
 from memwal.flush.base.setup import ttl_settings
+from memwal.flush.base.swap import append_if_unchanged
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.ttl import EXPIRED, Expiry, Ttl, check_ttl, integers
 from memwal.flush.commits.conflict_retries import ConflictRetries
@@ -81,7 +86,7 @@ class ExpiredRows:
         """Delete the rows of `dataset` that have expired; return their number. Moves `dataset` to the new version.
 
         `expiry`: what has expired at now - GRACE. `still`: asked just before the deletion; False: the ttl has changed,
-        which Lance takes for no conflict, and nothing is deleted.
+        and nothing is deleted.
         Raises OSError (CommitConflictError is one) where another writer changed a fragment; errors of Lance.
         """
         updated, gone, rows = list[FragmentMetadata](), list[int](), 0
@@ -143,19 +148,33 @@ def _oldest(dataset: lance.LanceDataset, fragment: lance.LanceFragment, column: 
 def set_ttl(base: BaseTable, ttl: Ttl | None, clock: Clock) -> BaseTable:
     """Change when rows of the table of `base`, any of its versions, expire; None: never. Return the newest version.
 
+    Once it has returned no row is deleted by the ttl before. If it fails, or its process is killed, call it again.
     Raises InvalidRows for a column or a time that does not fit; CommitConflict; errors of storage.
     """
-    retries = ConflictRetries(base.uri, clock, _RETRIES)
-    while True:
-        newest = base.latest()
-        if newest.ttl == ttl:
-            return newest
+    retries, before = ConflictRetries(base.uri, clock, _RETRIES), base.latest()
+    if before.ttl == ttl:
+        return before
+
+    def change(newest: BaseTable) -> None:
         if ttl is not None:
             check_ttl(newest.schema, ttl)
+        settings = ttl_settings(ttl, column_ids(newest.dataset))
+        newest.dataset.checkout_version(newest.version).update_config(dict(settings))
+
+    changed = _changed(base, change, retries)
+    if before.ttl is None:
+        return changed
+    return _changed(base, lambda newest: append_if_unchanged(newest.dataset, (), {}, newest.storage_options), retries)
+
+
+def _changed(base: BaseTable, change: Callable[[BaseTable], object], retries: ConflictRetries) -> BaseTable:
+    """Apply `change` to the newest version, again after each conflict; return the newest version then."""
+    while True:
+        newest = base.latest()
         try:
             with panics_as_errors:
-                settings = ttl_settings(ttl, column_ids(newest.dataset))
-                newest.dataset.checkout_version(newest.version).update_config(dict(settings))
+                change(newest)
+            return base.latest()
         except (OSError, RuntimeError, ValueError) as error:
             if newest.dataset.latest_version == newest.version:
                 raise

@@ -322,6 +322,36 @@ def test_nothing_is_deleted_by_a_ttl_that_changes_while_rows_are_looked_at(aged:
     assert (asked, aged.ids()) == ([False], [1, 2])
 
 
+@pytest.mark.parametrize("ttl", [None, Ttl("t", 25 * 3600.0)], ids=["none", "longer"])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_nothing_is_deleted_by_a_ttl_that_changes_just_before_the_deletion(
+    tmp_path: Path, indexed: bool, ttl: Ttl | None
+) -> None:
+    """As where the process that deletes is stopped there; for Lance a change of the ttl alone is no conflict."""
+    aged = Aged(tmp_path, indexes=INDEXES if indexed else None)
+    aged.put({1: 20, 2: 5})
+    base, commit = BaseTable.open(aged.uri), lance.LanceDataset.commit
+    expiry = base.expiry(aged.clock.now() - GRACE)
+    assert expiry is not None
+    with mock.patch.object(lance.LanceDataset, "commit") as committing:
+
+        def changed_before(*given: Any, **more: Any) -> Any:
+            committing.side_effect = commit
+            assert set_ttl(base, ttl, aged.clock).ttl == ttl
+            return commit(*given, **more)
+
+        committing.side_effect = changed_before
+        with pytest.raises(OSError, match=r"(?i)conflict"):
+            aged.expired.collect(lance.dataset(aged.uri), expiry, {})
+    assert aged.ids() == [1, 2]
+    assert [each.name for each in lance.dataset(aged.uri).describe_indices()] == [
+        each.name for each in base.dataset.describe_indices()
+    ]
+    aged.put({3: 1})
+    assert aged.ids() == [1, 2, 3]
+    assert_clean(LocalStore(aged.uri), aged.uri)
+
+
 def test_it_waits_while_a_load_asks_for_it_and_asks_only_when_it_is_due(aged: Aged) -> None:
     upkeep, asked = BaseUpkeep(aged.table.base, aged.clock, NO_OTHER_STEPS), list[bool]()
 
