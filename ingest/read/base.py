@@ -38,8 +38,11 @@ from memwal.ingest.caller import hold
 from memwal.ingest.read.base_match import BaseMatch
 from memwal.ingest.read.gathered import awaited, gathered
 from memwal.ingest.read.request import VectorQuery
-from memwal.memtable.filter.predicate import evaluate, referenced, translate
+from memwal.ingest.read.scalar_index import filtered
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.filter.predicate import evaluate, referenced, shown, translate
 from memwal.memtable.text.columns import ColumnsQuery
+from memwal.wal.errors import first_line
 
 DISTANCE = "_distance"
 ROW_ID = "_rowid"
@@ -62,6 +65,8 @@ cosine, dot)."""
 AHEAD: dict[str, Any] = {"io_buffer_size": 32 << 20, "batch_readahead": 4, "fragment_readahead": 2}
 """What Lance reads ahead of a scan's consumer. By default it took 284 MB for the first batch of a table of 540 MB
 (pylance 14.0.2, 2 cores), and with this 86 MB; reading all of it took 0.4 s instead of 0.3 s."""
+_OF_A_FILTER = "Error applying filter expression to batch"
+"""What Lance says where a filter fails on a row."""
 Positions = npt.NDArray[np.int64]
 
 
@@ -93,23 +98,25 @@ class BaseReads:
             return 0
         if self._many(keys.num_rows):
             # Not counted: whether keys are looked for or read whole depends on what is not committed yet.
-            present = gathered(self._dataset.scanner(columns=self._key, filter=self._live(filter)), counted=False)
+            present = gathered(self._dataset.scanner(columns=self._key, **self._filtered(filter)), counted=False)
             return len(match_keys(present, keys)[0])
         total, filter = 0, self._live(filter)
         for at in range(0, keys.num_rows, KEYS_PER_FILTER):
             chunk = keys.slice(at, KEYS_PER_FILTER)
             both = among(chunk) if filter is None else f"({among(chunk)}) AND ({filter}\n)"
-            present = gathered(self._dataset.scanner(columns=self._key, filter=both))
+            present = gathered(self._dataset.scanner(columns=self._key, **filtered(both)))
             total += len(match_keys(present, chunk)[0])
         return total
 
     def count(self, filter: str | None) -> int:
         """Return the number of rows that pass `filter`."""
-        return int(self._dataset.count_rows(self._live(filter)))
+        if (live := self._live(filter)) is None:
+            return self._rows
+        return self._counted(live)
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """Yield rows that pass `filter`, at most `limit`, read as they are consumed."""
-        scanner = self._dataset.scanner(columns=list(columns), filter=self._live(filter), limit=limit, **AHEAD)
+        scanner = self._dataset.scanner(columns=list(columns), limit=limit, **self._filtered(filter), **AHEAD)
         for batch in awaited(scanner):
             yield pa.Table.from_batches([batch])
 
@@ -117,8 +124,8 @@ class BaseReads:
         """Return the first `limit` rows in `order` that pass `filter`, with `columns` and `_rowid`."""
         by: list[ColumnOrdering | str] = [ColumnOrdering(name, ascending=ascending) for name, ascending in order]
         wanted = list(dict.fromkeys([*columns, *(name for name, _ in order)]))  # Lance fetches no others after a sort
-        live = self._live(filter)
-        scanner = self._dataset.scanner(columns=wanted, filter=live, order_by=by, limit=limit, with_row_id=True)
+        live = self._filtered(filter)
+        scanner = self._dataset.scanner(columns=wanted, **live, order_by=by, limit=limit, with_row_id=True)
         return gathered(scanner).select([*columns, ROW_ID])
 
     def search(self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
@@ -152,18 +159,40 @@ class BaseReads:
         evaluate(filter, translate(filter, schema), schema.empty_table(), np.arange(0), 0)
 
     def raise_filter_error(self, filter: str) -> None:
-        """Raise InvalidRows if `filter` fails on a row, with the error that a row of a memtable would give."""
+        """Raise InvalidRows if `filter` fails on a row: with the error that a row of a memtable would give, or with
+        Lance's where it alone fails, since it evaluates the parts of a filter in another order.
+        """
         schema = self._dataset.schema
         sql, names = translate(filter, schema), referenced(filter, schema) or schema.names[:1]
         with suppress(OSError, RuntimeError, pa.ArrowInvalid):
             for batch in self._dataset.scanner(columns=names).to_batches():
                 evaluate(filter, sql, pa.Table.from_batches([batch]), np.arange(len(batch)), len(batch))
+            try:
+                self._counted(filter)
+            except (OSError, pa.ArrowInvalid) as error:
+                if _OF_A_FILTER in str(error):
+                    reason = first_line(error).split(_OF_A_FILTER)[-1].split(", /")[0].strip(": ")
+                    raise InvalidRows(f"filter {shown(filter)} is not valid: {reason}; correct it") from None
+                raise
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _live(self, filter: str | None) -> str | None:
         """Return a filter that passes the rows that pass `filter` and have not expired."""
         return filter if self._expiry is None else self._expiry.of_live(filter)
+
+    def _filtered(self, filter: str | None) -> dict[str, Any]:
+        """Return the options of a scan of the rows that pass `filter` and have not expired."""
+        return filtered(self._live(filter))
+
+    def _counted(self, filter: str) -> int:
+        scanner = self._dataset.scanner(columns=[], with_row_id=True, **filtered(filter))
+        try:
+            return int(scanner.count_rows())
+        except pa.ArrowInvalid:
+            raise
+        except ValueError as error:  # which scans report so
+            raise pa.ArrowInvalid(str(error)) from error
 
     @cached_property
     def _rows(self) -> int:
@@ -214,7 +243,7 @@ class BaseReads:
         scanner = self._dataset.scanner(
             columns=[*columns, DISTANCE],
             nearest=nearest,
-            filter=self._live(filter),
+            **self._filtered(filter),
             prefilter=True,
             disable_scoring_autoprojection=True,
         )

@@ -25,6 +25,7 @@ import pyarrow as pa
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
 from memwal.ingest.read.gathered import awaited, gathered
+from memwal.ingest.read.scalar_index import filtered
 from memwal.memtable import IndexSpec
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import TextIndex
@@ -84,7 +85,7 @@ class BaseMatch:
             columns=[*columns, SCORE],
             full_text_query=_for_lance(query),
             limit=k,
-            filter=filter,
+            **filtered(filter),
             prefilter=True,
             disable_scoring_autoprojection=True,
             fragments=fragments,
@@ -108,7 +109,8 @@ class BaseMatch:
         """Match by the memtable's text indexes; scores of words use the statistics of ROWS_PER_INDEX rows."""
         wanted = list(dict.fromkeys([*columns, *query.boosts]))
         score = pa.field(SCORE, pa.float32())
-        scanner = self._dataset.scanner(columns=wanted, filter=filter, batch_size=ROWS_PER_INDEX, fragments=fragments)
+        options = {**filtered(filter), "batch_size": ROWS_PER_INDEX, "fragments": fragments}
+        scanner = self._dataset.scanner(columns=wanted, **options)
         schema = pa.schema([*(scanner.projected_schema.field(name) for name in columns), score])
         best = schema.empty_table()
         for batch in awaited(scanner):

@@ -56,7 +56,7 @@ class LanceScan:
 
 
 class WatchedDataset:
-    """A dataset that tells `scanned` of each scan and of each count with a filter. Otherwise as the dataset.
+    """A dataset that tells `scanned` of each scan. Otherwise as the dataset.
 
     Thread safety. As that of `scanned`.
     """
@@ -72,13 +72,6 @@ class WatchedDataset:
         scan = LanceScan("")
         return _WatchedScanner(self._dataset.scanner(**options, scan_stats_callback=scan.count), scan, self._scanned)
 
-    def count_rows(self, filter: str | None = None) -> int:
-        """As the dataset's; the plan is that of a scan with the filter."""
-        if filter is not None:
-            columns = self._dataset.schema.names[:1]
-            self._scanned(LanceScan(self._dataset.scanner(columns=columns, filter=filter).explain_plan()))
-        return int(self._dataset.count_rows(filter))
-
 
 class _WatchedScanner:
     def __init__(self, scanner: Any, scan: LanceScan, scanned: Callable[[LanceScan], None]) -> None:
@@ -86,6 +79,10 @@ class _WatchedScanner:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scanner, name)
+
+    def count_rows(self) -> int:
+        self._begin()
+        return int(self._scanner.count_rows())
 
     def to_table(self) -> pa.Table:
         self._begin()

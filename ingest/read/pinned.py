@@ -260,8 +260,8 @@ class FragmentReads(BaseReads):
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """As `BaseReads.batches`."""
-        wanted, live = list(columns), self._live(filter)
-        scanner = self._dataset.scanner(columns=wanted, filter=live, limit=limit, fragments=self._fragments)
+        wanted, live = list(columns), self._filtered(filter)
+        scanner = self._dataset.scanner(columns=wanted, **live, limit=limit, fragments=self._fragments)
         for batch in scanner.to_batches():
             yield pa.Table.from_batches([batch])
 

@@ -186,6 +186,45 @@ def answer(table: Any, level: str, filter: str) -> Any:
         return error.kind if len(error.lines) == 1 else error.lines
 
 
+NOT_TRUE = ("NOT (b IS TRUE)", "not(b is /* so */ true)", "NOT (b IS TRUE OR id = 1)", "(b IS TRUE) = false")
+
+
+@pytest.mark.parametrize("filter", [*NOT_TRUE, "NOT (b IS FALSE)", "b IS NOT TRUE", "NOT (NOT (b IS NOT TRUE))"])
+def test_what_is_not_true_includes_null_beside_an_index(tmp_path: Path, filter: str) -> None:
+    """Lance's index of a boolean column would leave out the nulls."""
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("b", pa.bool_()),
+            pa.field("s", pa.string()),
+            pa.field("v", pa.list_(pa.float32(), 2)),
+        ]
+    )
+    rows = [{"id": id, "b": (True, False, None)[id % 3], "s": "web", "v": [id, 0.0]} for id in range(30)]
+    wanted = [row["id"] for row in rows if row["b"] is not ("FALSE" not in filter)]
+    wanted = [id for id in wanted if id != 1 or "id = 1" not in filter]
+    indexes = {"b": "btree", "s": "fts", "v": "ivf_pq"}
+    with memwal.open(
+        tmp_path / "t", schema=schema, key="id", indexes=indexes, settings={"commit": {"interval": 0}}
+    ) as t:
+        t.put(rows)
+        for level in ("memory", "SST", "base"):
+            if level == "SST":
+                t.flush()
+            elif level == "base":
+                t.commit()
+            assert sorted(t.scan(["id"], filter=filter).read_all()["id"].to_pylist()) == wanted, level
+            assert t.count(filter) == len(wanted)
+            assert t.scan(["id"], filter=filter, order_by="id", limit=50).read_all()["id"].to_pylist() == wanted
+            assert sorted(t.search("v", [0.0, 0.0], k=50, filter=filter)["id"].to_pylist()) == wanted
+            assert sorted(t.match("s", "web", k=50, filter=filter)["id"].to_pylist()) == wanted
+            assert t.sql(f"SELECT count(*) AS n FROM t WHERE {filter}").read_all().to_pylist() == [{"n": len(wanted)}]
+            t.put(rows[:1])
+        t.flush()
+        t.commit()
+        assert t.delete(filter=filter).rows == len(wanted)
+
+
 @settings(max_examples=12)
 @given(filters=FILTERS)
 def test_all_levels_give_one_answer(tables: list[tuple[Any, str]], filters: list[str]) -> None:
@@ -197,6 +236,21 @@ def test_all_levels_give_one_answer(tables: list[tuple[Any, str]], filters: list
 @pytest.mark.parametrize("filter", [*FAILING, "CAST('x' AS INT) = i", "regexp_match(s, 'a') = true", "l[1].x = 1"])
 def test_a_filter_that_fails_over_a_row_is_invalid_at_every_level(tables: list[tuple[Any, str]], filter: str) -> None:
     assert [answer(table, level, filter) for table, level in tables] == ["INVALID"] * 4
+
+
+def test_a_filter_that_fails_in_lance_only_is_invalid(tmp_path: Path) -> None:
+    """DataFusion evaluates the cheaper part first, Lance's does not."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("i", pa.int8())])
+    rows = [{"id": id, "i": -128 if id == 0 else 1 if id < 30 else 50} for id in range(1000)]
+    with memwal.open(tmp_path / "t", schema=schema, key="id", settings={"commit": {"interval": 0}}) as table:
+        table.put(rows)
+        failing = "abs(i) NOT IN (100) AND i = 1"
+        assert table.count(failing) == 29
+        table.flush()
+        table.commit()
+        for read in (table.count, lambda filter: table.scan(["id"], filter=filter).read_all()):
+            with pytest.raises(Invalid, match=r"^filter 'abs\(i\) NOT IN.*' is not valid: [^/]*; correct it$"):
+                read(failing)
 
 
 def test_a_filter_that_fails_is_told_alike(tables: list[tuple[Any, str]]) -> None:
