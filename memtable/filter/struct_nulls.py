@@ -13,7 +13,7 @@ def null_inside(rows: pa.Table) -> pa.Table:
     """`rows` with null fields in every null struct, at any depth; columns without null structs unchanged."""
     for place, column in enumerate(rows.columns):
         if pa.types.is_nested(column.type) and any(map(_hides, column.chunks)):
-            chunks = [_nulled(chunk) for chunk in column.chunks]
+            chunks = [with_null_fields(chunk) for chunk in column.chunks]
             rows = rows.set_column(place, rows.field(place), pa.chunked_array(chunks, column.type))
     return rows
 
@@ -28,17 +28,18 @@ def _hides(array: pa.Array) -> bool:
     return _is_list(kind) and _hides(array.values)
 
 
-def _nulled(array: pa.Array) -> pa.Array:
+def with_null_fields(array: pa.Array) -> pa.Array:
+    """Return `array` with null fields in every null struct, at any depth; as it is where there is none."""
     kind = array.type
     if not _hides(array):
         return array
     if pa.types.is_struct(kind):
-        fields = [_nulled(field) for field in array.flatten()]  # null where the struct is
+        fields = [with_null_fields(field) for field in array.flatten()]  # null where the struct is
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
     if array.offset:  # a mask is allowed only without an offset
         array = pa.concat_arrays([array.slice(0, 0), array])
     of = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-    return of.from_arrays(array.offsets, _nulled(array.values), type=kind, mask=array.is_null())
+    return of.from_arrays(array.offsets, with_null_fields(array.values), type=kind, mask=array.is_null())
 
 
 def _is_list(kind: pa.DataType) -> bool:

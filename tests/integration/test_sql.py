@@ -171,6 +171,28 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 # ---- answers -------------------------------------------------------------------------------------------------------
 
 
+def test_a_field_of_a_null_struct_is_null_at_every_level(tmp_path: Path) -> None:
+    """Arrow may have any value there; DataFusion reads it."""
+    fields = [pa.field("i", pa.int64()), pa.field("s", pa.string())]
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("st", pa.struct(fields))])
+    hidden = pa.StructArray.from_arrays(
+        [pa.array([7, 5]), pa.array(["x", "y"])], fields=fields, mask=pa.array([True, False])
+    )
+    rows = pa.table({"id": [1, 2], "st": hidden})
+    query = "select id, st.i as i, coalesce(st.s, '-') as s, st.i is null as n from {} order by id"
+    wanted = [{"id": 1, "i": None, "s": "-", "n": True}, {"id": 2, "i": 5, "s": "y", "n": False}]
+    with memwal.open(tmp_path / "t", schema=schema, key="id", settings={"commit": {"interval": 0}}) as table:
+        table.put(rows)
+        for step in (table.flush, table.commit, lambda: None):
+            own = query.format('"table"')
+            assert table.sql(own).read_all().to_pylist() == wanted
+            twice = f"select * from ({own}) union all ({own}) order by id"
+            assert table.sql(twice).read_all().num_rows == 4
+            assert table.sql('select sum(st.i) as n from "table"').read_all().to_pylist() == [{"n": 5}]
+            assert table.sql(query.format("p"), tables={"p": rows}).read_all().to_pylist() == wanted
+            step()
+
+
 def test_conditions_mean_what_datafusion_says_of_the_same_rows(table: Any, request: pytest.FixtureRequest) -> None:
     draw = random.Random(request.node.callspec.indices["table"])
     levels = {level: table.scan(level=level).read_all() for level in LEVELS}

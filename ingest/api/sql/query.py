@@ -23,6 +23,7 @@ from memwal.ingest.api.sql.plan import BARRIER, Scan, reads_again, scans_of
 from memwal.ingest.api.sql.sources import Counted, Kept, Once, Provider, Source, empty
 from memwal.ingest.api.sql.statement import SELF, Statement
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
+from memwal.memtable.filter.struct_nulls import null_inside
 
 MEMORY = 512 << 20
 """Bytes that a query may hold for sorts, groups and joins; sorts and groups use temporary files beyond it."""
@@ -193,7 +194,7 @@ class _Attempt:
                 session.register_view(f'"{name}"', rows)
             session.deregister_table(table.hidden)  # a query must not reach it without the barrier
         for name, rows in self._in_memory.items():
-            session.register_record_batches(f'"{name}"', [rows.to_batches() or [empty(rows.schema)]])
+            session.register_record_batches(f'"{name}"', [null_inside(rows).to_batches() or [empty(rows.schema)]])
         return session
 
     # ---- scan ----------------------------------------------------------------------------------------------------

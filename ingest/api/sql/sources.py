@@ -18,6 +18,7 @@ import pyarrow.dataset
 
 from memwal.ingest.api.sql.handover import Handover
 from memwal.ingest.errors import Internal
+from memwal.memtable.filter.struct_nulls import with_null_fields
 
 PATIENCE = 0.02
 """Seconds that a thread of DataFusion waits for rows."""
@@ -207,11 +208,14 @@ class Counted:
 
 
 def alike(batch: pa.RecordBatch, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the columns of a batch as DataFusion was told of them: without the metadata that batches have."""
+    """Return the columns of a batch as DataFusion was told of them, without the metadata that batches have, and as it
+    reads them: fields of null structs are null.
+    """
     if not columns:
         return batch.select([])
     fields = [schema.field(name) for name in columns]
-    return pa.RecordBatch.from_arrays([batch.column(name) for name in columns], schema=pa.schema(fields))
+    arrays = [with_null_fields(batch.column(name)) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
