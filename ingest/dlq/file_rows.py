@@ -12,17 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.dlq.bad_rows import BadRow, problems_of
-from memwal.ingest.mapping.documents import object_of
+from memwal.ingest.mapping.documents import no_number, object_of
 from memwal.ingest.mapping.json_parts import Written, expect_names_once
 from memwal.ingest.mapping.values import ANY_TEXT, column, from_text, is_text, typed
 from memwal.ingest.source.columns import RAW_VALUE, of_table
 from memwal.ingest.source.files import UNREADABLE
 
 
-def fields_of(raw: bytes | None) -> dict[str, Any] | BadRow:
-    """Return the fields of a JSON object, or why it is none."""
+def fields_of(raw: bytes | None, *, strict: bool = False) -> dict[str, Any] | BadRow:
+    """Return the fields of a JSON object, or why it is none. `strict`: NaN and infinities are no JSON."""
+    hooks: dict[str, Any] = {"parse_constant": no_number} if strict else {}
     try:
-        given = json.loads((raw or b"").decode(), parse_float=Written, object_pairs_hook=object_of)
+        given = json.loads((raw or b"").decode(), parse_float=Written, object_pairs_hook=object_of, **hooks)
         expect_names_once(given)
     except UnicodeDecodeError as error:
         return BadRow("parse", None, f"byte {error.start} is not UTF-8")
@@ -40,7 +41,7 @@ def read_json(value: Any, kind: pa.DataType, _unit: str = "") -> Any:
     takes any value for a text column. Raises: ValueError.
     """
     if isinstance(value, float) and pa.types.is_floating(kind) and not math.isfinite(value):
-        return value
+        return typed(value, kind) if isinstance(value, Written) else value  # 1e400 is no infinity
     return typed(value, kind, ANY_TEXT if is_text(kind) else "")
 
 
@@ -55,12 +56,13 @@ def failure(field: pa.Field, reason: str) -> BadRow:
 
 
 def columns_of(
-    raw: Sequence[bytes | None], schema: pa.Schema, *, texts: bool = False
+    raw: Sequence[bytes | None], schema: pa.Schema, *, texts: bool = False, lines: bool = False
 ) -> tuple[dict[str, pa.Array], dict[int, BadRow]]:
     """Read JSON objects as strictly as records of Kafka: return the columns of `schema`, in the types in which they
     travel through Spark, and why rows are bad. Other fields are left out. `texts`: numbers may be text, as in CSV.
+    `lines`: `raw` are lines of JSON files.
     """
-    documents = [fields_of(each) for each in raw]
+    documents = [fields_of(each, strict=lines) for each in raw]
     bad = {row: each for row, each in enumerate(documents) if isinstance(each, BadRow)}
     objects = [{} if isinstance(each, BadRow) else each for each in documents]
     columns = {}
@@ -81,7 +83,8 @@ def read_again(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch
     if not rows or RAW_VALUE not in batch.schema.names:
         return batch, bad
     wanted = [name for name in of_table(batch.schema.names) if name in schema.names]
-    columns, still = columns_of(batch[RAW_VALUE].take(pa.array(rows)).to_pylist(), pa.schema(map(schema.field, wanted)))
+    raw = batch[RAW_VALUE].take(pa.array(rows)).to_pylist()
+    columns, still = columns_of(raw, pa.schema(map(schema.field, wanted)), lines=True)
     for at, row in enumerate(rows):
         del bad[row]
         if at in still:

@@ -21,6 +21,7 @@ from memwal.ingest.mapping.spec import RecordMapping
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.source.columns import DELETE, OFFSET, PARTITION, TOPIC
+from memwal.ingest.source.json_lines import has_lines
 from memwal.ingest.source.kafka.rows import record_mapping, rows_without_sql
 from memwal.ingest.source.strict_texts import ALL_TEXT
 
@@ -50,8 +51,9 @@ def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Ma
     if settings.source.format == KAFKA:
         mapping = record_mapping(settings.source, schema, key)
         return _of_kind(of_topics=True, read=lambda letters: rows_of_records(letters, mapping, settings))
-    texts = settings.source.format in ALL_TEXT
-    return _of_kind(of_topics=False, read=lambda letters: rows_of_json(letters, schema, texts=texts))
+    form = settings.source.format
+    how = {"texts": form in ALL_TEXT, "lines": has_lines(form, settings.source.options)}
+    return _of_kind(of_topics=False, read=lambda letters: rows_of_json(letters, schema, **how))
 
 
 def _of_kind(*, of_topics: bool, read: Map) -> Map:
@@ -138,8 +140,8 @@ def _session() -> Any:
 # ---- rows as JSON --------------------------------------------------------------------------------------------------
 
 
-def rows_of_json(letters: pa.Table, schema: pa.Schema, *, texts: bool = False) -> Mapped:
+def rows_of_json(letters: pa.Table, schema: pa.Schema, *, texts: bool = False, lines: bool = False) -> Mapped:
     """Read dead letters whose `raw_value` is a JSON object, as `columns_of`."""
-    columns, failed = columns_of(letters["raw_value"].to_pylist(), schema, texts=texts)
+    columns, failed = columns_of(letters["raw_value"].to_pylist(), schema, texts=texts, lines=lines)
     good = [row for row in range(letters.num_rows) if row not in failed]
     return Mapped(pa.RecordBatch.from_pydict(columns).take(pa.array(good, pa.int64())), good, failed)

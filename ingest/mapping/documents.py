@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from memwal.ingest.mapping.json_parts import Repeated, Written, one_of
-from memwal.ingest.mapping.values import holds_decimals
+from memwal.ingest.mapping.values import holds
 
 UPSERTS, DELETE = ("c", "r", "u"), "d"
 _MISSING_OP = (
@@ -71,11 +71,12 @@ def opened(envelope: dict[str, Any]) -> Document:
     return Document(row, whole, op == DELETE)
 
 
-def json_decoder(kinds: Iterable[pa.DataType]) -> Callable[[bytes], Any]:
-    """Return `of_json` for values that become columns of `kinds`: where decimals are among them, its numbers with a
-    fraction are `Written`, which takes longer.
+def json_decoder(kinds: Iterable[pa.DataType], *, any_text: bool = False) -> Callable[[bytes], Any]:
+    """Return `of_json` for values that become columns of `kinds`. Where decimals are among them, or with `any_text` a
+    text that takes every value, its numbers with a fraction are `Written`, which takes longer.
     """
-    return partial(of_json, number=Written) if any(holds_decimals(kind) for kind in kinds) else of_json
+    digits = any_text or any(holds(kind, pa.types.is_decimal) for kind in kinds)
+    return partial(of_json, number=Written) if digits else of_json
 
 
 def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
@@ -84,7 +85,7 @@ def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
 
     Raises: ValueError with a reason.
     """
-    hooks: dict[str, Any] = {"parse_float": number, "parse_constant": _no_number, "object_pairs_hook": object_of}
+    hooks: dict[str, Any] = {"parse_float": number, "parse_constant": no_number, "object_pairs_hook": object_of}
     try:
         try:
             return json.loads(value.decode(), **hooks)
@@ -133,5 +134,6 @@ def _whole(digits: str) -> int | float:
     return int(digits) if len(digits) < sys.int_info.default_max_str_digits else math.inf
 
 
-def _no_number(text: str) -> NoReturn:
+def no_number(text: str) -> NoReturn:
+    """Raise ValueError: `text` is NaN or an infinity, which JSON lacks."""
     raise ValueError(f"not JSON: {text} is not a JSON number")

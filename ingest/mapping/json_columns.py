@@ -18,7 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.mapping.documents import DELETE, UPSERTS, of_json
-from memwal.ingest.mapping.values import FLOAT_MAX, NARROW, WHOLE, column, is_bytes, is_text, transport_type
+from memwal.ingest.mapping.values import (
+    FLOAT_MAX,
+    NARROW,
+    WHOLE,
+    column,
+    is_bytes,
+    is_readable,
+    is_text,
+    transport_type,
+)
 
 Path = tuple[str, ...]
 Read = tuple[Path, pa.DataType, str]
@@ -100,7 +109,7 @@ def debezium(
         return None
 
 
-_REFUSED = (pa.ArrowInvalid, UnicodeDecodeError)
+_REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError)
 
 
 def _below(path: Path, fields: Sequence[Read]) -> list[Read]:
@@ -230,6 +239,8 @@ def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
 
     Raises: pa.ArrowInvalid if any value does not fit.
     """
+    if not is_readable(kind):
+        return pa.nulls(len(values), transport_type(kind))
     if unit or is_bytes(kind) or pa.types.is_decimal(kind):
         converted, problems = column(values.to_pylist(), kind, unit)
         if problems:
@@ -267,7 +278,11 @@ def is_fast(kind: pa.DataType) -> bool:
 
 
 def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
-    """Return the type in which Arrow's JSON reader reads a field for `finished`; text where the reader would guess."""
+    """Return the type in which Arrow's JSON reader reads a field for `finished`; text where the reader would guess, and
+    null where no value is taken.
+    """
+    if not is_readable(kind):
+        return pa.null()
     if unit:
         return pa.int64()
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):

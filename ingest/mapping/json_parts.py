@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Self
@@ -42,3 +45,37 @@ def expect_names_once(value: Any) -> None:
         one_of(value, min(value.names))
     for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         expect_names_once(below)
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON text; numbers keep the digits that they were written with.
+
+    Bytes are base64, times ISO 8601. Raises: ValueError for a number that is not finite, and a name that occurs twice.
+    """
+    if isinstance(value, bytes | datetime.date):
+        return _plain(value)
+    expect_names_once(value)
+    try:
+        text = _as_json(value, ensure_ascii=False)
+    except ValueError:
+        raise ValueError("it has a number that is not finite, which JSON cannot hold") from None
+    halves = any("\ud800" <= letter <= "\udfff" for letter in text)
+    return _as_json(value, ensure_ascii=True) if halves else text
+
+
+def _as_json(value: Any, *, ensure_ascii: bool) -> str:
+    if isinstance(value, Written):
+        return value.digits
+    if isinstance(value, dict):
+        pairs = ((_as_json(name, ensure_ascii=ensure_ascii), each) for name, each in value.items())
+        return "{" + ",".join(f"{name}:{_as_json(each, ensure_ascii=ensure_ascii)}" for name, each in pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_as_json(each, ensure_ascii=ensure_ascii) for each in value) + "]"
+    return json.dumps(value, default=_plain, ensure_ascii=ensure_ascii, allow_nan=False)
+
+
+def _plain(value: object) -> str:
+    """Return Avro values that JSON lacks as text: bytes as base64, times as ISO 8601."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.mapping.json_parts import Written, expect_names_once, one_of
+from memwal.ingest.mapping.json_parts import Written, as_json, one_of
 from memwal.ingest.suggest import suggestion
 
 Problems = dict[int, str]
@@ -60,11 +59,16 @@ def is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def holds_decimals(kind: pa.DataType) -> bool:
-    """Whether a column holds decimals, at any depth."""
+def holds(kind: pa.DataType, of: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a column holds values of a type for which `of` is true, at any depth."""
     if pa.types.is_struct(kind):
-        return any(holds_decimals(field.type) for field in kind)
-    return holds_decimals(kind.value_type) if pa.types.is_nested(kind) else bool(pa.types.is_decimal(kind))
+        return any(holds(field.type, of) for field in kind)
+    return holds(kind.value_type, of) if pa.types.is_nested(kind) else bool(of(kind))
+
+
+def is_readable(kind: pa.DataType) -> bool:
+    """Whether records and files of texts can have values of a column."""
+    return any(family(kind) for family, _ in _FAMILIES)
 
 
 def transport_type(kind: pa.DataType) -> pa.DataType:
@@ -153,7 +157,7 @@ def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
 
 
 def _misfit(value: Any, kind: pa.DataType, why: str = "") -> ValueError:
-    text = repr(value)
+    text = value.digits if isinstance(value, Written) else repr(value)
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     return ValueError(f"{text} is not a valid {_named(kind)}{why and f' ({why})'}")
 
@@ -205,7 +209,7 @@ def _text(value: Any, kind: pa.DataType, unit: str) -> str:
     if isinstance(value, UUID | Decimal | datetime.time):
         return str(value)
     if unit == ANY_TEXT and not isinstance(value, str):
-        value = _any(value)
+        value = as_json(value)
     if not isinstance(value, str):
         raise _misfit(value, kind, "to store numbers and objects as text, write sql with to_json or cast")
     try:
@@ -213,25 +217,6 @@ def _text(value: Any, kind: pa.DataType, unit: str) -> str:
     except UnicodeEncodeError:
         raise _misfit(value, kind, "it has half of a surrogate pair") from None
     return value
-
-
-def _any(value: Any) -> str:
-    if isinstance(value, bytes | datetime.date):
-        return _plain(value)
-    expect_names_once(value)
-    try:
-        text = json.dumps(value, default=_plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        raise ValueError("it has a number that is not finite, which JSON cannot hold") from None
-    halves = any("\ud800" <= letter <= "\udfff" for letter in text)
-    return json.dumps(value, default=_plain, separators=(",", ":")) if halves else text
-
-
-def _plain(value: object) -> str:
-    """Return Avro values that JSON lacks as text: bytes as base64, times as ISO 8601."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
 
 
 def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
@@ -302,12 +287,14 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
         raise _misfit(value, kind, f"write ISO 8601 {why}".strip()) from None
 
 
-def _vector(value: Any, kind: pa.DataType, unit: str) -> list[float]:
+def _vector(value: Any, kind: pa.DataType, unit: str) -> list[Any]:
     if not isinstance(value, list):
         raise _misfit(value, kind)
     if len(value) != kind.list_size:
         raise ValueError(f"has {len(value)} numbers, vectors of the column have {kind.list_size}")
-    return [_floating(number, kind.value_type, unit) for number in value]
+    if None in value:
+        raise _misfit(None, kind.value_type)
+    return [typed(each, kind.value_type, unit) for each in value]
 
 
 def _list(value: Any, kind: pa.DataType, unit: str) -> list[Any]:

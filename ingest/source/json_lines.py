@@ -12,12 +12,12 @@ A line goes with its row, whose dead letter keeps it byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memwal.ingest.mapping.values import WHOLE, holds_decimals
+from memwal.ingest.mapping.values import WHOLE, holds, is_text
 from memwal.ingest.source.strict_texts import read_type
 from memwal.ingest.spark.schema import quoted, spark_schema
 
@@ -33,11 +33,14 @@ _OF_SPARKS_READER = ("multiline", "encoding", "charset", "mode", "columnnameofco
 """Options, in lower case, that Spark's reader of text does not have, or understands in another way."""
 _SURROGATES = ("\\ud", "\\uD")  # and some that are none
 _LONG = r"(?=[0-9.]{17})[0-9]*\.[0-9]"  # a fraction of more than the 15 digits that any double has
+_WITH_EXPONENT = r"[:\[,]\s*-?[0-9.]+[eE][+-]?[0-9]"
 _INFINITE = float("inf")
 
 
-def has_lines(form: str, options: Mapping[str, str]) -> bool:
-    """Return whether files of format `form` are read here: JSON, if no option asks for Spark's own reader."""
+def has_lines(form: str, options: Iterable[str]) -> bool:
+    """Return whether files of format `form` are read here: JSON, if none of the names of `options` asks for Spark's own
+    reader.
+    """
     return form == "json" and not any(name.lower() in _OF_SPARKS_READER for name in options)
 
 
@@ -100,8 +103,11 @@ def _doubtful(read: Column, fields: list[pa.Field]) -> Column:
     line = F.col(LINE)
     found = F.try_parse_json(line).isNull() | ~F.is_valid_utf8(line)  # strict JSON, each name once at every depth
     found |= line.contains(_SURROGATES[0]) | line.contains(_SURROGATES[1])
-    if any(holds_decimals(field.type) for field in fields):
+    texts = any(holds(field.type, is_text) for field in fields)  # which take numbers, as they are written
+    if texts or any(holds(field.type, pa.types.is_decimal) for field in fields):
         found |= line.rlike(_LONG)
+    if texts:
+        found |= line.rlike(_WITH_EXPONENT)
     for field in fields:
         found |= F.coalesce(_rounded(read[field.name], field.type), F.lit(False))
     return found

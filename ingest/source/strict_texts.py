@@ -114,10 +114,10 @@ class _Texts:
         if pa.types.is_struct(kind):
             return self._struct(given, kind)
         if pa.types.is_floating(kind):  # JSON has no infinity: it is what Spark makes of 1e309
-            return given, given.isNotNull() & (F.abs(given) == _INFINITE)
+            return given, given.isNotNull() & ((F.abs(given) == _INFINITE) | self._is_nan(given))
         if pa.types.is_nested(kind) and pa.types.is_floating(kind.value_type):
             infinite = F.array_contains(given, _INFINITE) | F.array_contains(given, -_INFINITE)
-            return given, F.coalesce(infinite, F.lit(False))
+            return given, F.coalesce(infinite | F.exists(given, self._is_nan), F.lit(False))
         if pa.types.is_nested(kind):
             inner = kind.value_type
             if self.value(F.lit(None), inner)[1] is None:
@@ -125,6 +125,12 @@ class _Texts:
             taken = F.transform(given, lambda each: self.value(each, inner)[0])
             return taken, F.coalesce(F.exists(given, lambda each: _sure(self.value(each, inner)[1])), F.lit(False))
         return given, None
+
+    def _is_nan(self, number: Column) -> Column:
+        """Whether a number is what Spark makes of the text "NaN", or of NaN, unless an option says that it is one."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return F.lit(False) if "allownonnumericnumbers" in self._options else F.isnan(number)
 
     def _struct(self, given: Column, kind: pa.StructType) -> tuple[Column, Column | None]:
         from pyspark.sql import functions as F  # noqa: N812

@@ -18,7 +18,8 @@ from memwal.ingest.loads.files import find_files
 from memwal.ingest.loads.formats import tables
 from memwal.ingest.mapping import json_columns
 from memwal.ingest.mapping.documents import of_json
-from memwal.ingest.mapping.values import ANY_TEXT, column, rounds, typed
+from memwal.ingest.mapping.json_parts import Written
+from memwal.ingest.mapping.values import ANY_TEXT, MARK_ANY, column, rounds, typed
 from memwal.ingest.settings.process_sections import SourceSettings
 from memwal.ingest.source.columns import PROBLEM
 from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
@@ -141,6 +142,80 @@ def test_values_inside_of_lists_and_structs_are_as_exact(case: str, neighbours: 
 
 
 # ---- what is not read ----------------------------------------------------------------------------------------------
+
+VECTORS = {
+    "whole numbers": (pa.int32(), "[1, 2]", [1, 2]),
+    "a fraction": (pa.int32(), "[1, 2.7]", "2.7 is not a valid int32"),
+    "out of range": (pa.int8(), "[1, 300]", "300 is not a valid int8 (out of range)"),
+    "beyond doubles": (pa.int64(), "[1, 9007199254740993]", [1, 9007199254740993]),
+    "truths": (pa.bool_(), "[true, false]", [True, False]),
+    "no truth": (pa.bool_(), "[true, 1]", "1 is not a valid bool"),
+    "decimals": (pa.decimal128(10, 2), "[1.25, 2]", [Decimal("1.25"), Decimal("2.00")]),
+    "texts": (pa.string(), '["a", "b"]', ["a", "b"]),
+    "a number among texts": (pa.string(), '["a", 1]', "1 is not a valid string"),
+    "times": (pa.timestamp("us"), '["2026-01-02T03:04:05", 2]', "2 is not a valid timestamp[us]"),
+    "a null": (pa.int32(), "[1, null]", "None is not a valid int32"),
+    "too many": (pa.int32(), "[1, 2, 3]", "has 3 numbers, vectors of the column have 2"),
+}
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS)
+@pytest.mark.parametrize("case", VECTORS)
+def test_values_of_lists_of_a_fixed_size_are_of_their_type(case: str, neighbours: list[Record]) -> None:
+    kind, literal, wanted = VECTORS[case]
+    found, problem = found_of(pa.list_(kind, 2), said(literal), neighbours)
+    if isinstance(wanted, str):
+        assert wanted in problem
+        assert found.null_count == 1
+    else:
+        assert (found.to_pylist(), problem) == ([wanted], "")
+
+
+UNREADABLE = [pa.time32("ms"), pa.time64("us"), pa.duration("s"), pa.binary(4), pa.uuid(), pa.bool8(), pa.date64()]
+
+
+@pytest.mark.parametrize("kind", UNREADABLE, ids=str)
+def test_a_column_that_no_json_fills_is_null_where_it_is_missing(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", kind)])
+    (tmp_path / "a.ndjson").write_text('{"id": 1}\n{"id": 2, "v": null}\n')
+    (rows,) = tables(find_files([str(tmp_path / "a.ndjson")], None, {})[0], schema)
+    assert (rows["id"].to_pylist(), rows["v"].null_count) == ([1, 2], 2)
+    (tmp_path / "b.ndjson").write_text('{"id": 1}\n{"id": 2, "v": "12:00:00"}\n')
+    with pytest.raises(Invalid, match=r"row 2, column 'v': a column of type .* cannot be filled from a record"):
+        list(tables(find_files([str(tmp_path / "b.ndjson")], None, {})[0], schema))
+
+
+@pytest.mark.parametrize(
+    ("literal", "wanted"),
+    [
+        ("0.12345678901234567890", "0.12345678901234567890"),
+        ('{"a": [1.50, 1e400], "b": "x"}', '{"a":[1.50,1e400],"b":"x"}'),
+        ('{"\\ud800": 1.0}', '{"\\ud800":1.0}'),
+        ('["\u00e4", true, null, 12345678901234567890]', '["\u00e4",true,null,12345678901234567890]'),
+    ],
+)
+def test_a_text_that_takes_every_value_keeps_the_digits(literal: str, wanted: str) -> None:
+    """As a column that schema drift has added, and a text column of JSON files."""
+    value = of_json(literal.encode(), Written)
+    assert typed(value, pa.string(), ANY_TEXT) == wanted
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+    letters = pa.table({"raw_value": pa.array([said(literal).encode()], pa.binary())})
+    assert rows_of_json(letters, schema).rows["v"].to_pylist() == [wanted]
+    drifted = schema.set(1, schema.field(1).with_metadata(dict([MARK_ANY])))
+    settings = SourceSettings(format="kafka", brokers="127.0.0.1:9092", topics=["t"])
+    rows = mapped(batch_of([Record(said(literal).encode())]), record_mapping(settings, drifted, ("id",)))
+    assert rows[column_name(1)].to_pylist() == [wanted]
+
+
+@pytest.mark.parametrize("literal", ["1e400", "-1e999", "NaN", "Infinity", "-Infinity"])
+def test_a_line_of_json_has_no_number_that_is_not_finite(literal: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.float64())])
+    letters = pa.table({"raw_value": pa.array([said(literal).encode()], pa.binary())})
+    refused = rows_of_json(letters, schema, lines=True)
+    assert (refused.of, literal in refused.failed[0].reason) == ([], True)
+    # A letter that was written of a row of Parquet has such numbers, but none too large for a double.
+    assert rows_of_json(letters, schema).of == ([] if "e" in literal else [0])
+
 
 IGNORED = {
     "a name twice": ('{"id": 1, "v": 5, "x": 1, "x": 2}', ""),

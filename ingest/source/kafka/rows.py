@@ -295,7 +295,8 @@ def _payload(found: Any) -> Any:
 
 def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes], Any]:
     """Return the function that reads a value or a key: Avro if the registry's id precedes it, else JSON."""
-    of_json = json_decoder(leaf.kind for leaf in mapping.leaves)
+    any_text = any(leaf.unit == ANY_TEXT for leaf in mapping.leaves)
+    of_json = json_decoder((leaf.kind for leaf in mapping.leaves), any_text=any_text)
     if mapping.value_format != "avro" or (of_key and not mapping.registry):
         return of_json
     from memwal.ingest.mapping.avro import decoder
