@@ -43,17 +43,18 @@ _VARIABLE = (
     pa.types.is_large_list,
     pa.types.is_struct,
 )
-_LANCES_OWN = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
+_LANCES_LETTERS = (".", "`", "\x00")
+_LANCES_OWN = ("*", "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
 _REMEDY = "choose a number, text, binary, date, time, list or struct type"
 
 
 def check_types(schema: pa.Schema) -> None:
     """Raise InvalidRows naming the first column whose name or type cannot be held."""
     for field in schema:
-        if not field.name or field.name in _LANCES_OWN or "`" in field.name or "." in field.name:
+        if not field.name or field.name in _LANCES_OWN or any(each in field.name for each in _LANCES_LETTERS):
             raise InvalidRows(
-                f"column {field.name!r} has a name that Lance reads as something else: name it without dots and "
-                f"backticks, and none of {', '.join(_LANCES_OWN)}",
+                f"column {field.name!r} has a name that Lance reads as something else: name it without dots, backticks "
+                f"and NUL, and none of {', '.join(_LANCES_OWN)}",
                 column=field.name,
             )
         _check(field.type, field.name)

@@ -98,6 +98,9 @@ def _zone_misfit(found: pa.DataType, wanted: pa.DataType) -> str | None:
 
 
 def _struct_misfit(found: pa.DataType, wanted: pa.DataType) -> str | None:
+    names = [field.name for field in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        return f"its field {twice!r} is there twice: leave it in once"
     for field in found:
         at = wanted.get_field_index(field.name)
         if at < 0:

@@ -23,7 +23,8 @@ _ALL_BUT_THE_SIGN = np.iinfo(np.int64).max
 
 
 def checked_order(order_by: Any) -> Order | None:
-    """Return `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending").
+    """Return `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"). A column
+    counts where it is named first: rows that are equal in it stay equal in it.
 
     Raises: Invalid for any other form; whether the columns exist is checked where the table is read.
     """
@@ -35,7 +36,10 @@ def checked_order(order_by: Any) -> Order | None:
     order = [_part(part, order_by) for part in ([order_by] if _is_pair(order_by) else parts)]
     if not order:
         raise Invalid("order_by: the list is empty; name at least one column, or omit it")
-    return order
+    first: dict[str, bool] = {}
+    for name, ascending in order:
+        first.setdefault(name, ascending)
+    return list(first.items())
 
 
 def check_orderable(order: Order, schema: pa.Schema) -> None:

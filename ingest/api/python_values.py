@@ -54,7 +54,7 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         found = pa.array(values, kind)
         return _unless_infinite(found, values) if kind.id in _NARROW else found
     if isinstance(kind, pa.BaseExtensionType):
-        return pa.array(values, kind)
+        return _truths(values, kind) if kind == pa.bool8() else pa.array(values, kind)
     if is_list(kind):
         plain = _plain_lists(values, kind)
         return _lists(values, kind) if plain is None else plain
@@ -63,6 +63,14 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if _alike(values, set(map(type, values))):
         return _converted(values, kind)
     return pa.concat_arrays([_converted([value], kind) for value in values])
+
+
+def _truths(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return an array of bool8, of which Arrow takes numbers for any truth value, and no truth values."""
+    found = column_of(values, pa.bool_())
+    if not (pa.types.is_boolean(found.type) or pa.types.is_null(found.type)):
+        raise pa.ArrowTypeError(f"{found.type} is no truth value: write True or False")
+    return pa.ExtensionArray.from_storage(kind, found.cast(pa.int8()))
 
 
 def _alike(values: Sequence[Any], types: set[type]) -> bool:

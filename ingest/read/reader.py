@@ -219,7 +219,7 @@ class Reader:
         `how`: as `ingest.read.request.vector_query`. Without an index every row is compared.
         """
         base, known = self._known(trace)
-        out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
+        out, most = checked_columns(columns, known.schema, known.gone, added=(DISTANCE,)), at_least_one(k)
         ranking = self._nearness.ranking("search", base, known, column, vector, filter, how)
         merged_view = self._merged_view(views, base, known, buckets, trace, column)
         self._check_filter(merged_view, filter, known)
@@ -244,7 +244,7 @@ class Reader:
         Scores are BM25 with the statistics of the row's level, times the boost, summed over the columns.
         """
         base, known = self._known(trace)
-        out, most = checked_columns(columns, known.schema, known.gone), at_least_one(k)
+        out, most = checked_columns(columns, known.schema, known.gone, added=(SCORE,)), at_least_one(k)
         boosts = text_columns("column", column)
         ranking = relevance("match", known, boosts, text, filter)
         merged_view = self._merged_view(views, base, known, buckets, trace, *boosts)
@@ -274,7 +274,8 @@ class Reader:
         `search`.
         """
         base, known = self._known(trace)
-        out, most = checked_columns(columns, known.schema, known.gone), at_least_one(n, "n")
+        out = checked_columns(columns, known.schema, known.gone, added=(DISTANCE, SCORE))
+        most = at_least_one(n, "n")
         near = vector_column or only_vectors("vector_column", known.schema, known.indexes)
         matching = only_indexed("text_column", "fts", known.indexes) if text_column is None else text_column
         boosts = text_columns("text_column", matching)

@@ -24,16 +24,23 @@ from memwal.memtable.index_spec import METRICS, vector_width
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
 from memwal.wal.errors import first_line
+from memwal.wal.panics import RustPanic
 
 
 def checked_columns(
-    columns: Sequence[str] | None, schema: pa.Schema, gone: Mapping[str, str] | None = None, what: str = "columns"
+    columns: Sequence[str] | None,
+    schema: pa.Schema,
+    gone: Mapping[str, str] | None = None,
+    what: str = "columns",
+    added: Sequence[str] = (),
 ) -> list[str]:
     """Return the columns to read, each once; all for None. `gone`: error texts by columns that the table had before.
-    `what`: the argument, for messages.
+    `what`: the argument, for messages. `added`: the columns that the read adds; Lance takes no others of their names.
 
-    Raises: Invalid for an unknown column or an empty list.
+    Raises: Invalid for an unknown column, an empty list, and a table with a column that the read adds.
     """
+    if clash := next((name for name in added if name in schema.names), None):
+        raise Invalid(f"the table has a column {clash!r}, which this read adds to its result; rename the column")
     if columns is None:
         return list(schema.names)
     wanted = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
@@ -73,6 +80,8 @@ def check_filter(
     except InvalidRows as error:  # of DataFusion; its message names the filter
         unknown = unknown_column(filter, columns, gone)
         raise Invalid(f"filter {shown(filter)}: {unknown}" if unknown else str(error)) from None
+    except (RuntimeError, RustPanic):
+        raise Invalid(f"filter {shown(filter)}: Lance's planner fails on it; write it in another way") from None
     except (ValueError, OSError) as error:
         reason = unknown_column(filter, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
         raise Invalid(f"filter {filter!r}: {reason}") from None

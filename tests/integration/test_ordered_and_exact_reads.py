@@ -162,6 +162,66 @@ def test_rows_are_ordered_by_an_extension_type_as_by_what_stores_it(
             table.commit()
 
 
+def test_a_column_counts_where_the_order_names_it_first(uri: str) -> None:
+    with memwal.open(uri, schema=SCHEMA, key="id", settings={"commit": {"interval": "0s"}}) as table:
+        table.put([row(id, 0) for id in (3, 1, 2)])
+        for committed in (False, True):
+            for order in (["id", "id"], [("id", "asc"), ("id", "desc")]):
+                for limit in (2, None):
+                    found = table.scan(["id"], order_by=order, limit=limit).read_all()
+                    assert found["id"].to_pylist() == [1, 2, 3][:limit], committed
+            table.flush()
+            table.commit()
+
+
+def test_columns_with_the_names_of_results_are_told(uri: str) -> None:
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("_distance", pa.int64()),
+            pa.field("_score", pa.int64()),
+            pa.field("body", pa.string()),
+            pa.field("v", pa.list_(pa.float32(), 2)),
+        ]
+    )
+    rows = [{"id": 1, "_distance": 5, "_score": 6, "body": "web", "v": [1.0, 2.0]}]
+    with memwal.open(uri, schema=schema, key="id", indexes={"v": "ivf_pq", "body": "fts"}) as table:
+        table.put(rows)
+        assert table.get([1]).to_pylist() == rows
+        for call in (
+            lambda **how: table.search("v", [1.0, 2.0], **how),
+            lambda **how: table.match("body", "web", **how),
+            lambda **how: table.hybrid([1.0, 2.0], "web", **how),
+        ):
+            for columns in (None, ["id"]):
+                with pytest.raises(
+                    memwal.Invalid, match=r"^the table has a column '_(distance|score)', which this read"
+                ):
+                    call(columns=columns)
+
+
+def test_a_truth_value_of_bool8_comes_back_and_a_number_is_none(uri: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("b", pa.bool8())])
+    rows = [{"id": 1, "b": True}, {"id": 2, "b": False}, {"id": 3, "b": None}]
+    with memwal.open(uri, schema=schema, key="id") as table:
+        table.put(rows)
+        assert sorted(table.scan().read_all().to_pylist(), key=lambda each: each["id"]) == rows
+        for wrong in (0.5, 5, 1, "true"):
+            with pytest.raises(memwal.Invalid, match="'b'"):
+                table.put([{"id": 4, "b": wrong}])
+        assert table.count() == 3
+
+
+def test_a_struct_that_has_a_field_twice_is_refused(uri: str) -> None:
+    inside = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("st", inside)])
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([3])], names=["a", "a"])
+    with memwal.open(uri, schema=schema, key="id") as table:
+        with pytest.raises(memwal.Invalid, match="its field 'a' is there twice: leave it in once"):
+            table.put(pa.table({"id": [1], "st": twice}))
+        assert table.count() == 0
+
+
 def test_rows_are_ordered_without_any_in_the_base(uri: str) -> None:
     with memwal.open(uri, schema=SCHEMA, key="id", settings={"commit": {"interval": "0s"}}) as table:
         assert table.scan(["id"], order_by="id").read_all()["id"].to_pylist() == []

@@ -203,10 +203,12 @@ def test_a_type_that_lance_does_not_give_back_is_refused_by_name(kind: pa.DataTy
     assert raised.value.column == "odd" or str(raised.value.column).startswith("odd.")
 
 
-@pytest.mark.parametrize("name", ["a`b", "a.b", "", "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version"])
+@pytest.mark.parametrize(
+    "name", ["a`b", "a.b", "", "*", "a\x00b", "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version"]
+)
 def test_a_name_that_lance_reads_as_something_else_is_refused(name: str) -> None:
     base = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field(name, pa.int64())])
-    with pytest.raises(InvalidRows, match="without dots and backticks") as raised:
+    with pytest.raises(InvalidRows, match="without dots, backticks and NUL") as raised:
         row_schema(base, ["id"])
     assert raised.value.column == name
 
