@@ -35,8 +35,8 @@ def delete(
     table = open_for_reading(settings, environ)
     if not table.key:
         raise Invalid("the table has no key (append_only), so no row can be deleted")
-    typed = [parse_key(text, table.key) for text in keys]
-    what: list[Any] | None = (typed if len(table.key) > 1 else [key[0] for key in typed]) or None
+    typed = list(dict.fromkeys(tuple(parse_key(text, table.key)) for text in keys))
+    what: list[Any] | None = ([list(key) for key in typed] if len(table.key) > 1 else [key[0] for key in typed]) or None
     found = 0 if what is None else table.get(what, list(table.key)).num_rows
     if dry_run:
         found = table.count(filter) if what is None else found

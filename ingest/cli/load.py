@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Self
-from uuid import UUID
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -31,6 +30,7 @@ from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.loads.checked import CheckedRows, check_files, check_rules
 from memwal.ingest.loads.files import find_files, token_of
+from memwal.ingest.loads.log_rows import holds_rows, tip
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.open import open_table, without_upkeep
 from memwal.ingest.threads import Periodic
@@ -184,12 +184,12 @@ def _settle(
     on_replay: Callable[..., None] | None,
 ) -> None:
     """Step 4. Raises: Unavailable if rows that the log held when this began stay there."""
-    tips = {region: _tip(base, store, region) for region in wal.regions(store)}
+    tips = {region: tip(base, store, region) for region in wal.regions(store)}
     options = settings.wal.options()
     for _ in range(_SETTLE_ATTEMPTS):
         _flush(settings, environ, on_replay)
         # Before the commit: what another process publishes while it runs is flushed, and not committed.
-        left = [region for region, tip in tips.items() if _holds_rows(base, store, region, tip, options)]
+        left = [region for region, upto in tips.items() if holds_rows(base, store, region, upto, options)]
         flush.commit(
             base.uri,
             base.storage_options,
@@ -217,21 +217,6 @@ def _flush(settings: Settings, environ: Mapping[str, str], on_replay: Callable[.
     elif any(region["memtable_rows"] for region in found.status()["regions"]):
         with closing(open_table(without_upkeep(settings), environ, on_replay=on_replay)) as table:
             table.flush()
-
-
-def _tip(base: flush.BaseTable, store: wal.ObjectStore, region: UUID) -> int:
-    manifest = wal.ManifestStore(store, region).latest()
-    known = 0 if manifest is None else max(manifest.last_seen, manifest.replay_after)
-    return wal.find_tip(store, region, base.codec.suffix, known)
-
-
-def _holds_rows(base: flush.BaseTable, store: wal.ObjectStore, region: UUID, tip: int, options: wal.WalOptions) -> bool:
-    """Return whether an entry up to `tip` has rows that were not flushed; a claim writes entries without any."""
-    manifest = wal.ManifestStore(store, region).latest()
-    if manifest is None or manifest.replay_after >= tip:
-        return False
-    entries, _ = wal.read_tail(store, region, base.codec, manifest.replay_after, upto=tip, options=options)
-    return any(entry.rows.num_rows for entry in entries if entry.position <= tip)
 
 
 # ---- printing ------------------------------------------------------------------------------------------------------

@@ -177,8 +177,10 @@ def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:
         return vector
     try:
         numbers = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
+        if not (isinstance(numbers, list) and {type(number) for number in numbers} <= {int, float}):
+            raise TypeError
         return [float(number) for number in numbers]
     except OSError as error:
         raise Invalid(f"--near: {text[1:]}: {error.strerror}") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise Invalid("--near: not a JSON list of numbers; write [0.1, 0.2, …], @file.json or key:VALUE") from None

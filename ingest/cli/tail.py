@@ -79,5 +79,5 @@ def _since(text: str) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Invalid("--since: not a position: write earliest, latest, the JSON of a position, or @FILE") from None

@@ -320,7 +320,11 @@ def _of_micro_batch(query_id: str, batch_id: int) -> str:
 
 
 def sql_text(text: str) -> str:
-    """Return a text as an SQL literal."""
+    """Return a text as an SQL literal. Raises: Invalid for bytes of a command line that are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Invalid(f"{text!r} is not UTF-8 text; `memwal dlq list` shows what there is") from None
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -21,9 +21,13 @@ import lance
 import pyarrow as pa
 from pyarrow import fs
 
+from memwal import wal
+from memwal.flush import BaseTable, NotInitialised
 from memwal.ingest.errors import Invalid
+from memwal.ingest.loads.log_rows import are_all_committed
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
+from memwal.wal.layout import ROOT
 from memwal.wal.store.s3_options import read_options
 
 Format = Literal["parquet", "csv", "ndjson", "arrow", "lance"]
@@ -106,13 +110,16 @@ def find_files(patterns: Sequence[str], form: str | None, storage_options: Mappi
 
 def token_of(files: Sequence[InputFile]) -> str:
     """Return a token made of the contents of `files`, in their order: the same for the same contents, wherever they
-    are. Reads every file once; of a Lance table the list of its data files. Raises OSError.
+    are. Reads every file once; of a Lance table the list of its data files. Raises Invalid naming the file.
     """
     whole = hashlib.sha256()
     for file in files:
         one = hashlib.sha256()
-        for data in _contents(file):
-            one.update(data)
+        try:
+            for data in _contents(file):
+                one.update(data)
+        except OSError as error:
+            raise Invalid(f"{file.name}: cannot be read: {first_line(error)}") from error
         whole.update(one.digest())
     return f"sha256:{whole.hexdigest()[:32]}"
 
@@ -166,6 +173,8 @@ def _file(name: str, form: str | None, storage_options: Mapping[str, str]) -> In
         raise Invalid(f"{name}: the file does not exist")
     if info.type == fs.FileType.Directory:
         return _table(name, path.rstrip("/"), system, storage_options if bucket else {})
+    if info.type != fs.FileType.File:
+        raise Invalid(f"{name}: is no regular file, and a load reads its files several times; write it to one")
     return InputFile(name, _format(name, form), path, system, {}, _state(info))
 
 
@@ -174,7 +183,19 @@ def _table(name: str, path: str, system: Any, storage_options: Mapping[str, str]
         raise Invalid(f"{name}: is a directory; name its files, such as {name.rstrip('/')}/*.parquet")
     address = name.rstrip("/") if name.startswith("s3://") else path
     version = _asked(name, lambda: lance.dataset(address, storage_options=dict(storage_options) or None).version)
+    if system.get_file_info(f"{path}/{ROOT}".rstrip("/")).type == fs.FileType.Directory:
+        _expect_all_committed(name, address, storage_options)
     return InputFile(name, "lance", address, system, storage_options, (version,))
+
+
+def _expect_all_committed(name: str, address: str, storage_options: Mapping[str, str]) -> None:
+    """Raise Invalid if the table has rows that were acknowledged and are not in the version that is read."""
+    try:
+        base = BaseTable.open(address, storage_options)
+    except NotInitialised:
+        return
+    if not are_all_committed(base, wal.open_store(address, storage_options)):
+        raise Invalid(f"{name}: the table has rows that are not committed yet; commit them first (memwal commit)")
 
 
 def _format(name: str, form: str | None) -> Format:

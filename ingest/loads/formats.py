@@ -81,12 +81,13 @@ def _csv(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
         quoted_strings_can_be_null=False,
         auto_dict_encode=False,
     )
-    with _checked_csv(file) as opened:
-        # The names first: every column is read as text, and Arrow takes types by name only.
-        names = pyarrow.csv.open_csv(opened, convert_options=texts).schema.names
-    texts.column_types = dict.fromkeys(names, pa.string())
     reading = pyarrow.csv.ReadOptions(block_size=_BLOCK, use_threads=False)
     parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    with _checked_csv(file) as opened:
+        # The names first: every column is read as text, and Arrow takes types by name only.
+        first = pyarrow.csv.open_csv(opened, read_options=reading, parse_options=parsing, convert_options=texts)
+        names = first.schema.names
+    texts.column_types = dict.fromkeys(names, pa.string())
     _expect_once(file, names)
     _check_names(file, names, schema)
     read = 0

@@ -116,7 +116,7 @@ def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
 def cast_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast texts to `kind`. Raises: pa.ArrowInvalid for texts that do not fit, and for hexadecimal numbers."""
     if pa.types.is_integer(kind):
-        odd = texts.filter(pc.match_substring(texts, "x", ignore_case=True))  # Arrow takes 0x10 for 16
+        odd = texts.filter(pc.match_substring_regex(texts, "^[+-]?0[xX]"))  # Arrow takes 0x10 for 16
         if len(odd):
             raise pa.ArrowInvalid(f"{odd[0].as_py()!r} is hexadecimal; write its digits")
     return texts.cast(kind)

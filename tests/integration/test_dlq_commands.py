@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +153,8 @@ def test_purge_deletes_by_age_and_stage(typed: Any, config: Path) -> None:
         (["list", "--format", "xml"], "--format"),
         (["show", "ffff"], "no dead letter"),
         (["show", "00"], "at least 4"),
+        (["show", os.fsdecode(b"\xff\xff\xff\xff")], "is not UTF-8 text"),
+        (["replay", "--id", os.fsdecode(b"\xff\xff\xff\xff")], "is not UTF-8 text"),
         (["purge", "--older-than", "5"], "--older-than '5' has no unit"),
         (["purge", "--older-than", "soon"], "--older-than 'soon' is not a duration"),
         (["replay", "--stage", "x"], "--stage"),

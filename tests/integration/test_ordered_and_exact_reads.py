@@ -448,6 +448,10 @@ def test_the_command_orders_leaves_out_and_searches_as_told(asked: Callable[...,
         (("--key", "1", "--offset", "1"), "--offset and --key cannot be combined"),
         (("--metric", "l2"), "--metric says how to search by vector; add --near"),
         (("--near", "plain=[0, 0, 0, 0]", "--distance-range", "0.5"), "--distance-range '0.5': write LOWEST,BELOW"),
+        *(
+            (("--near", f"plain={odd}"), "--near: not a JSON list of numbers")
+            for odd in ('"1234"', '{"1": 0, "2": 5}', '[true, "3", 1, 2]', f"[{10**400}, 1, 2, 3]", "[" * 20_000)
+        ),
         (("--near", "plain=[0, 0, 0, 0]", "--distance-range", "5,x"), "--distance-range '5,x': write LOWEST,BELOW"),
         (("--near", "plain=[0, 0, 0, 0]", "--metric", "L3"), "metric 'L3' is unknown"),
     ],

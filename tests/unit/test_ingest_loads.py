@@ -18,6 +18,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
+import memwal
 from memwal.flush import BaseTable, WriteRules
 from memwal.ingest.errors import Invalid
 from memwal.ingest.loads import formats
@@ -299,6 +300,39 @@ def test_keys_that_stand_twice_may_be_refused(tmp_path: Path) -> None:
     (tmp_path / "2.csv").write_text("id,name\n3,b\n2,b\n1,b\n")
     with pytest.raises(Invalid, match=r"the key id = 2, name = 'b' is in row 2 of .*1.csv and in row 2 of .*2.csv"):
         check_files(base, find_files([str(tmp_path / "[12].csv")], None, {}))
+
+
+def test_a_pipe_is_refused_by_its_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.csv")
+    with pytest.raises(Invalid, match=r"a.csv: is no regular file, and a load reads its files several times"):
+        find_files([str(tmp_path / "a.csv")], None, {})
+
+
+def test_the_first_row_of_csv_may_have_a_long_text_of_several_lines(base: BaseTable, tmp_path: Path) -> None:
+    text = "line\n" * 300_000
+    (tmp_path / "a.csv").write_text(f'id,name\n1,"{text}"\n2,x\n')
+    checked = check_files(base, find_files([str(tmp_path / "a.csv")], None, {}))
+    assert read_back(checked)["name"].to_pylist() == [text, "x"]
+
+
+def test_a_table_with_rows_that_are_not_committed_is_refused(tmp_path: Path) -> None:
+    """A load reads the base table, which lacks them, and has what they delete."""
+    schema = pa.schema([SCHEMA.field("id"), SCHEMA.field("name")])
+    settings = {"commit": {"interval": "0s"}}
+    uri, other = str(tmp_path / "from.lance"), BaseTable.create(str(tmp_path / "to.lance"), schema, ["id"], 1, [])
+    with memwal.open(uri, schema=schema, key="id", settings=settings) as table:
+        table.put([{"id": 1}, {"id": 2}])
+        for step in (table.flush, table.commit):
+            with pytest.raises(
+                Invalid, match=r"from.lance: the table has rows that are not committed yet; commit them"
+            ):
+                find_files([uri], None, {})
+            step()
+        (file,) = find_files([uri], None, {})
+        assert check_files(other, [file]).read == 2
+        table.delete([1])
+        with pytest.raises(Invalid, match="not committed yet"):
+            find_files([uri], None, {})
 
 
 def test_without_a_key_every_row_counts(tmp_path: Path) -> None:
