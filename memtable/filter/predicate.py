@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.filter import depth, growth, placeholders, timestamps
+from memwal.memtable.filter import depth, double_quotes, growth, placeholders, timestamps
 from memwal.memtable.filter.float_literals import cast_types
 from memwal.memtable.filter.float_zeros import write_zeros
 from memwal.memtable.filter.sql_paths import access_paths
@@ -66,7 +66,7 @@ def translate(predicate: str, schema: pa.Schema) -> str:
 
 def problem(predicate: str, columns: Sequence[str]) -> str:
     """Return why a predicate is refused before a planner sees it, "" if it is not. `columns`: of the table."""
-    checks = (depth.problem, growth.problem, timestamps.problem, placeholders.problem)
+    checks = (depth.problem, growth.problem, timestamps.problem, placeholders.problem, double_quotes.problem)
     return next((reason for check in checks if (reason := check(predicate, columns))), "")
 
 

@@ -22,6 +22,12 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "select": (lambda t: t.scan(select=["id"]), r"scan\(\) has no argument 'select'; write columns"),
     "a slip": (lambda t: t.get([1], colums=["id"]), r"get\(\) has no argument 'colums'; did you mean 'columns'\?"),
     "nothing to search": (lambda t: t.search("vector"), r"search\(\): missing .*'vector'; its arguments are column, v"),
+    "a column in quotes": (
+        lambda t: t.count("\"name\" != 'x'"),
+        '"name" is a text, as in Lance: write `name` for the c',
+    ),
+    "in other letters": (lambda t: t.scan(filter='price = 1 OR "NAME" IS NULL'), "write `NAME` for the column"),
+    "no column in quotes": (lambda t: t.count("\"nope\" = 'nope'"), '"nope" is a text, as in Lance'),
     "a placeholder": (lambda t: t.count("price = ?"), "'\\?' begins a placeholder, for which a filter has no value"),
     "a number of one": (lambda t: t.scan(filter="price > $1"), "'\\$' begins a placeholder"),
     "a name of one": (lambda t: t.scan(filter="price IN (1, :x)"), "':' begins a placeholder"),

@@ -31,9 +31,9 @@ DATA = pa.table(
 INDEXED = ("Name", "my col", "s", "ts", "d", "f", "b", "bin", "date")
 
 SAME = """
-Name = 'a' | name = 'a' | `Name` = 'a' | "Name" = 'Name' | s = "10" | 'a' = Name | Name = 'it''s'
+Name = 'a' | name = 'a' | `Name` = 'a' | Name = "Name two" | s = "10" | 'a' = Name | Name = 'it''s'
 Name != 'a' | `my col` > 1 | `my col` = 0 | `my col` = -0.0 | `my col` >= 0 | `my col` < 2
-"my col" is null | isnan(`my col`) | `my col` IN (1.5, 2) | `my col` <> 0 | `my col` between 0 and 2
+isnan(`my col`) | `my col` IN (1.5, 2) | `my col` <> 0 | `my col` between 0 and 2
 id = 1 | ID = 1 | id==1 | id <> 1 | id != 1 | 1 < id | -1 < id | id = -1 | id IN (1, 2)
 id NOT IN (1, 2) | id = NULL | id BETWEEN 2 AND 4 | id NOT BETWEEN 2 AND 4 | id between 3 and 1
 id >= 2 and id < 4 and s like '%' | (id > 1) and (id < 4) | id % 2 = 0 | id = 1 -- a comment
