@@ -246,6 +246,13 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
     if not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise Invalid(f"search: the vector for column '{column}' has {values[at]} at {at}; give finite numbers only")
+    if pa.types.is_float16(kind.value_type):
+        # Lance rounds the query so; other levels do as it does.
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float16).astype(np.float32)
+        if not np.isfinite(values).all():
+            at = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise Invalid(f"search: the vector for column '{column}' has a number at {at} that no float16 holds")
     return values
 
 

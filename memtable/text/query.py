@@ -91,6 +91,8 @@ class TextParser:
         self._begins = begins(spec)
         positions = spec.parameters.get("with_position", False)
         self._words = spec.parameters.get("base_tokenizer") != "ngram"
+        # Of whole texts Lance (pylance 14.0.2) finds empty ones for all words, phrases and fuzzy words that none has.
+        self._in_lance = spec.parameters.get("base_tokenizer") != "raw"
         self._phrases = positions and self._words
 
     def parse(self, text: Any) -> TextQuery:
@@ -100,20 +102,20 @@ class TextParser:
 
     def plain(self, occur: Occur, text: str) -> Clause:
         """The clause of plain words; without tokens if the index keeps none of them."""
-        return Clause(occur, "any", text, self._tokens(text))
+        return Clause(occur, "any", text, self._tokens(text), in_lance=self._in_lance or text != "")
 
     def phrase(self, occur: Occur, text: str) -> Clause:
         """The clause of words in quotes. Raises InvalidRows for several of them without positions."""
         tokens = self._tokens(text)
         if len(tokens) < 2:
-            return Clause(occur, "all", text, tokens)
+            return Clause(occur, "all", text, tokens, in_lance=self._in_lance)
         if not self._phrases:
             raise InvalidRows(
                 f'match: "{text[:40]}" is a phrase, and the fts index on column {self.column!r} keeps no positions'
                 " of words; leave out the quotes, or create the table with with_position = true",
                 column=self.column,
             )
-        return Clause(occur, "phrase", text, tokens)
+        return Clause(occur, "phrase", text, tokens, in_lance=self._in_lance)
 
     def marked(self, occur: Occur, word: str, *, signed: bool) -> Clause | None:
         """The clause of a word that has a sign before it or behind it; None if it has none that counts."""
@@ -125,7 +127,7 @@ class TextParser:
             return Clause(occur, "prefix", word[:-1], tokens, in_lance=False)
         if (found := _FUZZY.fullmatch(word)) and (clause := self._fuzzy(occur, found[1], int(found[2] or 1))):
             return clause
-        return Clause(occur, "all", word, self._tokens(word)) if signed else None
+        return Clause(occur, "all", word, self._tokens(word), in_lance=self._in_lance) if signed else None
 
     def _marked_ngrams(self, occur: Occur, word: str, *, signed: bool) -> Clause | None:
         """As `marked`, of an index of ngrams."""
@@ -148,7 +150,8 @@ class TextParser:
         if len(token) > MAX_FUZZY:
             raise self.too_much(len(token), f"letters in the fuzzy word {token[:20]}…", MAX_FUZZY)
         # Lance splits a fuzzy word where this tokenizer does, whatever the tokenizer of the index.
-        return Clause(occur, "fuzzy", token, tokens, edits, in_lance=_SIMPLE.analyze(token) == [token])
+        alike = self._in_lance and _SIMPLE.analyze(token) == [token]
+        return Clause(occur, "fuzzy", token, tokens, edits, in_lance=alike)
 
     def _tokens(self, text: str) -> tuple[tuple[int, str], ...]:
         tokens = self._analyzer.pre_tokenize(text).tokens

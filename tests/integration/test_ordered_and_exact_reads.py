@@ -200,6 +200,19 @@ def test_columns_with_the_names_of_results_are_told(uri: str) -> None:
                     call(columns=columns)
 
 
+def test_a_query_of_halves_is_rounded_alike_at_every_level(uri: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.list_(pa.float16(), 2))])
+    settings = {"commit": {"interval": "0s"}}
+    with memwal.open(uri, schema=schema, key="id", indexes={"v": "ivf_pq"}, settings=settings) as table:
+        table.put([{"id": 1, "v": [2048.0, 0.0]}, {"id": 2, "v": [2050.0, 0.0]}, {"id": 3, "v": [1.0, 1.0]}])
+        for step in (table.flush, table.commit, lambda: None):
+            found = table.search("v", [2049.6, 0.0], k=2)
+            assert (found["id"].to_pylist(), found["_distance"].to_pylist()) == ([2, 1], [0.0, 4.0])
+            with pytest.raises(memwal.Invalid, match="has a number at 1 that no float16 holds"):
+                table.search("v", [0.0, 70000.0])
+            step()
+
+
 def test_a_truth_value_of_bool8_comes_back_and_a_number_is_none(uri: str) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("b", pa.bool8())])
     rows = [{"id": 1, "b": True}, {"id": 2, "b": False}, {"id": 3, "b": None}]

@@ -333,6 +333,26 @@ def test_what_cannot_be_asked_is_refused_in_one_line_and_the_table_lives_on(
         assert table.match("body", "web")["id"].to_pylist() == [1]
 
 
+RAW = ("zzz", "abc", "-abc", "abcd~", '"zzz"', "+zzz", "abc def", "zz*", "", "-zzz", '"abc def"', "+abc -zzz")
+
+
+def test_an_empty_text_is_found_for_nothing_where_texts_are_whole(tmp_path: Path) -> None:
+    """Lance finds it for what no text has."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("t", pa.string())])
+    indexes = {"t": {"type": "fts", "base_tokenizer": "raw", "stem": False, "remove_stop_words": False}}
+    rows = [{"id": id, "t": text} for id, text in enumerate(["", "abc", " ", "abc def", None])]
+    with memwal.open(
+        tmp_path / "t", schema=schema, key="id", indexes=indexes, settings={"commit": {"interval": 0}}
+    ) as table:
+        table.put(rows)
+        wanted = {text: sorted(table.match("t", text, k=9)["id"].to_pylist()) for text in RAW}
+        assert wanted["abc"] == [1]
+        assert wanted["zzz"] == wanted["-abc"] == wanted['"zzz"'] == wanted[""] == []
+        for step in (table.flush, table.commit):
+            step()
+            assert {text: sorted(table.match("t", text, k=9)["id"].to_pylist()) for text in RAW} == wanted
+
+
 @pytest.mark.parametrize("tokenizer", ["simple", "ngram"])
 @pytest.mark.parametrize("built", [False, True], ids=["no index yet", "index"])
 def test_a_thousand_required_words_do_not_end_the_process(tmp_path: Path, tokenizer: str, built: bool) -> None:
