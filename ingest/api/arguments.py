@@ -27,9 +27,10 @@ def listed(columns: Any, name: str = "columns") -> list[str] | None:
     """Return names of columns as a list; one name may stand alone. Raises: Invalid."""
     if columns is None or isinstance(columns, str):
         return columns if columns is None else [columns]
-    names = None if isinstance(columns, Mapping | bytes) or not isinstance(columns, Iterable) else list(columns)
+    is_one = isinstance(columns, Mapping | bytes) or (isinstance(columns, np.ndarray) and columns.ndim == 0)
+    names = None if is_one or not isinstance(columns, Iterable) else list(columns)
     if names is None or not all(isinstance(each, str) for each in names):
-        raise Invalid(f"{name} = {_shown(columns)}: write a list of column names, such as {name}=['id']")
+        raise Invalid(f"{name} = {shown(columns)}: write a list of column names, such as {name}=['id']")
     return names
 
 
@@ -37,14 +38,14 @@ def sql(filter: Any) -> str | None:
     """Return a filter as text. Raises: Invalid."""
     if filter is None or isinstance(filter, str):
         return filter
-    raise Invalid(f"filter = {_shown(filter)}: write SQL as text, such as filter=\"price > 5 AND name = 'web'\"")
+    raise Invalid(f"filter = {shown(filter)}: write SQL as text, such as filter=\"price > 5 AND name = 'web'\"")
 
 
 def text(name: str, value: Any, such: str) -> str:
     """Return an argument that must be text. Raises: Invalid."""
     if isinstance(value, str):
         return value
-    raise Invalid(f"{name} = {_shown(value)}: write a text, such as {name}={such!r}")
+    raise Invalid(f"{name} = {shown(value)}: write a text, such as {name}={such!r}")
 
 
 def text_columns(name: str, value: Any) -> dict[str, float]:
@@ -62,7 +63,7 @@ def text_columns(name: str, value: Any) -> dict[str, float]:
     columns = [column for column, _ in pairs]
     if not columns or not all(isinstance(column, str) for column in columns):
         raise Invalid(
-            f"{name} = {_shown(value)}: write a column, a list of columns, or a boost for each, such as"
+            f"{name} = {shown(value)}: write a column, a list of columns, or a boost for each, such as"
             f" {name}={{'title': 3.0, 'body': 1.0}}"
         )
     if twice := next((column for at, column in enumerate(columns) if column in columns[:at]), None):
@@ -133,11 +134,11 @@ def distance_range(given: Any) -> tuple[float | None, float | None] | None:
         low = high = math.nan
     if any(end is not None and math.isnan(end) for end in (low, high)):
         raise Invalid(
-            f"distance_range = {_shown(given)}: write the lowest distance and the one to stay below, None for no "
+            f"distance_range = {shown(given)}: write the lowest distance and the one to stay below, None for no "
             "limit, such as distance_range=(None, 0.5)"
         )
     if low is not None and high is not None and low >= high:
-        raise Invalid(f"distance_range = {_shown(given)}: no distance is at least {low:g} and below {high:g}")
+        raise Invalid(f"distance_range = {shown(given)}: no distance is at least {low:g} and below {high:g}")
     return low, high
 
 
@@ -145,7 +146,7 @@ def address(uri: Any) -> str:
     """Return the location of a table as text. Raises: Invalid."""
     if isinstance(uri, str | os.PathLike):
         return str(os.fspath(uri))
-    raise Invalid(f"uri = {_shown(uri)}: write the path of the table or its s3:// URL")
+    raise Invalid(f"uri = {shown(uri)}: write the path of the table or its s3:// URL")
 
 
 def mapping(name: str, value: Any, such: str) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def mapping(name: str, value: Any, such: str) -> dict[str, Any]:
 def key_columns(key: Any) -> list[str]:
     """Return the columns of a key. Raises: Invalid."""
     if isinstance(key, set | frozenset):
-        raise Invalid(f"key = {_shown(key)}: write a list, because the columns of a key have an order")
+        raise Invalid(f"key = {shown(key)}: write a list, because the columns of a key have an order")
     columns = listed(key, "key") or []
     if not columns:
         raise Invalid("key is empty; name the columns that identify a row, or give key=() for a table without a key")
@@ -183,14 +184,14 @@ def arrow_schema(schema: Any) -> pa.Schema | None:
         return pa.schema([pair if isinstance(pair, pa.Field) else _field(*pair) for pair in pairs])
     except (TypeError, ValueError, pa.ArrowException) as error:
         such = "{'id': 'int64', 'body': 'string'}"
-        raise Invalid(f"schema = {_shown(schema)}: {error}; write a pyarrow.Schema or a dict such as {such}") from None
+        raise Invalid(f"schema = {shown(schema)}: {error}; write a pyarrow.Schema or a dict such as {such}") from None
 
 
 def _field(name: Any, kind: Any) -> pa.Field:
     return pa.field(name, parse_type(kind) if isinstance(kind, str) else kind)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value for a message: short, and in one line."""
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:59] + '…'}"

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from memwal.ingest.api.arguments import shown
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 from memwal.wal import Clock, SystemClock
@@ -259,6 +260,8 @@ def position_of(source: ChangesSource, value: Any, name: str) -> Position:
     """Return the position that an argument names. Raises: Invalid."""
     if isinstance(value, str):
         return source.position(checked_end(value, name))
+    if not isinstance(value, Position | Mapping):
+        raise Invalid(f"{name} = {shown(value)}: write 'earliest', 'latest' or a position")
     return value if isinstance(value, Position) else Position.of_json(value, name)
 
 
@@ -271,6 +274,6 @@ def checked_end(value: str, name: str) -> str:
 
 def checked_images(images: Any) -> str:
     """Return `images`. Raises: Invalid."""
-    if images not in _IMAGES:
-        raise Invalid(f"images = {images!r}: write 'after', or 'both' for rows before their change too")
+    if not isinstance(images, str) or images not in _IMAGES:
+        raise Invalid(f"images = {shown(images)}: write 'after', or 'both' for rows before their change too")
     return str(images)

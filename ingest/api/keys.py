@@ -61,8 +61,12 @@ def normalise_keys(keys: Any, schema: pa.Schema, key: Sequence[str]) -> pa.Table
 
 def repeatable(keys: Any) -> Any:
     """Return `keys` in a form that can be read several times: a stream gives its keys once, so it becomes a table."""
-    is_stream = hasattr(keys, "__arrow_c_stream__") and not isinstance(keys, pa.ChunkedArray)
-    return pa.table(keys) if is_stream else keys
+    if not hasattr(keys, "__arrow_c_stream__") or isinstance(keys, pa.ChunkedArray):
+        return keys
+    try:
+        return pa.table(keys)
+    except pa.ArrowInvalid:  # a stream of values, such as a Series of Polars
+        return pa.chunked_array(keys)
 
 
 def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:

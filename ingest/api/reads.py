@@ -16,6 +16,7 @@ from memwal.ingest.api.arguments import (
     listed,
     mapping,
     not_negative,
+    shown,
     sql,
     text_columns,
 )
@@ -265,6 +266,8 @@ class Reads(ABC):
         the first.
         """
         most, both = best(k, offset), checked_weights(weights)
+        if rerank is not None and not callable(rerank):
+            raise Invalid(f"rerank = {shown(rerank)}: give a function of the candidates, or memwal.lancedb_reranker(…)")
         depth = max(5 * most, 50) if candidates is None else at_least_one(candidates, "candidates")
         how = _how(metric, nprobes, refine_factor, distance_range)
         request = _arms(vector, text, depth, filter, columns, vector_column, text_column) | how
@@ -387,7 +390,9 @@ def _how(metric: Any, nprobes: Any, refine_factor: Any, within: Any) -> dict[str
 
 def check_level(level: str) -> Level:
     """Return `level`. Raises: Invalid with the nearest name if no level has this name."""
+    if not isinstance(level, str):
+        raise Invalid(f"level = {shown(level)}: write one of {', '.join(LEVELS)}")
     for known in LEVELS:
         if level == known:
             return known
-    raise Invalid(f"level '{level}' is unknown{suggestion(str(level), LEVELS)}")
+    raise Invalid(f"level {level[:60]!r} is unknown{suggestion(level, LEVELS)}")

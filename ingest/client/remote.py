@@ -23,7 +23,7 @@ from memwal.ingest import tracing
 from memwal.ingest.api.arguments import keys_or_filter, seconds
 from memwal.ingest.api.deletes import FilterDelete
 from memwal.ingest.api.keys import normalise_keys
-from memwal.ingest.api.reads import READS, Reads
+from memwal.ingest.api.reads import READS, Reads, check_level
 from memwal.ingest.api.rows import as_table, size_bound
 from memwal.ingest.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
 from memwal.ingest.api.watch import Watch, heard
@@ -320,7 +320,7 @@ class RemoteTable(Reads):
         return self._patiently(partial(self._of_owners, "record", request), timeout or WRITE_TIMEOUT)
 
     def _answer(self, read: str, level: str, /, *, explain: Watch | None = None, **request: Any) -> Any:
-        request["level"] = level
+        request["level"] = check_level(level)
         rows, sends = None, READS[read].sends
         if sends == "keys":
             rows = normalise_keys(request.pop("keys"), self.schema, self.key)

@@ -105,13 +105,20 @@ def _of_json(records: pa.Array, envelope: str) -> Kinds:
 
 
 def _at_once(values: list[bytes]) -> Kinds | None:
-    """Read all records with Arrow's own reader; return None if it refuses one of them, or two together."""
+    """Read all records with Arrow's own reader; return None if it refuses one of them, or two together, or may take
+    what is no JSON (see `mapping.json_columns`).
+    """
+    joined, given = b"\n".join(values), [each.strip() for each in values]
+    if not all(each[:1] == b"{" and each[-1:] == b"}" for each in given) or b"NaN" in joined or b"Inf" in joined:
+        return None
     try:
         read = pyarrow.json.read_json(
-            io.BytesIO(b"\n".join(values)),
+            io.BytesIO(joined),
             parse_options=pyarrow.json.ParseOptions(newlines_in_values=True),
         )
     except pa.ArrowException:
+        return None
+    if read.num_rows != len(values):
         return None
     return {field.name: of_arrow(field.type) for field in read.schema}
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -28,6 +29,15 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "in other letters": (lambda t: t.scan(filter='price = 1 OR "NAME" IS NULL'), "write `NAME` for the column"),
     "no column in quotes": (lambda t: t.count("\"nope\" = 'nope'"), '"nope" is a text, as in Lance'),
+    "a number of a level": (lambda t: t.count(level=np.array([1, 2])), r"level = ndarray .*: write one of committed, "),
+    "a frame for a level": (lambda t: t.scan(level=pa.table({"id": [1]})), "level = Table .*: write one of committed"),
+    "columns that are one": (lambda t: t.scan(np.array(5)), "columns = ndarray .*: write a list of column names"),
+    "a rerank by name": (lambda t: t.hybrid(VECTOR, "a", rerank="rrf"), "rerank = str 'rrf': give a function"),
+    "a number of a position": (lambda t: t.changes(since=np.int64(3)), "since = int64 .*: write 'earliest', 'latest'"),
+    "an array of images": (
+        lambda t: t.changes(images=np.array([1, 2])),
+        "images = ndarray .*: write 'after', or 'both'",
+    ),
     "a placeholder": (lambda t: t.count("price = ?"), "'\\?' begins a placeholder, for which a filter has no value"),
     "a number of one": (lambda t: t.scan(filter="price > $1"), "'\\$' begins a placeholder"),
     "a name of one": (lambda t: t.scan(filter="price IN (1, :x)"), "':' begins a placeholder"),

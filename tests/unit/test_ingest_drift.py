@@ -125,6 +125,13 @@ def test_records_that_cannot_be_read_hide_no_field_of_the_others() -> None:
     assert found(b"{", {"a": 1}, b"[1]", b"\xff", None, {"b": 2.5}) == {"a": "int64", "b": "double"}
 
 
+@pytest.mark.parametrize(
+    "unread", [(b'{"x":1}{"y":2}',), (b'{"x":1', b"}"), (b'{"x": NaN}',), (b'{"x": -Infinity}',), (b'{"x":1},',)]
+)
+def test_records_that_are_no_json_make_no_columns_together(unread: tuple[bytes, ...]) -> None:
+    assert found({"a": 1}, *unread, {"b": 2.5}) == {"a": "int64", "b": "double"}
+
+
 def test_the_row_inside_an_envelope_counts() -> None:
     record = {"op": "c", "before": None, "after": {"id": 1, "a": 1}, "source": {"x": 1}}
     assert found(record, envelope="debezium") == {"a": "int64"}
