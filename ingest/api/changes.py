@@ -261,7 +261,7 @@ def position_of(source: ChangesSource, value: Any, name: str) -> Position:
     if isinstance(value, str):
         return source.position(checked_end(value, name))
     if not isinstance(value, Position | Mapping):
-        raise Invalid(f"{name} = {shown(value)}: write 'earliest', 'latest' or a position")
+        raise Invalid(f"{name} = {shown(value)} is no position: write 'earliest', 'latest' or one")
     return value if isinstance(value, Position) else Position.of_json(value, name)
 
 
@@ -275,5 +275,6 @@ def checked_end(value: str, name: str) -> str:
 def checked_images(images: Any) -> str:
     """Return `images`. Raises: Invalid."""
     if not isinstance(images, str) or images not in _IMAGES:
-        raise Invalid(f"images = {shown(images)}: write 'after', or 'both' for rows before their change too")
+        said = repr(images) if isinstance(images, str) else shown(images)
+        raise Invalid(f"images = {said}: write 'after', or 'both' for rows before their change too")
     return str(images)

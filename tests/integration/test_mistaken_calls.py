@@ -33,7 +33,10 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a frame for a level": (lambda t: t.scan(level=pa.table({"id": [1]})), "level = Table .*: write one of committed"),
     "columns that are one": (lambda t: t.scan(np.array(5)), "columns = ndarray .*: write a list of column names"),
     "a rerank by name": (lambda t: t.hybrid(VECTOR, "a", rerank="rrf"), "rerank = str 'rrf': give a function"),
-    "a number of a position": (lambda t: t.changes(since=np.int64(3)), "since = int64 .*: write 'earliest', 'latest'"),
+    "a number of a position": (
+        lambda t: t.changes(since=np.int64(3)),
+        "since = int64 .* is no position: write 'earliest', 'latest'",
+    ),
     "an array of images": (
         lambda t: t.changes(images=np.array([1, 2])),
         "images = ndarray .*: write 'after', or 'both'",
