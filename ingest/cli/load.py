@@ -105,13 +105,9 @@ def _landed(
     for left in reversed(range(settings.commit.retries + 1)):
         with _attempt(base, store, token, clock) as attempt:
             tell("committing what was put before")
+            _settle(settings, environ, base, store, clock, on_replay)
             try:
-                _settle(settings, environ, base, store, clock, on_replay)
-            except BaseException:
-                _withdraw(attempt, store)
-                raise
-            try:
-                report = flush.load(
+                return flush.load(
                     base.uri,
                     base.storage_options,
                     store,
@@ -126,9 +122,6 @@ def _landed(
             except flush.LoadEnded:
                 if not left:
                     raise
-            else:
-                _withdraw(attempt, store)
-                return report
         tell("another process went on without the load, which begins again")
     raise AssertionError("the last attempt returns or raises")
 
@@ -137,8 +130,9 @@ def _landed(
 def _attempt(
     base: flush.BaseTable, store: wal.ObjectStore, token: str, clock: wal.Clock
 ) -> Iterator[flush.LoadAttempt]:
-    """Note an attempt, and renew its note while the block runs. The note stays: what was asked of storage may be done
-    after an error, so others end the attempt before they go on."""
+    """Note an attempt, renew its note while the block runs, and withdraw it. After an error the note stays: what was
+    asked of storage may still be done, so others end the attempt before they go on.
+    """
     newest = flush.BaseTable.open(base.uri, base.storage_options)
     attempt = flush.begin_load(store, newest, load_id(token), clock, wal.SystemIds())
     renewing = Periodic("load", lambda: attempt.renew(store, clock), RENEW_EVERY)
@@ -147,10 +141,7 @@ def _attempt(
         yield attempt
     finally:
         renewing.stop()
-
-
-def _withdraw(attempt: flush.LoadAttempt, store: wal.ObjectStore) -> None:
-    with suppress(wal.WalError):  # others end it
+    with suppress(wal.WalError):  # it says nothing any more
         attempt.withdraw(store)
 
 
