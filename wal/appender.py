@@ -136,7 +136,8 @@ class WalAppender:
                 self._write_snapshot(applied)
             name = applied.snapshot.name
             unique = self._ids.entry_id()
-            header = EntryHeader(self._guard.epoch, generation, unique, applied.changes, part, alone, name)
+            guard = self._guard
+            header = EntryHeader(guard.epoch, generation, unique, applied.changes, part, alone, name, guard.log_id)
             position = self._put(self._codec.encode(header, self._codec.no_rows if rows is None else rows))
             self._snapshot = name
             return position
@@ -229,15 +230,18 @@ class WalAppender:
         return newest is None or newest.replay_after >= self.next_position
 
     def _taken(self, key: str, found: bytes) -> NoReturn:
-        """Raise for an entry of another writer in our slot: Fenced where a newer epoch wrote it or is known, else
-        Corrupt."""
+        """Raise for an entry of another writer in our slot: Fenced where a newer epoch of this log wrote it or is
+        known, else Corrupt."""
         try:
-            theirs = self._codec.header(found).writer_epoch
+            header = self._codec.header(found)
         except Corrupt:
-            theirs = 0  # Not ours, whatever it is: the manifest names the newest epoch.
-        if theirs > self._guard.epoch:
-            self._guard.fenced_by(theirs)
+            header = None  # Not ours, whatever it is: the manifest names the newest epoch.
+        log_id = self._guard.log_id
+        if header is not None and header.may_be_of(log_id) and header.writer_epoch > self._guard.epoch:
+            self._guard.fenced_by(header.writer_epoch)
         self._manifests.owned(self._guard)
+        if header is not None:
+            header.expect_log(log_id, key)
         raise Corrupt(
             f"{key}: position {self.next_position} holds an entry that writer epoch {self._guard.epoch} did not write, "
             "and no newer epoch exists; find out which program wrote it before you write to this region"

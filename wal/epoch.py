@@ -20,12 +20,13 @@ class EpochGuard:
     Invariants. (1) The epoch never changes. (2) Once fenced, fenced for ever.
     """
 
-    def __init__(self, region_id: UUID, epoch: int, claimed: tuple[int, str] | None = None) -> None:
+    def __init__(self, region_id: UUID, epoch: int, claimed: tuple[int, str] | None = None, log_id: str = "") -> None:
         """`claimed`: version and edit id of the manifest that this claim wrote. They tell this table from one that was
-        made anew in its place, which the epoch alone does not."""
+        made anew in its place, which the epoch alone does not; so does `log_id` for entries, "" where unknown."""
         self.region_id = region_id
         self.epoch = epoch
         self.claimed = claimed
+        self.log_id = log_id
         self._lock = threading.Lock()
         self._theirs = 0
         self.proved: Instant = NEVER

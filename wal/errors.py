@@ -136,3 +136,12 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return _SOURCE_LOCATION.split(lines[0])[0] if lines else type(error).__name__
+
+
+def another_log(where: str, theirs: str, ours: str) -> Corrupt:
+    """The error for the object at `where`, which belongs to the log of id `theirs` in the place of `ours`."""
+    return Corrupt(
+        f"{where}: of another log ({theirs}, not {ours}). Either this table was deleted and made anew while a writer "
+        "of the deleted one was running, which wrote it: then end all processes that write to the table, delete this "
+        "object, and open the table again; or parts of two backups are mixed"
+    )

@@ -167,7 +167,7 @@ def claim(
         )
         raised = claimer.raise_epoch()
         manifest = raised.manifest
-        guard = EpochGuard(region_id, manifest.writer_epoch, (manifest.version, manifest.edit_id))
+        guard = raised.guard()
         tip, applied = claimer.put_sentinel(guard, raised)
         if guard.epoch == 1:
             guard.confirm(begun)  # it has no sentinel, and may append at once (`wal.appender`)
@@ -201,6 +201,12 @@ class _Raised:
     listed: Listed
     lease_before: int
     known: Future[dict[int, Entry]]
+
+    def guard(self) -> EpochGuard:
+        """The right of the claim that wrote the manifest."""
+        written = self.manifest
+        claimed = (written.version, written.edit_id)
+        return EpochGuard(written.region_id, written.writer_epoch, claimed, written.log_id)
 
 
 @dataclass(frozen=True)
@@ -291,8 +297,8 @@ class _Claimer:
             write_snapshot(
                 applied, self.store, self.region_id, position, ids=ids, clock=self.clock, options=self.options
             )
-        generation, name = manifest.current_generation, applied.snapshot.name
-        return EntryHeader(guard.epoch, generation, ids.entry_id(), applied.changes, sentinel=True, snapshot=name)
+        generation, name, changes = manifest.current_generation, applied.snapshot.name, applied.changes
+        return EntryHeader(guard.epoch, generation, ids.entry_id(), changes, None, True, name, guard.log_id)
 
     def record(self, guard: EpochGuard, manifest: RegionManifest, tip: int) -> RegionManifest:
         """Step 5."""

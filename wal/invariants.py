@@ -56,10 +56,11 @@ def _6_generations_are_contiguous(_: RegionManifest, proposed: RegionManifest) -
 
 
 def _7_identity_is_constant(current: RegionManifest, proposed: RegionManifest) -> str | None:
-    """The spec id, which is the routing version, rises only when a sealed region is opened."""
+    """The spec id, which is the routing version, rises only when a sealed region is opened. Lance drops the log id."""
     before, after = (current.region_id, current.spec_id), (proposed.region_id, proposed.spec_id)
-    opened = _opened(current, proposed) and current.region_id == proposed.region_id
-    return _unless(before == after or opened, f"region and spec id changed from {before} to {after}")
+    same = proposed.region_id == current.region_id and proposed.log_id in ("", current.log_id)
+    constant = same and (before == after or _opened(current, proposed))
+    return _unless(constant, f"region, log or spec id changed from {before} to {after}")
 
 
 def _8_sealed_stays_sealed_in_its_routing(current: RegionManifest, proposed: RegionManifest) -> str | None:

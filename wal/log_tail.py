@@ -85,9 +85,9 @@ class LogTail:
         `manifest`: a version that exists, where the search for the newest one starts.
         """
         self.manifest = self._manifests.latest(manifest)
-        self._assembler = BatchAssembler()
         if self.manifest is None:
             return []
+        self._assembler = BatchAssembler(self.manifest.log_id)
         after = self.manifest.replay_after
         tip = find_tip(self._store, self._region_id, self._codec.suffix, after, self._options.readers)
         entries = self._read(after, tip)
@@ -113,7 +113,7 @@ class LogTail:
             entries += self._read(position, tip)
             position = tip
         newest, known = self._newest(self.manifest, position), self.manifest
-        if (newest.replay_after, newest.current_generation) != (known.replay_after, known.current_generation):
+        if _read_from(newest) != _read_from(known):
             raise Overtaken(self._region_id, position + 1, newest.replay_after, newest.current_generation)
         self.manifest, self.position = newest, position
         return entries
@@ -129,3 +129,8 @@ class LogTail:
         if newest is None:
             raise Corrupt(f"{manifest_prefix(self._region_id)}: empty, though position {position} was read; restore it")
         return newest
+
+
+def _read_from(manifest: RegionManifest) -> tuple[int, int, str]:
+    """Where readers begin by `manifest`, and in which log."""
+    return manifest.replay_after, manifest.current_generation, manifest.log_id

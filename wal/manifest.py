@@ -29,7 +29,7 @@ from uuid import UUID
 
 from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds, instant
 from memwal.wal.epoch import EpochGuard
-from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
+from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError, another_log
 from memwal.wal.invariants import check_succession
 from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
 from memwal.wal.options import WalOptions
@@ -115,7 +115,8 @@ class ManifestStore:
         check_succession(current, proposed)
         edit_id = self._ids.entry_id()
         claims = current is None or proposed.writer_epoch > current.writer_epoch
-        written = replace(proposed, edit_id=edit_id, claim_id=edit_id if claims else proposed.claim_id)
+        claim_id, log_id = edit_id if claims else proposed.claim_id, edit_id if current is None else proposed.log_id
+        written = replace(proposed, edit_id=edit_id, claim_id=claim_id, log_id=log_id)
         key = manifest_key(self.region_id, written.version)
         if put_until_known(self._store, key, written.encode(), clock=self._clock, options=self._options) is not None:
             return None
@@ -225,6 +226,8 @@ class ManifestStore:
         first = newest if top == start else self._get(start)
         if newest is None or first is None or (edit_id and first.edit_id != edit_id):
             return None
+        if newest.log_id and first.log_id and newest.log_id != first.log_id:
+            raise another_log(manifest_key(self.region_id, top), newest.log_id, first.log_id)
         return newest
 
     def _follows(self, current: RegionManifest | None) -> bool:

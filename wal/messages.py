@@ -29,6 +29,8 @@ READ_LEASE_FIELD = 50004
 
 CLAIM_ID_FIELD = 50003
 """Ours too: the edit id of the version that claimed the writer epoch; every later version of the epoch carries it."""
+LOG_ID_FIELD = 50005
+"""Ours too: the edit id of version 1; every later version carries it, and so do the entries of the region's log."""
 
 
 def _add(message: Any, number: int, name: str, kind: int) -> Any:
@@ -76,6 +78,7 @@ def _describe() -> Any:
     _add(shard, CLAIM_ID_FIELD, "memwal_claim_id", _STRING)
     _add(shard, CHECKSUM_FIELD, "memwal_crc32", _Field.TYPE_FIXED32)
     _add(shard, READ_LEASE_FIELD, "memwal_read_lease", _U32)
+    _add(shard, LOG_ID_FIELD, "memwal_log_id", _STRING)
     return file
 
 

@@ -7,7 +7,8 @@ newest is the truth. The bytes are Lance's `ShardManifest` (proto3):
     wal_entry_position_last_seen u64 6 current_generation u64 | 8 repeated SsTable | 10 shard_spec_id u32 | 11
     UUID{1 bytes(16)} | 15 status enum
     ours, Lance skips them: 50001 memwal_edit_id string, at the front | 50003 memwal_claim_id string |
-    50004 memwal_read_lease u32, milliseconds | 50002 memwal_crc32 fixed32, the last 7 bytes
+    50004 memwal_read_lease u32, milliseconds | 50005 memwal_log_id string | 50002 memwal_crc32 fixed32, the last 7
+    bytes
     SsTable: 1 generation u64 | 2 path string | optional u64 3 in_memory_bytes, 4 physical_rows, 5 primary_key_bytes
 
 Source: "MemTable & WAL Specification", Lance documentation. Fields we do not know survive a
@@ -75,6 +76,9 @@ class RegionManifest:
     claim_id: str = field(default="", compare=False)
     """Edit id of the version that claimed `writer_epoch`, in every version of that epoch. By it an owner tells its
     epoch from the same epoch of a table made anew. "" where Lance or an earlier memwal claimed it."""
+    log_id: str = field(default="", compare=False)
+    """Edit id of version 1, in every version, and in every entry of the log (`EntryHeader.expect_log`). "" where an
+    earlier memwal or Lance created the region, and for good once Lance has claimed it."""
     foreign: bytes = field(default=b"", repr=False)
     """Protobuf fields another writer added; carried along unread."""
 
@@ -92,6 +96,7 @@ class RegionManifest:
         message.shard_id.uuid = self.region_id.bytes
         message.status = int(self.status)
         message.memwal_claim_id = self.claim_id
+        message.memwal_log_id = self.log_id
         message.memwal_read_lease = self.read_lease
         # The edit id goes first, so that an object cut off anywhere still shows that it is ours and lacks its checksum.
         edit_id = SHARD_MANIFEST(memwal_edit_id=self.edit_id).SerializeToString()
@@ -120,6 +125,7 @@ class RegionManifest:
             read_lease=message.memwal_read_lease,
             edit_id=message.memwal_edit_id,
             claim_id=message.memwal_claim_id,
+            log_id=message.memwal_log_id,
             foreign=_foreign(message),
         )
 

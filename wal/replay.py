@@ -149,11 +149,18 @@ def _newest_with_map(
             if position <= after:
                 break
             _raise_missing(reader, position, guard)
-        if position == tip and guard is not None and header.writer_epoch > guard.epoch:
-            guard.fenced_by(header.writer_epoch)
+        if guard is not None:
+            _expect_ours(reader, position, header, guard)
         if header.applied is not None:
             return position, header
     return 0, None
+
+
+def _expect_ours(reader: EntryReader, position: int, header: EntryHeader, guard: EpochGuard) -> None:
+    """Raise Corrupt for an entry of another log, whose epoch means nothing here; Fenced for one of a newer epoch."""
+    header.expect_log(guard.log_id, reader.key(position))
+    if header.writer_epoch > guard.epoch:
+        guard.fenced_by(header.writer_epoch)
 
 
 def replay(
@@ -279,13 +286,13 @@ def visible(
     assembler: BatchAssembler | None = None,
 ) -> Generator[Entry, None, None]:
     """As `replay`, an entry at a time. `assembler`: holds back the open batches of the entries up to `after`."""
-    assembler = assembler or BatchAssembler()
+    assembler = assembler or BatchAssembler(guard.log_id if guard is not None else "")
     with closing(reader.each(range(after + 1, tip + 1))) as entries:
         for position, entry in enumerate(entries, after + 1):
             if entry is None:
                 _raise_missing(reader, position, guard)
-            if guard is not None and entry.header.writer_epoch > guard.epoch:
-                guard.fenced_by(entry.header.writer_epoch)
+            if guard is not None:
+                _expect_ours(reader, position, entry.header, guard)
             try:
                 visible = assembler.add(entry)
             except Corrupt as error:

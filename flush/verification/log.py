@@ -145,6 +145,10 @@ def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknow
         where, epoch = entry_key(region, position, suffix), header.writer_epoch
         # The entry before it exists, or was collected; a missing or damaged entry has a finding of its own.
         is_first = position - 1 in headers or (position - 1 <= manifest.replay_after and position - 1 not in unknown)
+        if not header.may_be_of(manifest.log_id):
+            what = "an entry of another log: a writer of a table that was deleted and made anew here wrote it"
+            yield Finding("log", where, what, "end every writer of the table, and delete this object")
+            continue
         if epoch < previous:
             what = f"writer epoch {epoch} follows epoch {previous}: a fenced writer's entry"
             yield Finding("epoch", where, what, "stop every writer of the region, and restore the entry from a backup")

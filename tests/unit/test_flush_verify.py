@@ -194,6 +194,11 @@ def epoch_never_claimed(d: Damaged) -> tuple[str, str]:
     return "epoch", entry_key(d.region, d.positions[-1], d.suffix)
 
 
+def entry_of_another_log(d: Damaged) -> tuple[str, str]:
+    d.reentry(d.positions[-1], log_id="0" * 32)
+    return "log", entry_key(d.region, d.positions[-1], d.suffix)
+
+
 def no_sentinel(d: Damaged) -> tuple[str, str]:
     position = d.sentinel
     d.reentry(position, sentinel=False)

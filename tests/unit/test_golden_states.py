@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -62,6 +63,7 @@ MANIFEST = RegionManifest(
     edit_id="0123456789abcdef" * 2,
 )
 CLAIMED = RegionManifest(9, 5, REGION, 1, 300, 301, 8, edit_id="0123456789abcdef" * 2, claim_id="f" * 32)
+OF_A_LOG = replace(CLAIMED, log_id="e" * 32)
 SEALED = RegionManifest(9, 5, REGION, 1, 300, 301, 8, (), RegionStatus.SEALED, edit_id="fedcba9876543210" * 2)
 VERSIONS = ("2.0", "2.1", "2.2")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -81,14 +83,19 @@ def golden(name: str, found: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "manifest"),
-    [("region_manifest", MANIFEST), ("region_manifest_claimed", CLAIMED), ("region_manifest_sealed", SEALED)],
+    [
+        ("region_manifest", MANIFEST),
+        ("region_manifest_claimed", CLAIMED),
+        ("region_manifest_of_a_log", OF_A_LOG),
+        ("region_manifest_sealed", SEALED),
+    ],
 )
 def test_a_region_manifest_is_written_and_read_as_ever(name: str, manifest: RegionManifest) -> None:
     kept = golden(f"wal/{name}.binpb", manifest.encode())
     assert manifest.encode() == kept
     read = RegionManifest.decode(kept)
     assert (read, read.edit_id, read.foreign) == (manifest, manifest.edit_id, b"")
-    assert read.claim_id == manifest.claim_id
+    assert (read.claim_id, read.log_id) == (manifest.claim_id, manifest.log_id)
     assert [sst.foreign for sst in read.ssts] == [b""] * len(manifest.ssts)
 
 

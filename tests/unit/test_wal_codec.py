@@ -67,7 +67,9 @@ def test_round_trip(codec: EntryCodec, count: int) -> None:
     assert entry.rows.equals(make(count), check_metadata=True)
 
 
-@pytest.mark.parametrize("header", [EntryHeader(1, 1, "0" * 32, {}), replace(HEADER, applied=None)])
+@pytest.mark.parametrize(
+    "header", [EntryHeader(1, 1, "0" * 32, {}), replace(HEADER, applied=None), replace(HEADER, log_id="cd" * 16)]
+)
 def test_header_alone_without_a_batch_or_a_map(codec: EntryCodec, header: EntryHeader) -> None:
     data = codec.encode(header, make(1))
     assert codec.header(data) == codec.decode(1, data).header == header
@@ -188,10 +190,13 @@ def test_threads_share_a_codec(codec: EntryCodec) -> None:
         assert all(pool.map(round_trip, range(200)))
 
 
-def test_an_entry_written_by_an_earlier_build_reads_the_same(codec: EntryCodec, wal_format: WalFormat) -> None:
-    golden = GOLDEN / f"entry.{wal_format}"
+@pytest.mark.parametrize(("name", "header"), [("entry", HEADER), ("entry_of_a_log", replace(HEADER, log_id="cd" * 16))])
+def test_an_entry_written_by_an_earlier_build_reads_the_same(
+    codec: EntryCodec, wal_format: WalFormat, name: str, header: EntryHeader
+) -> None:
+    golden = GOLDEN / f"{name}.{wal_format}"
     if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
-        golden.write_bytes(codec.encode(HEADER, make(7)))
+        golden.write_bytes(codec.encode(header, make(7)))
     entry = codec.decode(1, golden.read_bytes())
-    assert entry.header == HEADER
+    assert entry.header == header
     assert entry.rows.equals(make(7))

@@ -8,6 +8,7 @@ Lance's own keys, which its writer reads too:
 Ours:
 
     memwal:entry_id  32 hex digits
+    memwal:log_id    32 hex digits; absent where the region's manifest has none
     memwal:applied   {"producer": sequence, …}  JSON; or, where the map is long,
                      {"snapshot": "{position}-{32 hex}", "changes": {"producer": sequence, …}}, see wal.snapshots
     memwal:part      {"producer", "sequence", "attempt", "closes"}  JSON; absent where the entry is no part of a batch
@@ -36,6 +37,8 @@ def lances_keys(header: EntryHeader) -> dict[str, str]:
 def our_keys(header: EntryHeader) -> dict[str, str]:
     """The other keys of the header; an `applied` of None is left out."""
     metadata = {"memwal:entry_id": header.entry_id}
+    if header.log_id:
+        metadata["memwal:log_id"] = header.log_id
     if header.applied is not None:
         changes = dict(header.applied)
         whole = {"snapshot": header.snapshot, "changes": changes} if header.snapshot else changes
@@ -58,6 +61,7 @@ def parse_header(metadata: Metadata) -> EntryHeader:
             part=None if part is None else BatchPart(**json.loads(part)),
             sentinel=metadata.get(b"fence_sentinel") == b"true",
             snapshot=snapshot,
+            log_id=metadata.get(b"memwal:log_id", b"").decode(),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Corrupt(f"its metadata is not a memwal entry's: {error!r}") from error
