@@ -1,8 +1,8 @@
 """The fields of an Avro writer's schema, with the kinds of their columns; exact, and without reading a record.
 
 int, long, float, double, bool, bytes and text have columns of the same type; so do dates, timestamps, decimals and
-lists of one kind of scalar. A union with null is its other type. Enums, UUIDs and times of day are text; records, maps
-and other unions are `kinds.ANY`.
+lists of one kind of scalar. A union with null is its other type, one of int and a float type is float64. Enums, UUIDs
+and times of day are text; records, maps and other unions, such as that of long and double, are `kinds.ANY`.
 """
 
 from __future__ import annotations

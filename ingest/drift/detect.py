@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,11 +30,22 @@ import pyarrow.json
 from memwal.flush import BaseTable
 from memwal.ingest.drift.avro_fields import fields_of_schema
 from memwal.ingest.drift.file_fields import OWN_SCHEMA, fields_of_files
-from memwal.ingest.drift.kinds import Kinds, described, new_columns, of_arrow, of_value, packed, unpacked, widen
+from memwal.ingest.drift.kinds import (
+    Kinds,
+    described,
+    may_be_rounded,
+    new_columns,
+    of_arrow,
+    of_value,
+    packed,
+    unpacked,
+    widen,
+)
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.mapping.avro import HEAD, Options, inline_schema, writer_schema
 from memwal.ingest.mapping.documents import documents, of_json
 from memwal.ingest.mapping.spec import VALUE
+from memwal.ingest.mapping.values import WHOLE
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.source.columns import PLACE, RAW_VALUE
@@ -47,6 +59,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("memwal.pipeline")
 _TRIES = 20
+_LONG_WHOLE = re.compile(rb"[:\[,]\s*-?\d{%d,}\s*[,\]}]" % len(str(WHOLE[64])))
+"""A whole number in JSON that a float64 may round."""
 MOST_COLUMNS = 1_000
 """Most columns of a table to which columns are added: with more fields than that, field names are data."""
 
@@ -80,7 +94,7 @@ class FieldsTask:
 
     def fields_of(self, records: pa.Array) -> Kinds:
         """Return the kinds of the fields of records, by name."""
-        found = self._of_schemas(records) if self.registry else _of_json(records, self.envelope)
+        found = self._of_schemas(records) if self.registry else _of_json(records, self.envelope, self.known)
         return {name: kind for name, kind in found.items() if name not in self.known}
 
     def _of_schemas(self, records: pa.Array) -> Kinds:
@@ -94,9 +108,9 @@ class FieldsTask:
         return found
 
 
-def _of_json(records: pa.Array, envelope: str) -> Kinds:
+def _of_json(records: pa.Array, envelope: str, known: frozenset[str]) -> Kinds:
     values = [value for value in records.to_pylist() if value is not None]
-    found = _at_once(values) if envelope == "none" and values else None
+    found = _at_once(values, known) if envelope == "none" and values else None
     if found is None:
         found = {}
         for each in documents(values, of_json, envelope):
@@ -104,9 +118,11 @@ def _of_json(records: pa.Array, envelope: str) -> Kinds:
     return found
 
 
-def _at_once(values: list[bytes]) -> Kinds | None:
-    """Read all records with Arrow's own reader; return None if it refuses one of them, or two together, or may take
-    what is no JSON (see `mapping.json_columns`).
+def _at_once(values: list[bytes], known: frozenset[str]) -> Kinds | None:
+    """Read all records with Arrow's own reader, and return the kinds of fields besides `known`.
+
+    Return None if it refuses one of them, or two together, may take what is no JSON (see `mapping.json_columns`), or
+    may have rounded a whole number.
     """
     joined, given = b"\n".join(values), [each.strip() for each in values]
     if not all(each[:1] == b"{" and each[-1:] == b"}" for each in given) or b"NaN" in joined or b"Inf" in joined:
@@ -120,7 +136,10 @@ def _at_once(values: list[bytes]) -> Kinds | None:
         return None
     if read.num_rows != len(values):
         return None
-    return {field.name: of_arrow(field.type) for field in read.schema}
+    new = {name: column for name, column in zip(read.column_names, read.columns, strict=True) if name not in known}
+    if any(map(may_be_rounded, new.values())) and _LONG_WHOLE.search(joined):
+        return None
+    return {name: of_arrow(column) for name, column in new.items()}
 
 
 # ---- on the driver -------------------------------------------------------------------------------------------------

@@ -1,25 +1,32 @@
 """The kinds of fields of a source, as types of the columns that they become. Everything here is pure.
 
-Every value of a field fits its kind, in all records. Numbers widen to wider numbers, and lists of one kind of scalar
-stay lists. Anything else (an object, a list of lists, text in one record and a number in another) is `ANY`: a column of
-text that takes every value, text as it is and everything else as JSON (`mapping.values.ANY_TEXT`), so that nothing is
-lost, whatever values come later. None: only nulls and empty lists so far; no column can be made.
+Every value of a field fits its kind, in all records. Numbers widen to wider numbers if those hold each of them exactly:
+whole numbers up to 2^53 beside floats are float64. Lists of one kind of scalar stay lists. Anything else (an object, a
+list of lists, text in one record and a number in another, int64 beside floats, a number beyond int64) is `ANY`: a
+column of text that takes every value, text as it is and everything else as JSON (`mapping.values.ANY_TEXT`), so that
+nothing is lost, whatever values come later. None: only nulls and empty lists so far; no column can be made.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from memwal.ingest.mapping.values import MARK_ANY
+from memwal.ingest.mapping.json_columns import largest
+from memwal.ingest.mapping.values import MARK_ANY, WHOLE
 
 Kind: TypeAlias = pa.DataType | None
 Kinds: TypeAlias = dict[str, Kind]
 ANY = pa.json_(pa.string())
 """Represents `MARK_ANY` while kinds are determined; no column ever has this type."""
-_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+EXACT = pa.opaque(pa.int64(), "a whole number that float64 holds", "memwal")
+"""Whole numbers of JSON up to 2^53: their column is int64, or float64 if floats come too. No column has this type."""
+_IN_FLOATS = (pa.int8(), pa.int16(), pa.int32(), EXACT)
+_INTEGERS = (*_IN_FLOATS, pa.int64())
 _FLOATS = (pa.float32(), pa.float64())
 DIGITS = 38
 """Most digits of a decimal."""
@@ -30,9 +37,11 @@ def of_value(value: object) -> Kind:
     if isinstance(value, bool):
         return pa.bool_()
     if isinstance(value, int):
-        return pa.int64() if -(2**63) <= value < 2**63 else pa.float64()
+        if abs(value) <= WHOLE[64]:
+            return EXACT
+        return pa.int64() if -(2**63) <= value < 2**63 else ANY
     if isinstance(value, float):
-        return pa.float64()
+        return pa.float64() if math.isfinite(value) else ANY  # JSON's 1e400, which no float64 holds
     if isinstance(value, str):
         return pa.string()
     if isinstance(value, list):
@@ -40,16 +49,30 @@ def of_value(value: object) -> Kind:
     return None if value is None else ANY
 
 
-def of_arrow(kind: pa.DataType) -> Kind:
-    """Return the kind of a field that Arrow's JSON reader read as `kind`; times that it guessed in text stay text."""
-    types = pa.types
+def of_arrow(values: pa.ChunkedArray) -> Kind:
+    """Return the kind of a field that Arrow's JSON reader read as `values`; times that it guessed in text stay text.
+
+    Not for floats that it may have rounded: see `may_be_rounded`.
+    """
+    kind, types = values.type, pa.types
     if types.is_null(kind):
         return None
     if types.is_list(kind):
-        return listed(of_arrow(kind.value_type))
+        return listed(of_arrow(pc.list_flatten(values)))
     if types.is_struct(kind):
         return ANY
-    return kind if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) else pa.string()
+    if types.is_integer(kind):
+        return EXACT if largest(values) <= WHOLE[64] else kind
+    return kind if types.is_boolean(kind) or types.is_floating(kind) else pa.string()
+
+
+def may_be_rounded(values: pa.ChunkedArray) -> bool:
+    """Return whether floats that Arrow's JSON reader read may be whole numbers beyond 2^53: it reads these as floats if
+    they are beside floats or beyond int64.
+    """
+    if pa.types.is_list(values.type):
+        return may_be_rounded(pc.list_flatten(values))
+    return bool(pa.types.is_floating(values.type)) and largest(values) >= WHOLE[64]
 
 
 def listed(kind: Kind) -> Kind:
@@ -78,7 +101,7 @@ def widened(one: Kind, other: Kind) -> Kind:
     for family in (_INTEGERS, _FLOATS):
         if one in family and other in family:
             return max(one, other, key=family.index)
-    numbers = (*_INTEGERS, *_FLOATS)
+    numbers = (*_IN_FLOATS, *_FLOATS)  # not int64: a float64 would round some of its values
     return pa.float64() if one in numbers and other in numbers else ANY
 
 
@@ -115,7 +138,11 @@ def new_columns(found: Mapping[str, Kind], known: Iterable[str]) -> tuple[list[p
 
 def column(name: str, kind: pa.DataType) -> pa.Field:
     """Return the nullable column of a field."""
-    return pa.field(name, pa.string(), metadata=dict([MARK_ANY])) if kind == ANY else pa.field(name, kind)
+    if kind == ANY:
+        return pa.field(name, pa.string(), metadata=dict([MARK_ANY]))
+    if kind == pa.list_(EXACT):
+        return pa.field(name, pa.list_(pa.int64()))
+    return pa.field(name, pa.int64() if kind == EXACT else kind)
 
 
 def described(field: pa.Field) -> str:

@@ -37,17 +37,24 @@ def test_new_fields_become_columns_and_no_row_is_lost_or_doubled(
 
     land(0, *({"id": id, "name": "a"} for id in range(10)))
     land(1, *({"id": id, "name": "b", "grade": id} for id in range(10, 20)), {"id": 20, "Grade": 1})
-    land(2, {"id": 21, "grade": 7, "tags": ["x", None], "more": {"deep": [1]}}, {"id": 22, "more": "text"})
+    large = {"big": 2**63, "mixed": 2**53 + 1, "exact": 2**53}
+    land(
+        2,
+        {"id": 21, "grade": 7, "tags": ["x", None], "more": {"deep": [1]}, **large},
+        {"id": 22, "more": "text", "mixed": 0.5, "exact": 0.5},
+    )
     ran = cli("run", configured("add"), "--once")
     assert ran.code == 0
     assert "new columns: grade" in ran.out
-    assert "tags, more" in ran.out  # in a line of their own, unless one look met both files
+    assert "tags, more, big, mixed, exact" in ran.out  # in a line of their own, unless one look met both files
     assert "fields of the source that become no columns, and are left out: 'Grade'" in ran.err
-    nothing = {"name": None, "grade": None, "tags": None, "more": None}
+    nothing = dict.fromkeys(["name", "grade", "tags", "more", *large])
     first = [{**nothing, "id": id, "name": "a"} for id in range(10)]
     second = [{**nothing, "id": id, "name": "b", "grade": id} for id in range(10, 20)] + [{**nothing, "id": 20}]
     third = {**nothing, "id": 21, "grade": 7, "tags": ["x", None], "more": '{"deep":[1]}'}
-    expected = [*first, *second, third, {**nothing, "id": 22, "more": "text"}]
+    third |= {"big": str(2**63), "mixed": str(2**53 + 1), "exact": 2.0**53}
+    fourth = {**nothing, "id": 22, "more": "text", "mixed": "0.5", "exact": 0.5}
+    expected = [*first, *second, third, fourth]
     assert rows() == expected
 
     land(3, {"id": 23, "late": 1.5})

@@ -16,7 +16,7 @@ import pytest
 from memwal.flush import BaseTable
 from memwal.ingest.drift.avro_fields import fields_of_schema
 from memwal.ingest.drift.detect import MOST_COLUMNS, ColumnsAdded, Drift, FieldsTask
-from memwal.ingest.drift.kinds import Kinds, new_columns, unpacked
+from memwal.ingest.drift.kinds import ANY, Kinds, new_columns, unpacked
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.source.columns import PROBLEM
 from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
@@ -65,6 +65,9 @@ EVERY: dict[str, tuple[Any, Any, pa.DataType, Any]] = {
     ),
     "uuid": (logical("string", "uuid"), UUID(int=1), pa.string(), str(UUID(int=1))),
     "either": (["null", "int", "double"], 1, pa.float64(), 1.0),
+    "wide": (["null", "long", "double"], 2**53 + 1, pa.string(), "9007199254740993"),
+    "half": (["null", "float", "long"], 0.5, pa.string(), "0.5"),
+    "wides": ({"type": "array", "items": ["long", "double"]}, [2**53 + 1, 0.5], pa.string(), "[9007199254740993,0.5]"),
     "tags": ({"type": "array", "items": ["null", "string"]}, ["a", None], pa.list_(pa.string()), ["a", None]),
     "days": (
         {"type": "array", "items": logical("int", "date")},
@@ -124,6 +127,7 @@ def test_schemas_of_the_registry_are_looked_at_by_id_and_of_several_versions_the
         first = registry.register(record("Row", ("id", "long")))
         second = registry.register(record("Row", ("id", "long"), ("n", "int"), ("gone", "string")))
         third = registry.register(record("Row", ("id", "long"), ("n", "long"), ("d", "double")))
+        floats = registry.register(record("Row", ("id", "long"), ("n", "double")))
         old = [registry.encoded(first, {"id": 1})]
         assert looked(registry, *old * 3, None) == {}
         assert len(registry.asked) == 1
@@ -133,6 +137,9 @@ def test_schemas_of_the_registry_are_looked_at_by_id_and_of_several_versions_the
         kinds = {"n": pa.int64(), "gone": pa.string(), "d": pa.float64()}
         assert looked(registry, *new, *old, *unreadable) == kinds
         assert looked(registry, *new, known=("id", "n", "gone", "d")) == {}
+        double = b"\0" + floats.to_bytes(4, "big")
+        assert looked(registry, new[0], double)["n"] == pa.float64()
+        assert looked(registry, double, *new)["n"] == ANY
 
 
 def test_a_registry_that_does_not_answer_hides_no_field() -> None:
