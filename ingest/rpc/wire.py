@@ -194,7 +194,24 @@ def read_closed(
 
 def raise_over_flight(error: MemWalError) -> None:
     """Raise `error` in the form that Flight carries to the client."""
-    raise flight.FlightServerError(error.message, extra_info=json.dumps(to_wire(error), default=str).encode())
+    wire = to_wire(error)
+    wire["message"], details = _short(error.message), wire["details"]
+    wire["details"] = {name: _short(value) if isinstance(value, str) else value for name, value in details.items()}
+    raise flight.FlightServerError(wire["message"], extra_info=json.dumps(wire, default=str).encode())
+
+
+def _short(text: str) -> str:
+    """Return a text for an error, which travels in headers: gRPC refuses an answer with more than 8 to 16 KiB of them,
+    and the client would take the daemon for lost.
+    """
+    short = text[:_TEXT_MAX]
+    while len(json.dumps(short)) > _TEXT_MAX:  # with escapes
+        short = short[: len(short) * 3 // 4]
+    return text if short == text else f"{short}…"
+
+
+_TEXT_MAX = 1500
+"""Most characters of each text of an error; there are three at most: the message twice, and a name in the details."""
 
 
 _UNTRUSTED = "certificate verify failed"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -135,3 +137,12 @@ def test_a_long_head_and_a_long_closing_message_are_not_parsed() -> None:
     with pytest.raises(Invalid, match="before its rows"):
         unpack(pack({"filter": "x" * (4 << 20)}))
     assert closed_with(pa.py_buffer(b'{"close": 1, "crc": 1' + b" " * 2000 + b"}")) is None
+
+
+@pytest.mark.parametrize("letter", ["x", "\n", "\x00", "語", "😀"])
+def test_an_error_of_any_length_fits_into_the_headers_of_its_answer(letter: str) -> None:
+    text = letter * 100_000
+    with pytest.raises(flight.FlightServerError) as raised:
+        raise_over_flight(Invalid(text, {"column": text, "rows": list(range(1000, 1300))}))
+    assert len(quote(json.loads(raised.value.extra_info)["message"])) + len(raised.value.extra_info) < 8192
+    assert from_flight(raised.value, "grpc://127.0.0.1:1").details["rows"][-1] == 1299
