@@ -12,7 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
+from operator import attrgetter
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -101,12 +103,38 @@ def _whole(values: Sequence[Any]) -> pa.Array:
         return inferred.storage
     if pa.types.is_time(inferred.type) and any(getattr(value, "tzinfo", None) is not None for value in values):
         raise pa.ArrowTypeError("a time of day has a time zone, which no column can hold: remove it")
+    if pa.types.is_timestamp(inferred.type) and inferred.type.tz is not None:
+        check_offsets(values)
     # pandas' times and durations have nanoseconds, which Arrow would cut to microseconds.
     if pa.types.is_timestamp(inferred.type) and any(getattr(value, "nanosecond", 0) for value in values):
         return pa.array(values, pa.timestamp("ns", inferred.type.tz))
     if pa.types.is_duration(inferred.type) and any(getattr(value, "nanoseconds", 0) for value in values):
         return pa.array(values, pa.duration("ns"))
     return inferred
+
+
+def check_offsets(times: Sequence[Any]) -> None:
+    """Refuse datetimes (all with a zone, or None) whose UTC offset has microseconds, which Arrow cuts off. A zone is
+    asked once where all its offsets are whole seconds.
+
+    Raises: pa.ArrowTypeError.
+    """
+    zones = list(map(_ZONE, filter(None, times)))
+    unsure = {at for at, zone in dict(zip(map(id, zones), zones, strict=True)).items() if not _has_whole_seconds(zone)}
+    if unsure and any(
+        time.utcoffset().microseconds for time in times if time is not None and id(time.tzinfo) in unsure
+    ):
+        raise pa.ArrowTypeError("its UTC offset has microseconds: write the time in UTC, .astimezone(datetime.UTC)")
+
+
+_ZONE = attrgetter("tzinfo")
+
+
+def _has_whole_seconds(zone: datetime.tzinfo) -> bool:
+    """Whether no time in `zone` has microseconds in its offset; False if that is not known."""
+    if type(zone) is datetime.timezone:
+        return zone.utcoffset(None).microseconds == 0
+    return isinstance(zone, ZoneInfo)
 
 
 _MISSING = ("NaTType", "NAType")
@@ -207,7 +235,7 @@ def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
     nothing: Mapping[str, Any] = {}
     rows = [nothing if value is None else _expect(value, (Mapping,), kind) for value in values]
     if unknown := set().union(*rows) - {field.name for field in kind}:
-        raise pa.ArrowTypeError(f"its field {min(unknown)!r} is not in the table; remove it")
+        raise pa.ArrowTypeError(f"its field {min(unknown)!r:.200} is not in the table; remove it")
     columns = [column_of([row.get(field.name) for row in rows], field.type) for field in kind]
     nulls = pa.array([value is None for value in values], pa.bool_())
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=nulls)

@@ -3,10 +3,11 @@
 # ruff: noqa: DTZ001 - values without a time zone are what is tested
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -57,6 +58,19 @@ def test_what_holds_no_rows_is_refused_with_what_would_do() -> None:
         as_table(42, SCHEMA)
 
 
+class Odd(tzinfo):
+    """A zone whose offset no Arrow type holds."""
+
+    def utcoffset(self, when: datetime | None) -> timedelta:
+        return timedelta(microseconds=7)
+
+    def dst(self, when: datetime | None) -> None:
+        return None
+
+    def tzname(self, when: datetime | None) -> str:
+        return "odd"
+
+
 NOON = datetime(2020, 1, 1, 12)
 REFUSED: dict[str, tuple[Any, Any, pa.DataType]] = {
     "a fraction": (5.0, 5.5, pa.int64()),
@@ -71,6 +85,21 @@ REFUSED: dict[str, tuple[Any, Any, pa.DataType]] = {
     "the time of a day": (date(2020, 1, 1), NOON, pa.date32()),
     "noon of no place": (NOON.replace(tzinfo=UTC), NOON, pa.timestamp("us", "Europe/Berlin")),
     "an instant": (NOON, NOON.replace(tzinfo=UTC), pa.timestamp("us")),
+    "microseconds of a zone": (
+        NOON.replace(tzinfo=timezone(timedelta(hours=1))),
+        NOON.replace(tzinfo=timezone(timedelta(microseconds=1))),
+        pa.timestamp("us", "UTC"),
+    ),
+    "microseconds of a zone of one's own": (
+        NOON.replace(tzinfo=UTC),
+        NOON.replace(tzinfo=Odd()),
+        pa.timestamp("ns", "UTC"),
+    ),
+    "microseconds of a zone in a list": (
+        [NOON.replace(tzinfo=ZoneInfo("Europe/Berlin"))],
+        [NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=timezone(timedelta(seconds=1, microseconds=5)))],
+        pa.list_(pa.timestamp("us", "UTC")),
+    ),
     "microseconds": (NOON, NOON.replace(microsecond=5), pa.timestamp("ms")),
     "microseconds of a span": (timedelta(seconds=1), timedelta(microseconds=5), pa.duration("s")),
     "microseconds of a day's time": (time(12), time(12, 0, 0, 5), pa.time32("s")),

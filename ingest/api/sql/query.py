@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, SQLOptions
 
+from memwal.ingest.api.python_values import check_offsets
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.sql.conditions import any_of, filter_of
 from memwal.ingest.api.sql.failures import Asked
@@ -102,7 +103,12 @@ def _arrow(name: str, rows: Any) -> pa.Table | pa.RecordBatchReader:
 
 def _scalar(name: str, value: Any) -> pa.Scalar:
     try:
-        return value if isinstance(value, pa.Scalar) else pa.scalar(value)
+        if isinstance(value, pa.Scalar):
+            return value
+        found = pa.scalar(value)
+        if pa.types.is_timestamp(found.type) and found.type.tz is not None:
+            check_offsets([value])  # Arrow cuts them without a word
+        return found
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise Invalid(f"parameters: {name} has a value without an Arrow type: {error}") from None
 
