@@ -332,5 +332,5 @@ def wrong_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
             return Invalid(f"{name}(): {text}")
         meant = _MEANT.get(unknown)
         hint = f"; write {meant}" if meant in takes else suggestion(unknown, takes) if takes else "; it has none"
-        return Invalid(f"{name}() has no argument {unknown!r}{hint}")
+        return Invalid(f"{name}() has no argument {unknown!r:.200}{hint}")
     return None

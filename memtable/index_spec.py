@@ -91,7 +91,8 @@ def check_indexes(schema: pa.Schema, specs: Sequence[IndexSpec]) -> None:
             )
         if spec.column not in schema.names:
             hint = nearest(spec.column, schema.names)
-            raise InvalidRows(f"index {spec.kind} on column {spec.column!r}: no such column{hint}", column=spec.column)
+            said = f"index {spec.kind} on column {spec.column!r:.200}: no such column{hint}"
+            raise InvalidRows(said, column=spec.column)
         if spec.column in seen:
             raise InvalidRows(
                 f"column {spec.column!r} has two indexes: keep one, a column carries at most one index",
@@ -146,13 +147,14 @@ def _check_parameters(spec: IndexSpec, kind: pa.DataType) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known) or 'none'}"
             raise InvalidRows(
-                f"index {spec.kind} on column {spec.column!r}: unknown parameter {name!r}{hint}",
+                f"index {spec.kind} on column {spec.column!r}: unknown parameter {name!r:.200}{hint}",
                 column=spec.column,
             )
         problem = _value_problem(name, value, kind)
         if problem:
+            given = " ".join(f"{value!r:.200}".split())  # an array has several lines
             raise InvalidRows(
-                f"index {spec.kind} on column {spec.column!r}: {name} = {value!r}, {problem}",
+                f"index {spec.kind} on column {spec.column!r}: {name} = {given}, {problem}",
                 column=spec.column,
             )
     shortest, longest = (spec.parameters.get(name, default) for name, default in NGRAM_LENGTHS.items())

@@ -84,7 +84,7 @@ def with_tombstone(
     _refuse_doubled(rows.column_names, "rows")
     for name in rows.column_names:
         if name not in names:
-            raise InvalidRows(f"column {name!r} is not in the table{nearest(name, names)}", column=name)
+            raise InvalidRows(f"column {name!r:.200} is not in the table{nearest(name, names)}", column=name)
     columns = [_column(rows, f, required, deletes) for f in wanted]
     columns.append(pa.array(np.zeros(rows.num_rows, dtype=bool) if deletes is None else deletes))
     return pa.Table.from_arrays(columns, schema=row_schema)
@@ -146,7 +146,7 @@ def _refuse_doubled(names: Sequence[str], where: str) -> None:
 
 def _check_key_field(base: pa.Schema, name: str) -> None:
     if name not in base.names:
-        raise InvalidRows(f"key column {name!r} is not in the table{nearest(name, base.names)}", column=name)
+        raise InvalidRows(f"key column {name!r:.200} is not in the table{nearest(name, base.names)}", column=name)
     field = base.field(name)
     if not is_key_type(field.type):
         raise InvalidRows(f"key column {name!r} has the type {field.type}: a key must be {_KEY_TYPES}", column=name)

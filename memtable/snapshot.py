@@ -339,7 +339,9 @@ class Snapshot:
 
     def _check_column(self, name: str) -> None:
         if name not in self.schema.names:
-            raise InvalidRows(f"column {name!r} is not in the table{nearest(name, self.schema.names)}", column=name)
+            raise InvalidRows(
+                f"column {name!r:.200} is not in the table{nearest(name, self.schema.names)}", column=name
+            )
 
     def _not_indexed(self, column: str, kind: str, verb: str) -> InvalidRows:
         self._check_column(column)

@@ -84,7 +84,7 @@ def drop_index(base: BaseTable, name: str, clock: Clock) -> None:
         elif name not in built and not done:
             known = sorted(built | {spec.name for spec in newest.indexes})
             hint = nearest(name, known).replace("the columns are", "its indexes are") if known else "; it has none"
-            raise InvalidRows(f"{newest.uri}: no index is called {name!r}{hint}")
+            raise InvalidRows(f"{newest.uri}: no index is called {name!r:.200}{hint}")
         if name in built:
             dataset.drop_index(name)
 

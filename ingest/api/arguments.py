@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.errors import Invalid
+from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.mapping.type_names import parse_type
+from memwal.wal.errors import first_line
+
+T = TypeVar("T")
 
 MIN_BOOST, MAX_BOOST = 0.001, 1000
 COUNT_MAX, ROWS_MAX = 2**31 - 1, 2**61
@@ -27,11 +30,34 @@ def listed(columns: Any, name: str = "columns") -> list[str] | None:
     """Return names of columns as a list; one name may stand alone. Raises: Invalid."""
     if columns is None or isinstance(columns, str):
         return columns if columns is None else [columns]
-    is_one = isinstance(columns, Mapping | bytes) or (isinstance(columns, np.ndarray) and columns.ndim == 0)
-    names = None if is_one or not isinstance(columns, Iterable) else list(columns)
+    names = None if isinstance(columns, Mapping | bytes) else elements(name, columns)
     if names is None or not all(isinstance(each, str) for each in names):
         raise Invalid(f"{name} = {shown(columns)}: write a list of column names, such as {name}=['id']")
     return names
+
+
+def elements(name: str, value: Any) -> list[Any] | None:
+    """Return the elements of an argument, None if it has none to give. Raises: Invalid that names what its own code
+    raised: callers pass generators, and classes with an `__iter__` of their own.
+    """
+    try:
+        return given_by(name, value, list)
+    except TypeError:
+        return None
+
+
+def given_by(name: str, value: Any, take: Callable[[Any], T]) -> T:
+    """Return `take(value)`, which runs code of the caller's, such as `__iter__`, `__len__` or `__arrow_c_stream__`.
+
+    Raises: Invalid that names what that code raised; TypeError, and errors of Arrow and storage, as they are.
+    """
+    try:
+        return take(value)
+    except (MemWalError, OSError, ImportError, MemoryError, pa.ArrowException, TypeError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error):.200}"
+        raise Invalid(f"{name}: cannot read the {type(value).__name__}: {said}") from error
 
 
 def sql(filter: Any) -> str | None:
@@ -57,9 +83,9 @@ def text_columns(name: str, value: Any) -> dict[str, float]:
     if isinstance(value, str):
         return {value: 1.0}
     if isinstance(value, Mapping):
-        pairs = list(value.items())
+        pairs = elements(name, value.items()) or []
     else:
-        pairs = [] if isinstance(value, bytes) or not isinstance(value, Iterable) else [(each, 1.0) for each in value]
+        pairs = [(each, 1.0) for each in ([] if isinstance(value, bytes) else elements(name, value) or [])]
     columns = [column for column, _ in pairs]
     if not columns or not all(isinstance(column, str) for column in columns):
         raise Invalid(
@@ -74,7 +100,7 @@ def text_columns(name: str, value: Any) -> dict[str, float]:
 def _boost(name: str, column: str, value: Any) -> float:
     if not _is_number(value) or not MIN_BOOST <= value <= MAX_BOOST:  # false for NaN
         raise Invalid(
-            f"{name}: the boost of column '{column}' is {value!r}; give a number from {MIN_BOOST} to {MAX_BOOST}"
+            f"{name}: the boost of column '{column}' is {brief(value)}; give a number from {MIN_BOOST} to {MAX_BOOST}"
         )
     return float(value)
 
@@ -93,6 +119,20 @@ def not_negative(name: str, value: Any) -> int:
     return _whole(name, value, 0, ROWS_MAX)
 
 
+def checked_limit(limit: Any, offset: int = 0) -> int | None:
+    """Return how many rows a scan has to find: `limit` after the first `offset`, None for all.
+
+    Raises: Invalid unless `limit` is None or a whole number from 0 to ROWS_MAX.
+    """
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
+        raise Invalid(f"limit is {brief(limit)}; give a whole number of rows, or omit it for all")
+    if limit > ROWS_MAX:
+        raise Invalid(f"limit is {brief(limit)}; give at most {ROWS_MAX}, or omit it for all")
+    return int(limit) + offset
+
+
 def best(k: Any, offset: Any) -> int:
     """Return how many rows a search has to find: `k` after the first `offset`. Raises: Invalid."""
     return at_least_one(at_least_one(k) + not_negative("offset", offset), "k + offset")
@@ -100,9 +140,9 @@ def best(k: Any, offset: Any) -> int:
 
 def _whole(name: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise Invalid(f"{name} is {value!r}; write a whole number, at least {least}")
+        raise Invalid(f"{name} is {brief(value)}; write a whole number, at least {least}")
     if value > most:
-        raise Invalid(f"{name} is {value!r}; write at most {most}")
+        raise Invalid(f"{name} is {brief(value)}; write at most {most}")
     return int(value)
 
 
@@ -111,8 +151,17 @@ def seconds(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if not _is_number(value) or not value > 0:  # true for NaN
-        raise Invalid(f"{name} = {value!r}: give seconds above 0, or None to wait for as long as it takes")
+        raise Invalid(f"{name} = {brief(value)}: give seconds above 0, or None to wait for as long as it takes")
     return float(min(value, _FOR_EVER))
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    """Return an argument, called `name`. Raises: Invalid unless it is True or False: an array is neither, and a text
+    such as 'no' would count as True.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise Invalid(f"{name} = {shown(value)}: write True or False")
 
 
 def keys_or_filter(keys: Any, filter: Any) -> str | None:
@@ -129,8 +178,8 @@ def distance_range(given: Any) -> tuple[float | None, float | None] | None:
     if given is None:
         return None
     try:
-        low, high = (None if end is None else float(end) for end in given)
-    except (TypeError, ValueError):
+        low, high = (None if end is None else float(end) for end in elements("distance_range", given) or ())
+    except (TypeError, ValueError, OverflowError):
         low = high = math.nan
     if any(end is not None and math.isnan(end) for end in (low, high)):
         raise Invalid(
@@ -151,7 +200,7 @@ def address(uri: Any) -> str:
 
 def mapping(name: str, value: Any, such: str) -> dict[str, Any]:
     """Return an argument that must be a dict with names as keys. Raises: Invalid."""
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in elements(name, value) or ()):
         return dict(value)
     raise Invalid(
         f"{name} is a {type(value).__name__}; write a dict, such as {name}={such}"
@@ -177,14 +226,16 @@ def arrow_schema(schema: Any) -> pa.Schema | None:
         return schema
     if isinstance(found := getattr(schema, "schema", None), pa.Schema):  # a table, batch or reader
         return found
-    pairs = schema.items() if isinstance(schema, Mapping) else schema
+    pairs = elements("schema", schema.items() if isinstance(schema, Mapping) else schema)
     try:
-        if isinstance(pairs, str):
-            raise TypeError("a text")
+        if pairs is None or isinstance(schema, str):
+            raise TypeError(f"a {type(schema).__name__} has no fields")
         return pa.schema([pair if isinstance(pair, pa.Field) else _field(*pair) for pair in pairs])
     except (TypeError, ValueError, pa.ArrowException) as error:
         such = "{'id': 'int64', 'body': 'string'}"
-        raise Invalid(f"schema = {shown(schema)}: {error}; write a pyarrow.Schema or a dict such as {such}") from None
+        raise Invalid(
+            f"schema = {shown(schema)}: {first_line(error):.200}; write a pyarrow.Schema or a dict such as {such}"
+        ) from None
 
 
 def _field(name: Any, kind: Any) -> pa.Field:
@@ -192,6 +243,19 @@ def _field(name: Any, kind: Any) -> pa.Field:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message: short, and in one line."""
-    text = " ".join(repr(value).split())
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:59] + '…'}"
+    """Return a value for a message with its type: short, and in one line."""
+    return f"{type(value).__name__} {brief(value)}"
+
+
+def brief(value: Any) -> str:
+    """Return the `repr` of a value for a message: short, and in one line."""
+    try:
+        whole = repr(value[:_BRIEF] if isinstance(value, str | bytes) else value)
+    except Exception:  # noqa: BLE001 - the caller's own `__repr__` raises, or an int has too many digits
+        return "…"
+    text = " ".join(whole.split())
+    return text if len(text) <= _BRIEF else text[: _BRIEF - 1] + "…"
+
+
+_BRIEF = 60
+"""Characters of a value in a message, which travels as a response header of at most 8 KiB."""

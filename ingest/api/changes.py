@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from memwal.ingest.api.arguments import shown
+from memwal.ingest.api.arguments import brief, shown, yes_or_no
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 from memwal.wal import Clock, SystemClock
@@ -247,7 +247,7 @@ def opened(
     source: ChangesSource, since: Any, until: Any, images: Any, columns: Sequence[str] | None, *, follow: Any
 ) -> Changes:
     """Return the changes that the arguments of `Reads.changes` ask for. Raises: Invalid."""
-    if follow and until is not None:
+    if yes_or_no("follow", follow) and until is not None:
         raise Invalid("follow=True with until: a feed that follows has no end; leave one of them out")
     asked = checked_images(images)
     begin = position_of(source, "earliest" if since is None else since, "since")
@@ -268,13 +268,13 @@ def position_of(source: ChangesSource, value: Any, name: str) -> Position:
 def checked_end(value: str, name: str) -> str:
     """Return `value`, "earliest" or "latest". Raises: Invalid, naming the argument `name`."""
     if value not in _ENDS:
-        raise Invalid(f"{name} = {value!r}: write 'earliest', 'latest' or a position{suggestion(value, _ENDS)}")
+        raise Invalid(f"{name} = {brief(value)}: write 'earliest', 'latest' or a position{suggestion(value, _ENDS)}")
     return value
 
 
 def checked_images(images: Any) -> str:
     """Return `images`. Raises: Invalid."""
     if not isinstance(images, str) or images not in _IMAGES:
-        said = repr(images) if isinstance(images, str) else shown(images)
+        said = brief(images) if isinstance(images, str) else shown(images)
         raise Invalid(f"images = {said}: write 'after', or 'both' for rows before their change too")
     return str(images)

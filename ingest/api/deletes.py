@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from memwal.ingest.api.arguments import seconds
+from memwal.ingest.api.arguments import seconds, yes_or_no
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.tokens import Applied, Receipt, RegionCounts, Token, TokenLike, check_rises
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
@@ -81,7 +81,7 @@ class FilterDelete:
 
     def run(self, token: TokenLike, *, durable: bool, timeout: float | None) -> Receipt:
         """Delete, and return the receipt. `timeout`: seconds for the whole call. Raises: as `Table.delete`."""
-        parsed, limit = Token.parse(token), seconds("timeout", timeout)
+        parsed, limit, durable = Token.parse(token), seconds("timeout", timeout), yes_or_no("durable", durable)
         if not self._table.key:
             raise Invalid("the table has no key (append_only), so no row can be deleted")
         until = None if limit is None else self._clock.monotonic() + limit

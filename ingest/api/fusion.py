@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.ingest.api.arguments import brief, elements
 from memwal.ingest.errors import Invalid
 
 DISTANCE, SCORE, RELEVANCE = "_distance", "_score", "_relevance_score"
@@ -84,12 +85,13 @@ def best_of_arms(candidates: pa.Table, n: int) -> pa.Table:
 def checked_weights(weights: Any) -> tuple[float, float]:
     """Return the weights of distance and score. Raises: Invalid unless both are 0 or more, and one is more."""
     try:
-        vector, text = (float(each) for each in weights)
-    except (TypeError, ValueError):
+        vector, text = (float(each) for each in elements("weights", weights) or ())
+    except (TypeError, ValueError, OverflowError):
         vector = text = math.nan
     if not (0 <= vector < math.inf and 0 <= text < math.inf and vector + text > 0):
         raise Invalid(
-            f"weights = {weights!r}: write two numbers, of the vector and of the text, each 0 or more and not both 0"
+            f"weights = {brief(weights)}: write two numbers, of the vector and of the text, each 0 or more and not "
+            "both 0"
         )
     return vector, text
 

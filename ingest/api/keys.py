@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from memwal.ingest.api.arguments import brief, elements, given_by, shown
 from memwal.ingest.errors import Invalid
 from memwal.ingest.mapping.values import cast_texts
 from memwal.ingest.suggest import suggestion
@@ -63,6 +64,10 @@ def repeatable(keys: Any) -> Any:
     """Return `keys` in a form that can be read several times: a stream gives its keys once, so it becomes a table."""
     if not hasattr(keys, "__arrow_c_stream__") or isinstance(keys, pa.ChunkedArray):
         return keys
+    return given_by("keys", keys, _gathered)
+
+
+def _gathered(keys: Any) -> pa.Table | pa.ChunkedArray:
     try:
         return pa.table(keys)
     except pa.ArrowInvalid:  # a stream of values, such as a Series of Polars
@@ -78,7 +83,7 @@ def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:
         raise Invalid(NO_KEY)
     values = (text,) if len(key) == 1 else _values(text)
     if len(values) != len(key):
-        raise Invalid(f"key '{text}' has {len(values)} values; give {len(key)}: {','.join(key)}")
+        raise Invalid(f"key {brief(text)} has {len(values)} values; give {len(key)}: {','.join(key)}")
     return values
 
 
@@ -88,7 +93,7 @@ def _values(text: str) -> tuple[str, ...]:
     except csv.Error:
         lines = []
     if len(lines) != 1:
-        raise Invalid(f"key {text!r}: write a value with a comma, a quote or a line break in double quotes")
+        raise Invalid(f"key {brief(text)}: write a value with a comma, a quote or a line break in double quotes")
     return tuple(lines[0])
 
 
@@ -96,21 +101,25 @@ def _columns(keys: Any, key: tuple[str, ...]) -> list[Any]:
     """Return one list or Arrow array per key column."""
     if isinstance(keys, pa.RecordBatch):
         keys = pa.Table.from_batches([keys])
+    keys = repeatable(keys)
     if isinstance(keys, pa.Array | pa.ChunkedArray | np.ndarray):
         return _single(keys if not isinstance(keys, np.ndarray) else keys.tolist(), key)
-    if hasattr(keys, "__arrow_c_stream__"):
-        return _of_table(repeatable(keys), key)
+    if isinstance(keys, pa.Table):
+        return _of_table(keys, key)
     if isinstance(keys, Mapping) or (isinstance(keys, tuple) and len(key) > 1):
         keys = [keys]
     if isinstance(keys, str | bytes) or not isinstance(keys, Sequence | set | frozenset):
         keys = [keys]
-    return _of_rows(list(keys), key)
+    found = elements("keys", keys)
+    if found is None:
+        raise Invalid(f"keys = {shown(keys)}: write a key, or a list of keys")
+    return _of_rows(found, key)
 
 
 def _of_table(table: pa.Table, key: tuple[str, ...]) -> list[Any]:
     for name in table.column_names:
         if name not in key:
-            raise Invalid(f"keys: column '{name}' is not in the key{suggestion(name, key)}")
+            raise Invalid(f"keys: column '{name:.200}' is not in the key{suggestion(name, key)}")
     for name in key:
         if name not in table.column_names:
             raise Invalid(f"keys: key column '{name}' is missing; give {', '.join(key)}")
@@ -124,12 +133,12 @@ def _of_rows(rows: list[Any], key: tuple[str, ...]) -> list[Any]:
     if rows and all(isinstance(row, Mapping) for row in rows):
         odd = next((row for row in rows if set(row) != set(key)), None)
         if odd is not None:
-            raise Invalid(f"keys: {dict(odd)!r} does not name exactly the key columns {', '.join(key)}")
+            raise Invalid(f"keys: {brief(dict(odd))} does not name exactly the key columns {', '.join(key)}")
         return [[row[name] for row in rows] for name in key]
     if rows and all(isinstance(row, tuple | list) for row in rows):
         odd = next((row for row in rows if len(row) != len(key)), None)
         if odd is not None:
-            raise Invalid(f"keys: {odd!r} has {len(odd)} values; the key has {len(key)}: {', '.join(key)}")
+            raise Invalid(f"keys: {brief(odd)} has {len(odd)} values; the key has {len(key)}: {', '.join(key)}")
         return [list(column) for column in zip(*rows, strict=True)]
     if not rows:
         return [[] for _ in key]
@@ -154,7 +163,7 @@ def _typed(values: Any, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         return pa.array(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = first_line(error)
-        raise Invalid(f"key column '{field.name}' is {field.type}: {reason}") from None
+        raise Invalid(f"key column '{field.name}' is {field.type}: {reason:.300}") from None
 
 
 def _check_types(values: list[Any], field: pa.Field) -> None:

@@ -7,13 +7,14 @@ their bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.ingest.api.arguments import brief, elements
 from memwal.ingest.errors import Invalid
 
 Order = list[tuple[str, bool]]
@@ -32,8 +33,10 @@ def checked_order(order_by: Any) -> Order | None:
         return None
     if isinstance(order_by, str):
         return [(order_by, True)]
-    parts = order_by if isinstance(order_by, Iterable) and not isinstance(order_by, Mapping) else [None]
-    order = [_part(part, order_by) for part in ([order_by] if _is_pair(order_by) else parts)]
+    parts = [None] if isinstance(order_by, Mapping) else elements("order_by", order_by)
+    if parts is None or (isinstance(order_by, Sequence) and _is_pair(parts)):
+        parts = [parts]
+    order = [_part(part, order_by) for part in parts]
     if not order:
         raise Invalid("order_by: the list is empty; name at least one column, or omit it")
     first: dict[str, bool] = {}
@@ -81,7 +84,9 @@ def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
 
 def _is_pair(part: Any) -> bool:
     two = isinstance(part, Sequence) and not isinstance(part, str) and len(part) == 2
-    return two and isinstance(part[0], str) and (isinstance(part[1], bool) or part[1] in _DIRECTIONS)
+    if not two or not isinstance(part[0], str):
+        return False
+    return isinstance(part[1], bool) or (isinstance(part[1], str) and part[1] in _DIRECTIONS)
 
 
 def _part(part: Any, whole: Any) -> tuple[str, bool]:
@@ -89,7 +94,8 @@ def _part(part: Any, whole: Any) -> tuple[str, bool]:
         return part, True
     if not _is_pair(part):
         raise Invalid(
-            f"order_by = {whole!r}: write a column, or a list of columns and of pairs such as ('price', 'descending')"
+            f"order_by = {brief(whole)}: write a column, or a list of columns and of pairs such as "
+            "('price', 'descending')"
         )
     column, direction = part
     return column, direction if isinstance(direction, bool) else _DIRECTIONS[direction]

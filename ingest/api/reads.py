@@ -12,6 +12,7 @@ import pyarrow as pa
 from memwal.ingest.api.arguments import (
     at_least_one,
     best,
+    checked_limit,
     distance_range,
     listed,
     mapping,
@@ -152,13 +153,11 @@ class Reads(ABC):
         A stream that can no longer be read to its end raises, from the loop, Unavailable: read again.
         """
         wanted, order, skipped = listed(columns), checked_order(order_by), not_negative("offset", offset)
-        request: dict[str, Any] = {"columns": wanted, "filter": sql(filter), "limit": limit}
+        request: dict[str, Any] = {"columns": wanted, "filter": sql(filter), "limit": checked_limit(limit, skipped)}
         if order is not None:
             request["order_by"] = order
             if wanted is not None:
                 request["columns"] = list(dict.fromkeys([*wanted, *(name for name, _ in order)]))
-        if skipped and limit is not None:
-            request["limit"] = not_negative("limit", limit) + skipped
         watch = watching("scan", level, explain)
         rows: RowStream = self._answer("scan", level, **request, explain=watch)
         return ended(watch, trimmed(rows, request["columns"] if wanted is None else wanted, skipped))
@@ -320,11 +319,11 @@ class Reads(ABC):
         """
         from memwal.ingest.api.sql.query import Request, run  # DataFusion, which a daemon does not need to start
 
-        given = mapping("tables", tables or {}, "{'prices': prices}")
+        given = mapping("tables", {} if tables is None else tables, "{'prices': prices}")
         # What is behind a public table. The class is asked: a frame may have a column of that name.
         public = {name for name, rows in given.items() if hasattr(type(rows), "_engine")}
         others = {name: rows._engine if name in public else rows for name, rows in given.items()}  # noqa: SLF001
-        values = mapping("parameters", parameters or {}, "{'price': 20}")
+        values = mapping("parameters", {} if parameters is None else parameters, "{'price': 20}")
         asked = a_text("query", query, "select count(*) from table")
         return run(self, self._location, Request(asked, others, values, check_level(level), Reads))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memwal.ingest.api.arguments import brief, given_by
 from memwal.ingest.api.keys import NO_KEY
 from memwal.ingest.api.python_values import NOT_TAKEN, column_of
 from memwal.ingest.errors import Invalid
@@ -37,9 +39,9 @@ def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
     it names.
     """
     try:
-        table = _as_arrow(rows, schema, alike=alike)
+        table = given_by("rows", rows, partial(_as_arrow, schema=schema, alike=alike))
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise Invalid(f"rows: cannot read the {type(rows).__name__}: {first_line(error)}") from error
+        raise Invalid(f"rows: cannot read the {type(rows).__name__}: {first_line(error):.200}") from error
     if table is None:
         raise Invalid(
             f"rows: cannot read a {type(rows).__name__}; pass an Arrow table or batch, a pandas or polars frame, "
@@ -51,7 +53,7 @@ def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
 def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
     if isinstance(rows, pa.Table):
         return rows
-    if type(rows).__module__.partition(".")[0] == "pandas" and rows.index.names == [None]:
+    if _is_pandas_frame(rows) and rows.index.names == [None]:
         # After a filter or a sort, Arrow would make a column of the index, which holds the old row numbers.
         return pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.RecordBatch):
@@ -59,7 +61,7 @@ def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
     if isinstance(rows, pa.RecordBatchReader):
         return rows.read_all()
     if hasattr(rows, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(rows).read_all()
+        return _streamed(rows)
     if isinstance(rows, Sequence) and not rows:
         return schema.empty_table()
     if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
@@ -67,6 +69,20 @@ def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
             _check_alike(rows)
         return _from_dicts(rows, schema)
     return None
+
+
+def _streamed(rows: Any) -> pa.Table | None:
+    try:
+        return pa.RecordBatchReader.from_stream(rows).read_all()
+    except pa.ArrowInvalid:
+        if isinstance(rows, pa.ChunkedArray) or type(rows).__name__ == "Series":
+            return None  # a stream of values, not of rows; Arrow's reason would not say what is taken
+        raise
+
+
+def _is_pandas_frame(rows: Any) -> bool:
+    kind = type(rows)
+    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | npt.NDArray[np.bool_]]:
@@ -112,7 +128,7 @@ def _check_alike(rows: Sequence[Mapping[str, Any]]) -> None:
             odd = next(iter(row.keys() ^ names))
             here, there = ("lacks", "has") if odd in names else ("has", "lacks")
             raise Invalid(
-                f"rows: row {number} {here} {odd!r}, row 0 {there} it; columns that a put lacks keep their "
+                f"rows: row {number} {here} {brief(odd)}, row 0 {there} it; columns that a put lacks keep their "
                 "stored values, so put rows with other columns separately, or write None for a null"
             )
 
@@ -131,7 +147,7 @@ def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
     except NOT_TAKEN as error:
         first = next(((row, why) for row, value in enumerate(values) if (why := _refusal(value, wanted))), None)
         where, why = ("", error) if first is None else (f", in row {first[0]}", first[1])
-        raise Invalid(f"column '{name}', which is {wanted}{where}: {first_line(why)}") from None
+        raise Invalid(f"column '{name}', which is {wanted}{where}: {first_line(why):.300}") from None
 
 
 def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:

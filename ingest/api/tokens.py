@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import NamedTuple
 
+from memwal.ingest.api.arguments import brief, elements
 from memwal.ingest.errors import Invalid
 from memwal.wal.applied import PREFIX
 
@@ -27,17 +28,16 @@ class Token:
     def __post_init__(self) -> None:
         """Raises: Invalid for wrong types or values: regions compare sequences and write both into every WAL entry."""
         if type(self.producer) is not str or type(self.sequence) is not int or not self.producer or self.sequence < 0:
-            raise Invalid(f"token {self.producer!r}:{self.sequence!r}: {_FORMS}")
+            raise Invalid(f"token {brief(self.producer)}:{brief(self.sequence)}: {_FORMS}")
         if self.producer.startswith(PREFIX):
-            raise Invalid(
-                f"token {self.producer!r}: names that begin with {PREFIX!r} are reserved for memwal; choose another"
-            )
+            name = brief(self.producer)
+            raise Invalid(f"token {name}: names that begin with {PREFIX!r} are reserved for memwal; choose another")
         try:
             self.producer.encode()
         except UnicodeEncodeError as error:
             raise Invalid(
-                f"token {self.producer!r}: the name cannot be written as UTF-8 (character {error.start + 1} is a lone "
-                "surrogate); choose another"
+                f"token {brief(self.producer)}: the name cannot be written as UTF-8 (character {error.start + 1} is a "
+                "lone surrogate); choose another"
             ) from None
 
     @staticmethod
@@ -57,12 +57,12 @@ def _split(value: str | tuple[str, int]) -> tuple[str, int]:
         if isinstance(value, str):
             producer, digits = value.rsplit(":", 1)
             return producer, int(digits)
-        producer, sequence = value
+        producer, sequence = elements("token", value) or ()
         # Never int(): with times as numbers it would cut two puts within one second to the same number, and the second
         # put would count as a repeat. NumPy's integers pass.
         return producer, sequence if isinstance(sequence, bool) else index(sequence)
     except (ValueError, TypeError):
-        raise Invalid(f"token {value!r}: {_FORMS}") from None
+        raise Invalid(f"token {brief(value)}: {_FORMS}") from None
 
 
 def check_rises(token: Token, applied: Mapping[str, int | None]) -> None:
@@ -79,7 +79,8 @@ def check_rises(token: Token, applied: Mapping[str, int | None]) -> None:
         return
     newest, region = max((number, region) for region, number in above.items())
     raise Invalid(
-        f"token {token.producer}:{token.sequence} goes down: region {region} has applied {token.producer}:{newest}, "
+        f"token {token.producer:.60}:{token.sequence} goes down: region {region} has applied "
+        f"{token.producer:.60}:{newest}, "
         f"region {below[0]} nothing from {token.sequence} on, so this is not a retry; take a number above {newest}"
     )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from memwal.ingest.api.arguments import brief
 from memwal.ingest.api.explanation import ExplainedPart, Explanation
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.errors import Invalid
@@ -96,7 +97,7 @@ def watching(read: str, level: str, explain: Explain | None) -> Watch | None:
     if explain is None:
         return None
     if not callable(explain):
-        raise Invalid(f"explain={explain!r}: give a function that takes the explanation, such as explain=print")
+        raise Invalid(f"explain = {brief(explain)}: give a function that takes the explanation, such as explain=print")
     # Imported here: this package is heavy, and reads that nobody explains do not need it.
     from memwal.wal.clock import SystemClock
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from memwal import flush, wal
 from memwal.ingest import tracing
+from memwal.ingest.api.arguments import brief
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.rpc import owner_notes as owners
@@ -68,9 +69,9 @@ def connected(
     """Return the table behind that of `connect`, with all its parts. Raises: as `connect`."""
     location = str(location) if isinstance(location, os.PathLike) else location
     if not isinstance(location, str | Sequence):
-        raise Invalid(f"location = {location!r}: write grpc://host:port, or the address of the table")
-    if fallback not in FALLBACKS:
-        raise Invalid(f"fallback = {fallback!r}; write one of {', '.join(map(repr, FALLBACKS))}")
+        raise Invalid(f"location = {brief(location)}: write grpc://host:port, or the address of the table")
+    if not isinstance(fallback, str) or fallback not in FALLBACKS:
+        raise Invalid(f"fallback = {brief(fallback)}; write one of {', '.join(map(repr, FALLBACKS))}")
     tracing.join()
     tls = _tls(tls_ca, tls_cert, tls_key)
     shown: dict[str, Any] = {"token": token, "tls": tls, "in_flight_max": in_flight_max}

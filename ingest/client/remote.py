@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from memwal.flush import CommitReport
 from memwal.ingest import tracing
-from memwal.ingest.api.arguments import keys_or_filter, seconds
+from memwal.ingest.api.arguments import keys_or_filter, seconds, yes_or_no
 from memwal.ingest.api.deletes import FilterDelete
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.reads import READS, Reads, check_level
@@ -119,7 +119,7 @@ class RemoteTable(Reads):
             self.refresh()
             if isinstance(rows, Sequence):
                 given = as_table(rows, self.schema, alike=self.upsert == "merge")
-        request = {"op": "write", "delete": False, "durable": durable}
+        request = {"op": "write", "delete": False, "durable": yes_or_no("durable", durable)}
         return self._write(without_views(given), request, Token.parse(token), timeout)
 
     @translate_errors
@@ -136,7 +136,7 @@ class RemoteTable(Reads):
         if (where := keys_or_filter(keys, filter)) is not None:
             deletes = RoutedDeletes(self._write, self._record, self._base_version)
             return FilterDelete(self, deletes, where, self.clock).run(token, durable=durable, timeout=timeout)
-        request = {"op": "write", "delete": True, "durable": durable}
+        request = {"op": "write", "delete": True, "durable": yes_or_no("durable", durable)}
         return self._write(normalise_keys(keys, self.schema, self.key), request, Token.parse(token), timeout)
 
     @translate_errors

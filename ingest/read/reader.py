@@ -17,7 +17,7 @@ import pyarrow as pa
 from memwal.flush import BaseTable
 from memwal.flush.base.shape import Shape
 from memwal.flush.base.ttl import Expiry
-from memwal.ingest.api.arguments import at_least_one, text_columns
+from memwal.ingest.api.arguments import at_least_one, checked_limit, text_columns
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.ordering import Order, check_orderable
 from memwal.ingest.api.results import RowStream, gathered
@@ -32,7 +32,6 @@ from memwal.ingest.read.rankings import Nearness, relevance
 from memwal.ingest.read.request import (
     check_filter,
     checked_columns,
-    checked_limit,
     distinct,
     only_indexed,
     only_vectors,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.api.arguments import ROWS_MAX
+from memwal.ingest.api.arguments import brief
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
@@ -52,17 +52,6 @@ def checked_columns(
     return wanted
 
 
-def checked_limit(limit: Any) -> int | None:
-    """Return `limit`. Raises: Invalid unless it is None or a whole number from 0 to ROWS_MAX."""
-    if limit is None:
-        return None
-    if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 0:
-        raise Invalid(f"limit is {limit!r}; give a whole number of rows, or omit it for all")
-    if limit > ROWS_MAX:
-        raise Invalid(f"limit is {limit!r}; give at most {ROWS_MAX}, or omit it for all")
-    return int(limit)
-
-
 def check_filter(
     filter: Any, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
 ) -> None:
@@ -71,7 +60,7 @@ def check_filter(
     `plan`: `BaseReads.check`. `columns`: of the table. `gone`: as for `checked_columns`.
     """
     if not isinstance(filter, str):
-        raise Invalid(f'filter {filter!r} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
+        raise Invalid(f'filter {brief(filter)} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
     # Before Lance's planner, which would end the process, allocate any amount, or cut nanoseconds off.
     if reason := problem(filter, columns):
         raise Invalid(f"filter {shown(filter)}: {reason}")
@@ -84,7 +73,7 @@ def check_filter(
         raise Invalid(f"filter {shown(filter)}: Lance's planner fails on it; write it in another way") from None
     except (ValueError, OSError) as error:
         reason = unknown_column(filter, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
-        raise Invalid(f"filter {filter!r}: {reason}") from None
+        raise Invalid(f"filter {shown(filter)}: {reason}") from None
 
 
 def distinct(keys: pa.Table) -> pa.Table:
@@ -101,7 +90,7 @@ def distinct(keys: pa.Table) -> pa.Table:
 
 
 def _unknown(what: str, column: str, schema: pa.Schema, gone: Mapping[str, str] | None) -> Invalid:
-    absent = f"column '{column}' does not exist{suggestion(str(column), schema.names)}"
+    absent = f"column '{column!s:.200}' does not exist{suggestion(str(column), schema.names)}"
     return Invalid(f"{what}: {(gone or {}).get(column, absent)}")
 
 
@@ -212,7 +201,7 @@ def vector_query(
         others = f"; columns of vectors: {', '.join(fit)}" if fit else ""
         raise Invalid(f"{what}: column '{column}' ({kind}) holds no vectors of a fixed size{others}")
     if metric is not None and metric not in METRICS:
-        raise Invalid(f"metric '{metric}' is unknown{suggestion(metric, METRICS)}")
+        raise Invalid(f"metric '{metric:.60}' is unknown{suggestion(metric, METRICS)}")
     own = next((str(s.parameters.get("metric", "l2")) for s in specs if (s.column, s.kind) == (column, "ivf_pq")), None)
     chosen = metric or own or "l2"
     query = checked_vector(vector, column, kind)
@@ -236,7 +225,9 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
     try:
         values = np.asarray(vector.values if isinstance(vector, pa.FixedSizeListScalar) else vector, dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise Invalid(f"search: the vector for column '{column}' is not a list of numbers ({error})") from None
+        raise Invalid(
+            f"search: the vector for column '{column}' is not a list of numbers ({first_line(error):.200})"
+        ) from None
     if values.ndim != 1 or len(values) != kind.list_size:
         shape = " x ".join(map(str, values.shape)) or "1 number, not a list"
         raise Invalid(
@@ -280,7 +271,7 @@ def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, st
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         name = token.group().strip("`")
         if _is_column(token, before, after) and name.lower() not in folded:
-            return (gone or {}).get(name) or f"column '{name}' does not exist{suggestion(name, columns)}"
+            return (gone or {}).get(name) or f"column '{name:.200}' does not exist{suggestion(name, columns)}"
     return None
 
 

@@ -280,4 +280,4 @@ def as_vector(vector: Any) -> pa.Table:
     try:
         return pa.table({"vector": pa.array(np.asarray(vector, dtype=np.float32))})
     except (ValueError, TypeError, pa.ArrowException) as error:
-        raise Invalid(f"search: the vector is not a list of numbers: {first_line(error)}") from None
+        raise Invalid(f"search: the vector is not a list of numbers: {first_line(error):.200}") from None

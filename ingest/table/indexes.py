@@ -24,7 +24,7 @@ def added(base: flush.BaseTable, column: Any, kind: Any, parameters: Mapping[str
     for known in INDEX_KINDS:
         if kind == known:
             return flush.add_index(base, IndexSpec(column, known, dict(parameters)), clock).name
-    raise Invalid(f"kind '{kind}' is unknown{suggestion(kind, INDEX_KINDS)}")
+    raise Invalid(f"kind '{kind:.60}' is unknown{suggestion(kind, INDEX_KINDS)}")
 
 
 def dropped(base: flush.BaseTable, name: Any, clock: Clock) -> None:

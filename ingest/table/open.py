@@ -65,6 +65,8 @@ def open_embedded(
     another process serves the table.
     """
     schema = arguments.arrow_schema(schema)
+    read_only = arguments.yes_or_no("read_only", read_only)
+    take_over = arguments.yes_or_no("take_over", take_over)
     overrides = _overrides(uri, key, regions, indexes, storage_options)
     if not isinstance(settings, str | Path | Mapping | None):
         raise Invalid(f"settings is a {type(settings).__name__}; write the path of a TOML file, or a dict of sections")

@@ -17,7 +17,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.api.arguments import seconds
+from memwal.ingest.api.arguments import seconds, yes_or_no
 from memwal.ingest.api.deletes import Where
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.rows import Deletes, first_of_each_key, split_deletes
@@ -57,7 +57,7 @@ class TableWrites:
 
         Raises: as `Table.put`.
         """
-        timeout = seconds("timeout", timeout)
+        timeout, durable = seconds("timeout", timeout), yes_or_no("durable", durable)
         split, shape = self._split(admission, rows, deletes), admission.context.shape
         if token is not None:
             check_rises(token, {to.name: to.applied(token.producer).newest for to, _ in split})

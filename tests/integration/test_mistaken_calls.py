@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -18,6 +21,32 @@ from tests.conftest import WIDTH
 
 CHEAP = pc.field("price") > 5
 VECTOR = [0.5] * WIDTH
+LONG = "x" * 100_000
+ARRAY, FRAME = pa.array(["a", "b"]), pd.DataFrame({"id": [1]})
+ODD = datetime(2020, 1, 1, tzinfo=timezone(timedelta(microseconds=5)))
+
+
+class Raising(list[Any]):
+    """A list of a caller's whose own code raises."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise KeyError("by the caller")
+
+    __len__ = __iter__  # type: ignore[assignment]
+
+
+class RaisingStream:
+    """Rows of another library that cannot give them."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        raise KeyError("by the caller")
+
+
+def raising() -> Iterator[Any]:
+    yield from ()
+    raise ValueError("by the caller")
+
+
 CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "where": (lambda t: t.scan(where="price > 5"), r"scan\(\) has no argument 'where'; write filter"),
     "select": (lambda t: t.scan(select=["id"]), r"scan\(\) has no argument 'select'; write columns"),
@@ -82,6 +111,47 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "delete both": (lambda t: t.delete([1], filter="price > 5"), r"delete\(\) takes keys or filter, not both"),
     "delete by expression": (lambda t: t.delete(filter=CHEAP), "filter = Expression .*: write SQL as text"),
     "put slip": (lambda t: t.put([], durible=True), r"put\(\) has no argument 'durible'; did you mean 'durable'\?"),
+    "keys of no such column": (lambda t: t.get([{LONG: 1}]), "keys: {'xxx.*… does not name exactly the key"),
+    "keys that raise": (lambda t: t.get(Raising()), "keys: cannot read the Raising: KeyError: 'by the caller'"),
+    "rows that raise": (lambda t: t.get(RaisingStream()), "keys: cannot read the RaisingStream: KeyError: 'by the"),
+    "columns that raise": (lambda t: t.scan(Raising()), "columns: cannot read the Raising: KeyError: 'by the caller'"),
+    "columns of a generator": (lambda t: t.scan(raising()), "columns: cannot read the generator: ValueError: by the c"),
+    "a match that raises": (lambda t: t.match(Raising(), "a"), "column: cannot read the Raising: KeyError"),
+    "an order that raises": (lambda t: t.scan(order_by=Raising()), "order_by: cannot read the Raising: KeyError"),
+    "weights that raise": (lambda t: t.hybrid(VECTOR, "a", weights=Raising()), "weights: cannot read the Raising: Ke"),
+    "a range that raises": (
+        lambda t: t.search("vector", VECTOR, distance_range=Raising()),
+        "distance_range: cannot read the Raising: KeyError",
+    ),
+    "a frame for a limit": (lambda t: t.scan(limit=FRAME), "limit is id 0 1; give a whole number of rows"),
+    "an array for an offset": (lambda t: t.scan(offset=ARRAY), r"offset is <pyarrow.*; write a whole number"),
+    "a frame for k": (lambda t: t.match("body", "a", k=FRAME), "k is id 0 1; write a whole number"),
+    "an array for explain": (lambda t: t.count(explain=ARRAY), "explain = <pyarrow.*: give a function"),
+    "a frame for an order": (lambda t: t.scan(order_by=pa.table({"n": [1]})), "order_by = pyarrow.Table n: .*: write"),
+    "a number for an order": (lambda t: t.scan(order_by=np.array(5)), r"order_by = array\(5\): write a column"),
+    "a direction in a list": (lambda t: t.scan(order_by=[("id", ["desc"])]), "order_by = .*: write a column"),
+    "arrays for weights": (lambda t: t.hybrid(VECTOR, "a", weights=ARRAY), "weights = <pyarrow.*: write two numbers"),
+    "a weight beyond floats": (
+        lambda t: t.hybrid(VECTOR, "a", weights=(10**400, 1)),
+        "weights = .*: write two numbers",
+    ),
+    "a limit of many digits": (lambda t: t.scan(limit=10**5000), "limit is …; give at most"),
+    "an array to follow": (lambda t: t.changes(follow=np.array([1, 2])), "follow = ndarray .*: write True or False"),
+    "an array of tables": (lambda t: t.sql("select 1", tables=np.array([1])), "tables is a ndarray; write a dict"),
+    "a frame of parameters": (lambda t: t.sql("select 1", parameters=FRAME), "parameters is a DataFrame; write a dict"),
+    "a time of a query": (lambda t: t.sql("select $a", parameters={"a": ODD}), "a has .*its UTC offset has microsec"),
+    "a long column": (lambda t: t.scan(LONG), "columns: column 'x{200}' does not exist"),
+    "a long column of a filter": (lambda t: t.count(f"{LONG} = 1"), "filter 'x{200}.*column 'x{200}' does not exist"),
+    "a long column to search": (lambda t: t.search(LONG, VECTOR), "column 'x{200}' does not exist"),
+    "a long metric": (lambda t: t.search("vector", VECTOR, metric=LONG), "metric 'x{60}' is unknown"),
+    "a text for a vector": (lambda t: t.search("vector", LONG), "vector"),
+    "a long order": (lambda t: t.scan(order_by=LONG), "order_by: column 'x{200}' does not exist"),
+    "a long key": (lambda t: t.get(LONG), "key column 'id' is .*: Failed to parse string: 'x+"),
+    "a long position": (lambda t: t.changes(since=LONG), "since = 'x+…: write 'earliest'"),
+    "a long name of images": (lambda t: t.changes(images=LONG), "images = 'x+…: write 'after'"),
+    "a long query": (lambda t: t.sql(LONG), "sql: "),
+    "a long table of a query": (lambda t: t.sql(f"select * from {LONG}"), "sql: table 'x{200}' does not exist"),
+    "a long argument": (lambda t: t.scan(**{LONG: 1}), r"scan\(\) has no argument 'x{199}"),
     "flush what": (lambda t: t.flush(1), r"flush\(\): too many .*; it has no arguments"),
     "commit what": (lambda t: t.commit(wait=True), r"commit\(\) has no argument 'wait'; it has none"),
 }
@@ -106,6 +176,49 @@ def test_each_form_of_a_table_says_how_it_is_written(name: str, tables: list[Any
         with pytest.raises(memwal.Invalid, match=text) as told:
             call(table)
         assert len(str(told.value).splitlines()) == 1
+        assert len(str(told.value)) < 1100
+
+
+WRITES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "durable of an array": (lambda t: t.put([], durable=np.array([1, 2])), "durable = ndarray .*: write True or False"),
+    "durable of a frame": (lambda t: t.delete([1], durable=FRAME), "durable = DataFrame id 0 1: write True or False"),
+    "durable by filter": (lambda t: t.delete(filter="price > 5", durable=FRAME), "durable = DataFrame .*: write True"),
+    "durable in words": (lambda t: t.put([], durable="no"), "durable = str 'no': write True or False"),
+    "an array for a token": (lambda t: t.put([], token=ARRAY), r"token <pyarrow.*: a token is 'name:number'"),
+    "a frame for a token": (lambda t: t.put([], token=FRAME), r"token id 0 1: a token is 'name:number'"),
+    "a token that raises": (lambda t: t.put([], token=Raising()), "token: cannot read the Raising: KeyError"),
+    "a long token": (lambda t: t.put([], token=LONG), "token 'x{58}…: a token is"),
+    "a frame for a timeout": (lambda t: t.put([], timeout=FRAME), "timeout = id 0 1: give seconds above 0"),
+    "rows that raise": (lambda t: t.put(Raising()), "rows: cannot read the Raising: KeyError: 'by the caller'"),
+    "a stream that raises": (lambda t: t.put(RaisingStream()), "rows: cannot read the RaisingStream: KeyError: 'by"),
+    "a series": (lambda t: t.put(FRAME["id"]), "rows: cannot read a Series; pass an Arrow table .* or a list of dicts"),
+    "a column of pandas": (lambda t: t.put(FRAME.index), "rows: cannot read a RangeIndex; pass an Arrow table"),
+    "a series of Polars": (lambda t: t.put(pl.Series([1])), "rows: cannot read a Series; pass an Arrow table"),
+    "a column of Arrow": (lambda t: t.put(pa.chunked_array([[1]])), "rows: cannot read a ChunkedArray; pass an Arrow"),
+    "a long column of rows": (lambda t: t.put([{"id": 1, LONG: 1}]), "column 'x{199} is not in the table"),
+    "a long column to index": (
+        lambda t: t.create_index(LONG, "btree"),
+        "index btree on column 'x{199}: no such column",
+    ),
+    "a long kind of index": (lambda t: t.create_index("id", LONG), "kind 'x{60}' is unknown"),
+    "a long parameter": (lambda t: t.create_index("name", "fts", **{LONG: 1}), "unknown parameter 'x{199};"),
+    "a long name of an index": (lambda t: t.drop_index(LONG), "no index is called 'x{199}"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_each_form_that_writes_says_how_it_is_written(name: str, tables: list[Any]) -> None:
+    call, text = WRITES[name]
+    for table in tables[:2]:
+        with pytest.raises(memwal.Invalid, match=text) as told:
+            call(table)
+        assert len(str(told.value).splitlines()) == 1
+        assert len(str(told.value)) < 1100
+
+
+def test_a_series_of_polars_is_keys(tables: list[Any]) -> None:
+    for table in tables[:2]:
+        assert table.delete(pl.Series([1, 2])).rows == 2
 
 
 def test_one_column_is_a_list_of_columns(tables: list[Any]) -> None:
@@ -143,6 +256,10 @@ def test_a_schema_in_any_of_its_forms(schema: Any, uri: str) -> None:
         ({"storage_options": ["a"]}, "storage_options is a list"),
         ({"ky": "id"}, r"open\(\) has no argument 'ky'; did you mean 'key'\?"),
         ({"index": {}}, r"open\(\) has no argument 'index'; write indexes"),
+        ({"read_only": np.array([1, 2])}, "read_only = ndarray .*: write True or False"),
+        ({"take_over": "no"}, "take_over = str 'no': write True or False"),
+        ({"schema": Raising()}, "schema: cannot read the Raising: KeyError: 'by the caller'"),
+        ({"schema": {"id": LONG}}, "schema = dict .*…: .*write a pyarrow.Schema"),
         ({"uri": None}, "uri = NoneType None: write the path of the table"),
     ],
 )
@@ -155,7 +272,14 @@ def test_opening(arguments: dict[str, Any], text: str, uri: str, made: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("location", "arguments"), [(None, {}), (5, {}), ("grpc://h:1", {"tls_ca": 5}), ("grpc://h:1", {"tokn": "a"})]
+    ("location", "arguments"),
+    [
+        (None, {}),
+        (5, {}),
+        ("grpc://h:1", {"tls_ca": 5}),
+        ("grpc://h:1", {"tokn": "a"}),
+        ("a", {"fallback": np.array(["a", "b"])}),
+    ],
 )
 def test_connecting(location: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(memwal.Invalid):

@@ -7,12 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.arguments import at_least_one
+from memwal.ingest.api.arguments import at_least_one, checked_limit
 from memwal.ingest.api.reads import check_level
 from memwal.ingest.errors import Invalid
 from memwal.ingest.read.request import (
     checked_columns,
-    checked_limit,
     checked_vector,
     indexed,
     unknown_column,

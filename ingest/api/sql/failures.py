@@ -22,7 +22,8 @@ _HIDDEN = re.compile(r"\bmemwal_\d+\.")
 _PLACE = re.compile(r" at Line: (\d+), Column: (\d+)")
 _FIELDS = re.compile(r"Valid fields are (.*?)\.?$", re.MULTILINE)
 _FIELD = re.compile(r'(?:"((?:[^"]|"")+)"|(\w+))(?=,|$)')
-_SHOWN = 300
+_SHOWN, _LONGEST = 300, 1000
+"""Characters of what DataFusion says, and of what is made of it: both may hold a whole query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Asked:
         for pattern, told in _TOLD:
             found = pattern.search(text)
             if found is not None:
-                return Invalid(f"sql: {told(self, found, text)}")
+                return Invalid(f"sql: {told(self, found, text):.{_LONGEST}}")
         lines = (_LEAD.sub("", line.strip()) for line in text.splitlines())
         return Invalid(f"sql: {next((line for line in lines if line), type(error).__name__)[:_SHOWN].rstrip('.')}")
 
@@ -65,14 +66,14 @@ def _no_field(asked: Asked, found: re.Match[str], text: str) -> str:
     listed = _FIELDS.search(text)
     known = [a or b for a, b in _FIELD.findall(listed[1])] if listed else list(asked.columns)
     if name in known:
-        return f"column '{qualifier}.{name}' does not exist; column '{name}' is not in a table '{qualifier}'"
+        return f"column '{qualifier:.60}.{name}' does not exist; column '{name}' is not in a table '{qualifier:.60}'"
     other_case = next((each for each in known if each.lower() == name.lower()), None)
     hint = suggestion(name, dict.fromkeys(known)) if other_case is None else f"; did you mean '{other_case}'?"
-    return f"column '{name}' does not exist{hint}"
+    return f"column '{name:.200}' does not exist{hint}"
 
 
 def _no_table(asked: Asked, found: re.Match[str], _: str) -> str:
-    return f"table '{found[1]}' does not exist{suggestion(found[1], asked.tables)}"
+    return f"table '{found[1]:.200}' does not exist{suggestion(found[1], asked.tables)}"
 
 
 def _not_reading(_: Asked, found: re.Match[str], __: str) -> str:

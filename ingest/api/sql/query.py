@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, SQLOptions
 
+from memwal.ingest.api.arguments import brief
 from memwal.ingest.api.python_values import check_offsets
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.sql.conditions import any_of, filter_of
@@ -25,6 +26,7 @@ from memwal.ingest.api.sql.sources import Counted, Kept, Once, Provider, Source,
 from memwal.ingest.api.sql.statement import SELF, Statement
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.memtable.filter.struct_nulls import null_inside
+from memwal.wal.errors import first_line
 
 MEMORY = 512 << 20
 """Bytes that a query may hold for sorts, groups and joins; sorts and groups use temporary files beyond it."""
@@ -78,9 +80,9 @@ def _named(table: Readable, location: str, request: Request) -> dict[str, Any]:
     others, taken = {}, {SELF}
     for name, rows in request.tables.items():
         if not _NAME.fullmatch(name):
-            raise Invalid(f"tables: {name!r} is no plain name; use letters, digits and _, such as 'prices'")
+            raise Invalid(f"tables: {brief(name)} is no plain name; use letters, digits and _, such as 'prices'")
         if name.lower() in taken:
-            raise Invalid(f"tables: the name {name!r} is taken; choose another one")
+            raise Invalid(f"tables: the name {brief(name)} is taken; choose another one")
         taken.add(name.lower())
         others[name] = rows if isinstance(rows, request.kind) else _arrow(name, rows)
     own = PurePosixPath(location).name.partition(".")[0]
@@ -95,8 +97,8 @@ def _arrow(name: str, rows: Any) -> pa.Table | pa.RecordBatchReader:
         return pa.Table.from_batches([rows])
     if not hasattr(rows, "__arrow_c_stream__"):
         raise Invalid(
-            f"tables: {name} is a {type(rows).__name__}; give a memwal table, or rows of Arrow: a pyarrow.Table, a "
-            "frame of pandas or Polars, a result of scan() or sql()"
+            f"tables: {name:.200} is a {type(rows).__name__}; give a memwal table, or rows of Arrow: a pyarrow.Table, "
+            "a frame of pandas or Polars, a result of scan() or sql()"
         )
     return pa.RecordBatchReader.from_stream(rows)
 
@@ -110,7 +112,7 @@ def _scalar(name: str, value: Any) -> pa.Scalar:
             check_offsets([value])  # Arrow cuts them without a word
         return found
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise Invalid(f"parameters: {name} has a value without an Arrow type: {error}") from None
+        raise Invalid(f"parameters: {name:.200} has a value without an Arrow type: {first_line(error):.200}") from None
 
 
 @dataclass(slots=True)
