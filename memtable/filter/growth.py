@@ -36,7 +36,7 @@ Arguments = Sequence[Sequence[Token]]
 
 def _numbers(*places: int) -> Callable[[Arguments], float]:
     """A call makes as much as its largest argument at `places` says."""
-    return lambda given: max((_number(given[at]) for at in places if at < len(given)), default=1)
+    return lambda given: max((number(given[at]) for at in places if at < len(given)), default=1)
 
 
 def _text(*places: int) -> Callable[[Arguments], float]:
@@ -98,13 +98,16 @@ class _Bracket:
         return self.growth(given) * max(1, self.inside)
 
 
-def growth(solid: Sequence[Token]) -> float:
-    """Return an upper bound of how much longer a predicate makes a value, maybe inf. `solid`: its tokens but gaps."""
+def growth(solid: Sequence[Token], growing: Mapping[str, Callable[[Arguments], float]] = GROWING) -> float:
+    """Return an upper bound of how much longer a predicate makes a value, maybe inf.
+
+    `solid`: its tokens but gaps. `growing`: what the calls of a function make, by its name.
+    """
     opened = [_Bracket()]
     for place, token in enumerate(solid):
         if token.text in _CLOSING:
-            growing = GROWING.get(_name(solid[place - 1] if place else NOTHING)) if token.text == "(" else None
-            opened.append(_Bracket(_CLOSING[token.text], growing, [place + 1]))
+            called = growing.get(_name(solid[place - 1] if place else NOTHING)) if token.text == "(" else None
+            opened.append(_Bracket(_CLOSING[token.text], called, [place + 1]))
         elif token.text == ",":
             opened[-1].begins.append(place + 1)
         elif token.text == opened[-1].closing:
@@ -162,7 +165,7 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     return list(pairwise(words))
 
 
-def _number(argument: Sequence[Token]) -> float:
+def number(argument: Sequence[Token]) -> float:
     """Return the number that an argument is, inf for anything else."""
     digits = argument[-1] if argument else NOTHING
     if digits.kind != "number" or [token.text for token in argument[:-1]] not in ([], ["-"], ["+"]):

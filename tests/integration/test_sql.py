@@ -499,6 +499,27 @@ REFUSED = [
     ("select id, count(*) from table", "column table.id must be in GROUP BY or in an aggregate function"),
     ("select * from table where id like 'a'", "There isn't a common type to coerce Int64 and Utf8 in LIKE expression"),
     ("select 1 / 0", "Divide by zero error"),
+    (
+        "select lpad('x', 2000000000, 'y')",
+        (
+            "functions such as lpad make 2000000000 characters or elements for a row, at most 250000 are allowed: "
+            "write smaller numbers"
+        ),
+    ),
+    (
+        "select range(2000000000)",
+        (
+            "functions such as range make 2000000000 characters or elements for a row, at most 250000 are allowed: "
+            "write smaller numbers; from range(1, n) makes rows, any number of them"
+        ),
+    ),
+    (
+        "select id from table t TableSample Bernoulli (10)",
+        (
+            "TABLESAMPLE is refused: DataFusion would return all rows; write order by random() limit 100 for 100 rows, "
+            "or where random() < 0.1 for about a tenth of them"
+        ),
+    ),
 ]
 
 
@@ -513,6 +534,36 @@ def test_a_wrong_query_is_told_in_one_line(
     assert refused.value.lines == (f"sql: {text}",)
     assert sorted(tmp_path.rglob("*")) == before
     assert soon(lambda: not threads())
+
+
+def test_a_query_that_nests_too_deep_is_refused_at_once(orders: Any) -> None:
+    started = time.monotonic()
+    with pytest.raises(memwal.Invalid) as refused:
+        orders.sql("select 1" + " + 1" * 5000)
+    told = "the query nests 5000 operators, joins or queries, at most 400 are allowed: use IN (...) or split the query"
+    assert refused.value.lines == (f"sql: {told}",)
+    assert time.monotonic() - started < 10  # planning takes minutes
+    with pytest.raises(memwal.Invalid, match="make 300000 characters"):
+        orders.sql("select repeat(Name, $n) from table", parameters={"n": 300_000})
+
+
+def test_long_queries_that_do_not_nest(owner: Any) -> None:
+    numbers = ", ".join(map(str, range(600)))
+    rows = ", ".join(f"({n}, -{n})" for n in range(5000))
+    totals = ", ".join(f"sum(case when id = {n} then n + 1 else 0 end) as s{n}" for n in range(100))
+    pairs = " or ".join(f"(id = {n} and n <= {n})" for n in range(300))
+    for query, found in (
+        ("select 1" + " + 1" * 400, 1),
+        (f"select count(*) from table where id in ({numbers})", 1),
+        (f"select * from (values {rows})", 5000),
+        (f"select {totals} from table", 1),
+        (f"select count(*) from table where {pairs}", 1),
+        (" union all ".join(["select 1"] * 200), 200),
+        ("select id from table order by random() limit 3", 3),
+        ("select value from range(1, 300000)", 299_999),
+    ):
+        assert owner.sql(query).read_all().num_rows == found, query[:60]
+    assert 0 < owner.sql("select id from table where random() < 0.5").read_all().num_rows < len(owner)
 
 
 @pytest.mark.parametrize(
@@ -538,7 +589,7 @@ def test_wrong_arguments(orders: Any, arguments: dict[str, Any], text: str) -> N
 
 def test_the_command(open_small: Callable[..., Any], small_config: Callable[..., Path], made: Any, cli: Any) -> None:
     table = open_small()
-    table.put(made.rows(range(1500)))
+    table.put(made.rows(range(600)))
     table.close()
     config = small_config()
     few = "select id, name from table where id < 3 order by id"
@@ -552,7 +603,7 @@ def test_the_command(open_small: Callable[..., Any], small_config: Callable[...,
     assert "0 rows" in cli("sql", config, few, "--level", "committed").out
     assert cli("sql", config, "select id from table").out.count(" id ") == 2  # tables of 1,000 and 500 rows
     many = cli("sql", config, "select * from table order by id", "--format", "json")
-    assert [row["id"] for row in json.loads(many.out)] == list(range(1500))
+    assert [row["id"] for row in json.loads(many.out)] == list(range(600))
     for query, text in (
         ("select nam from table", "sql: column 'nam' does not exist"),
         ("-", "sql: the query is empty"),

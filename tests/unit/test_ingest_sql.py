@@ -9,6 +9,7 @@ import pytest
 from datafusion import SessionConfig, SessionContext
 
 from memwal.ingest.api.sql.conditions import any_of, filter_of
+from memwal.ingest.api.sql.limits import expect_bounded
 from memwal.ingest.api.sql.plan import BARRIER, reads_again, scans_of
 from memwal.ingest.api.sql.sources import Provider
 from memwal.ingest.api.sql.statement import Statement
@@ -146,6 +147,120 @@ def test_recursion_reads_again(session: SessionContext) -> None:
 )
 def test_table_is_put_in_quotes_where_it_names_the_table(query: str, text: str) -> None:
     assert Statement.of(query).text == text
+
+
+DEEP = {
+    "sum": "select 1" + " + 1" * 401,
+    "or": "select id from t where id = 1" + " or id <= 2" * 401,
+    "is": "select id is true" + " is true" * 250,
+    "distinct": "select 1" + " is distinct from 1" * 250,
+    "cast": "select id" + "::bigint" * 250,
+    "inside": f"select (1{' + 1' * 250}) + 1{' + 1' * 250}",
+    "case": f"select case when id = 1 then 1{' + 1' * 250} end + 1{' + 1' * 250} from t",
+    "union": " union ".join(["select 1"] * 402),
+    "union in brackets": " union all ".join(["(select 1)"] * 402),
+    "except": " except ".join(["select 1"] * 402),
+    "join": "select 1 from t" + " join t using (id)" * 401,
+    "tables": "select 1 from t" + ", t" * 401,
+    "with": "with "
+    + ", ".join(["c0 as (select 1 as x)", *(f"c{n} as (select x + 1 as x from c{n - 1})" for n in range(1, 250))])
+    + " select * from c249",
+    "names": "select 1" + ' + t.end + "case"' * 250 + " from t",
+}
+
+
+@pytest.mark.parametrize("query", DEEP.values(), ids=DEEP)
+def test_a_query_that_nests_too_deep_is_refused(query: str) -> None:
+    with pytest.raises(Invalid, match=r"nests \d+ operators, joins or queries, at most 400 are allowed"):
+        expect_bounded(query, {})
+
+
+FLAT = {
+    "sum": "select 1" + " + 1" * 400,
+    "list": f"select id in ({', '.join(f'-{n}' for n in range(20_000))}) from t",
+    "values": f"values {', '.join(['(1, 2 + 3)'] * 20_000)}",
+    "columns": f"select {', '.join(['coalesce(id, 0) + 1'] * 1000)} from t where id = 1{' or id <= 2' * 390}",
+    "when": f"select case {'when id = 1 and x < 2 then 3 + 4 ' * 1000} else 5 end from t",
+    "pairs": f"select 1 from t where {' or '.join(['(id = 1 and x between 2 and 3)'] * 350)}",
+    "with": "with " + ", ".join(f"c{n} as (select id + 1 from t where x > 1 or ok)" for n in range(100)) + " select 1",
+    "union": " union all ".join(["(select id + 1 from (select * from t where id = 1 or ok) u)"] * 390),
+    "texts": f"select {', '.join(['e' + chr(39) + 'it' + chr(92) + chr(39) + 's + 1 - 2' + chr(39)] * 500)}",
+}
+
+
+@pytest.mark.parametrize("query", FLAT.values(), ids=FLAT)
+def test_what_is_beside_one_another_does_not_nest(query: str) -> None:
+    expect_bounded(query, {})
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select repeat('x', 250001)",
+        "select REPEAT ('abc', 100000)",
+        "select repeat(repeat('x', 1000), 1000)",
+        "select rpad(v, 1000000000) from t",
+        'select "lpad"(v, $n) from t',
+        "select array_repeat(1, 1000000)",
+        "select array_resize(make_array(1), 1000000, 2)",
+        "select array_length(generate_series(1, 1000000))",
+        "select unnest(range(1000000))",
+        "select id, range(-1000000, 0) from t",
+        "select range(0, 10000000, 5)",
+    ],
+)
+def test_values_of_any_size_are_refused(query: str) -> None:
+    with pytest.raises(Invalid, match=r"make \d+ characters or elements for a row, at most 250000 are allowed"):
+        expect_bounded(query, {"n": pa.scalar(1_000_000)})
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select repeat('x', 249990), lpad(v, id), repeat(v, -1), repeat(v, 2) from t",
+        "select 'repeat(x, 1000000)', repeat from t where repeat = 1000000",
+        "select range(1000000, 1000010), range(1700000000, 1700086400, 3600), range(id, 1000000), range() from t",
+        "select $n + 1, $$lpad(v, 1000000)$$",
+        "select * from range(1, 1000000000) a, generate_series(1, 1000000000) b cross join range(1, 1000000000) c",
+    ],
+)
+def test_values_of_a_bounded_size_are_made(query: str) -> None:
+    expect_bounded(query, {"n": 1_000_000, "t": "x"})
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from t tablesample (10)",
+        "select * from t TABLESAMPLE system (10) repeatable (3)",
+        "select * from t as u tablesample 10 percent where id = 1",
+        'select * from "table" /* some */ tablesample row (10 rows)',
+        "select * from (select 1) tablesample (bucket 1 out of 5)",
+        "select * from range(1, 5) tablesample (10)",
+        "select 1 where 1 in (select id from t sample (10))",
+        "select * from t sample x",
+        "select * from t sample $n",
+    ],
+)
+def test_samples_are_refused(query: str) -> None:
+    with pytest.raises(Invalid, match=r"SAMPLE is refused: .*order by random\(\) limit 100"):
+        expect_bounded(query, {})
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select sample, t.tablesample, x as sample from sample where sample in (1) and tablesample = 2",
+        "select id sample, x tablesample from t",
+        "select id sample from t as sample join tablesample (1) on sample > 1 order by sample limit 1",
+        "with sample (a) as (select 1), tablesample (b) as (select 2) select * from sample, tablesample",
+        "select sum(id) over sample from t window sample as (order by id)",
+        "select * from t where v = 't tablesample (10)' -- t tablesample (10)",
+        'select * from t "sample" where x = 1 and not sample',
+    ],
+)
+def test_names_of_samples_are_none(query: str) -> None:
+    expect_bounded(query, {})
 
 
 def test_columns_in_errors_are_those_that_were_typed() -> None:

@@ -21,6 +21,7 @@ from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.sql.conditions import any_of, filter_of
 from memwal.ingest.api.sql.failures import Asked
 from memwal.ingest.api.sql.handover import Handover
+from memwal.ingest.api.sql.limits import expect_bounded
 from memwal.ingest.api.sql.plan import BARRIER, Scan, reads_again, scans_of
 from memwal.ingest.api.sql.sources import Counted, Kept, Once, Provider, Source, empty
 from memwal.ingest.api.sql.statement import SELF, Statement
@@ -61,6 +62,7 @@ def run(table: Readable, location: str, request: Request) -> RowStream:
     Raises: Invalid; errors of the scans.
     """
     statement = Statement.of(request.query)
+    expect_bounded(request.query, request.parameters)
     given = _named(table, location, request)
     values = {name: _scalar(name, value) for name, value in request.parameters.items()}
     for _ in range(ATTEMPTS):

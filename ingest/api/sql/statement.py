@@ -10,7 +10,7 @@ from memwal.ingest.errors import Invalid
 SELF = "table"
 _TOKEN = re.compile(
     r"""[eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | --[^\n]* | /\*.*?\*/
-      | \$(\w*)\$.*?\$\1\$ | \w+ | \s+ | .""",
+      | \$(\w*)\$.*?\$\1\$ | \w+ | \s+ | <= | >= | <> | != | == | .""",
     re.VERBOSE | re.DOTALL,
 )
 _GAP = re.compile(r"\s|--|/\*")
@@ -35,7 +35,7 @@ class Statement:
         """Put `table` in quotes where it names a table. Raises: Invalid for an empty query, and for other statements
         than queries.
         """
-        tokens = [match.group() for match in _TOKEN.finditer(query)]
+        tokens = _split(query)
         solid = [at for at, token in enumerate(tokens) if not _GAP.match(token)]
         _expect_reading(tokens[solid[0]] if solid else "")
         named = set()
@@ -55,6 +55,15 @@ class Statement:
     def typed(self, line: int, column: int) -> int:
         """Return the column in the query as it was typed."""
         return column - sum(each[0] == line and each[1] < column for each in self.inserted)
+
+
+def _split(query: str) -> list[str]:
+    return [match.group() for match in _TOKEN.finditer(query)]
+
+
+def words_of(query: str) -> list[str]:
+    """Return the tokens of a query without gaps."""
+    return [token for token in _split(query) if not _GAP.match(token)]
 
 
 def _expect_reading(first: str) -> None:
