@@ -57,7 +57,7 @@ def _split(value: str | tuple[str, int]) -> tuple[str, int]:
         if isinstance(value, str):
             producer, digits = value.rsplit(":", 1)
             return producer, int(digits)
-        producer, sequence = elements("token", value) or ()
+        producer, sequence = elements("token", value) or (None, None)
         # Never int(): with times as numbers it would cut two puts within one second to the same number, and the second
         # put would count as a repeat. NumPy's integers pass.
         return producer, sequence if isinstance(sequence, bool) else index(sequence)

@@ -60,7 +60,7 @@ def connected(
     location: str | os.PathLike[str] | Sequence[str],
     token: str | None = None,
     tls_ca: str | Path | bytes | None = None,
-    fallback: str = "error",
+    fallback: Any = "error",
     storage_options: Mapping[str, str] | None = None,
     in_flight_max: int = IN_FLIGHT_MAX,
     tls_cert: str | Path | None = None,

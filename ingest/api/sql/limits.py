@@ -174,8 +174,8 @@ def _counted(given: growth.Arguments) -> float:
     numbers = [growth.number(each) * (-1 if each and each[0].text == "-" else 1) for each in given]
     if not all(map(math.isfinite, numbers)):
         return 1
-    start, stop, step = (*((0, *numbers) if len(numbers) == 1 else numbers), 1, 1, 1)[:3]
-    return abs(stop - start) / max(1, abs(step))
+    start, stop, step = (*((0.0, *numbers) if len(numbers) == 1 else numbers), 1, 1, 1)[:3]
+    return float(abs(stop - start) / max(1, abs(step)))
 
 
 def _repeated(given: growth.Arguments) -> float:
