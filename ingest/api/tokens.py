@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memwal.ingest.api.arguments import brief, elements
 from memwal.ingest.errors import Invalid
@@ -57,7 +57,8 @@ def _split(value: str | tuple[str, int]) -> tuple[str, int]:
         if isinstance(value, str):
             producer, digits = value.rsplit(":", 1)
             return producer, int(digits)
-        producer, sequence = elements("token", value) or (None, None)
+        parts: Any = elements("token", value) or ()
+        producer, sequence = parts
         # Never int(): with times as numbers it would cut two puts within one second to the same number, and the second
         # put would count as a repeat. NumPy's integers pass.
         return producer, sequence if isinstance(sequence, bool) else index(sequence)
