@@ -589,7 +589,7 @@ def test_wrong_arguments(orders: Any, arguments: dict[str, Any], text: str) -> N
 
 def test_the_command(open_small: Callable[..., Any], small_config: Callable[..., Path], made: Any, cli: Any) -> None:
     table = open_small()
-    table.put(made.rows(range(600)))
+    table.put(made.rows(range(1500)))
     table.close()
     config = small_config()
     few = "select id, name from table where id < 3 order by id"
@@ -603,7 +603,7 @@ def test_the_command(open_small: Callable[..., Any], small_config: Callable[...,
     assert "0 rows" in cli("sql", config, few, "--level", "committed").out
     assert cli("sql", config, "select id from table").out.count(" id ") == 2  # tables of 1,000 and 500 rows
     many = cli("sql", config, "select * from table order by id", "--format", "json")
-    assert [row["id"] for row in json.loads(many.out)] == list(range(600))
+    assert [row["id"] for row in json.loads(many.out)] == list(range(1500))
     for query, text in (
         ("select nam from table", "sql: column 'nam' does not exist"),
         ("-", "sql: the query is empty"),
