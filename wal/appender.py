@@ -33,6 +33,7 @@ from memwal.wal.clock import Clock, Ids, since
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.epoch import EpochGuard
 from memwal.wal.errors import (
+    AnotherLog,
     ConcurrentUse,
     Corrupt,
     Fenced,
@@ -236,12 +237,13 @@ class WalAppender:
             header = self._codec.header(found)
         except Corrupt:
             header = None  # Not ours, whatever it is: the manifest names the newest epoch.
-        log_id = self._guard.log_id
-        if header is not None and header.may_be_of(log_id) and header.writer_epoch > self._guard.epoch:
+        ours = self._guard.log_id
+        theirs = "" if header is None or not ours else header.log_id
+        if header is not None and theirs in ("", ours) and header.writer_epoch > self._guard.epoch:
             self._guard.fenced_by(header.writer_epoch)
         self._manifests.owned(self._guard)
-        if header is not None:
-            header.expect_log(log_id, key)
+        if theirs not in ("", ours):
+            raise AnotherLog(key, theirs, ours)
         raise Corrupt(
             f"{key}: position {self.next_position} holds an entry that writer epoch {self._guard.epoch} did not write, "
             "and no newer epoch exists; find out which program wrote it before you write to this region"

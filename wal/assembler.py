@@ -18,23 +18,18 @@ class BatchAssembler:
 
     Thread safety. One thread.
     Invariants. (1) Sentinels are not returned. (2) Epochs never go back. (3) Only parts of open batches are held
-    back. (4) All entries are of one log.
+    back.
     """
 
-    def __init__(self, log_id: str = "") -> None:
-        """`log_id`: of the region's manifest; "" where it is not known, then the first entry's counts."""
-        self._log_id = log_id
+    def __init__(self) -> None:
         self._epoch = 0
         self._open: dict[_BatchKey, list[Entry]] = {}
 
     def add(self, entry: Entry) -> list[Entry]:
         """The entries whose rows become visible with `entry`, in order.
 
-        Raises Corrupt where its epoch is below an earlier entry's: a fenced writer cannot append; or where it is of
-        another log.
+        Raises Corrupt where its epoch is below an earlier entry's: a fenced writer cannot append.
         """
-        entry.header.expect_log(self._log_id, f"position {entry.position}")
-        self._log_id = self._log_id or entry.header.log_id
         epoch = entry.header.writer_epoch
         if epoch < self._epoch:
             raise Corrupt(f"writer epoch {epoch} at position {entry.position} follows epoch {self._epoch}")

@@ -4,6 +4,11 @@ On object storage a read is a round trip, and decoding an entry keeps a processo
 lock; so a few threads read and decode ahead of the thread that takes the entries. The entries ahead are bounded in
 number and in bytes. The size of an entry is known only once it is read, so each entry ahead counts as much as the
 largest so far; before the first is read, there are as many ahead as readers.
+
+A table that was deleted and made anew at the same place has the same keys, and its epochs begin at 1 again. On object
+storage nothing tells a writer of the deleted table, until it looks at the manifest; what it writes before that, or sent
+long ago, comes into the new log. So an entry is compared with the id of the log. The newest manifest decides, since the
+caller's may be the deleted table's.
 """
 
 from __future__ import annotations
@@ -15,8 +20,9 @@ from itertools import chain
 from uuid import UUID
 
 from memwal.wal.codec.port import EntryCodec
-from memwal.wal.errors import Corrupt
+from memwal.wal.errors import AnotherLog, Corrupt, Overtaken
 from memwal.wal.layout import entry_key
+from memwal.wal.manifest import ManifestStore
 from memwal.wal.records import Entry, EntryHeader
 from memwal.wal.store.port import ObjectStore
 
@@ -31,8 +37,9 @@ class EntryReader:
     Thread safety. Any thread.
     Invariants. (1) With one reader there is no thread: the caller's makes one store call after another. (2) An error is
     raised in the place of its entry. (3) No thread outlives the iterator of `each`, whatever ended it.
-    Errors. Every method raises Corrupt, naming the key, where an object is no whole entry; StoreUnavailable;
-    StoreRefused.
+    Errors. Every method raises Corrupt, naming the key, where an object is no whole entry; AnotherLog where it is of
+    another log than the region's; Overtaken where it is of the region's and `log_id` is not: the table was made anew;
+    StoreUnavailable; StoreRefused.
     """
 
     def __init__(
@@ -42,10 +49,14 @@ class EntryReader:
         codec: EntryCodec,
         readers: int = 1,
         known: Mapping[int, Entry] | None = None,
+        log_id: str = "",
     ) -> None:
-        """`known`: entries by position; `each` does not read them, as long as the first of its positions are known."""
+        """`known`: entries by position; `each` does not read them, as long as the first of its positions are known.
+        `log_id`: that of the manifest by which the caller reads; "" where it has none, then the newest is read once."""
         self.store, self.region_id = store, region_id
         self._codec, self._readers, self._known = codec, readers, known or {}
+        self.log_id = log_id
+        self._is_unknown = False
         # An entry never changes, so its header need not be read twice.
         self._last: tuple[int, EntryHeader] | None = None
         self.suffix = codec.suffix
@@ -56,6 +67,13 @@ class EntryReader:
 
     def header(self, position: int) -> EntryHeader | None:
         """Header of one entry; None where it does not exist."""
+        header = self.header_of_any(position)
+        if header is not None:
+            self._expect_ours(position, header)
+        return header
+
+    def header_of_any(self, position: int) -> EntryHeader | None:
+        """As `header`, of any log."""
         last = self._last
         if last is not None and last[0] == position:
             return last[1]
@@ -75,9 +93,11 @@ class EntryReader:
         if data is None:
             return None
         try:
-            return self._codec.decode(position, data)
+            entry = self._codec.decode(position, data)
         except Corrupt as error:
             raise self.damaged(position, error) from error
+        self._expect_ours(position, entry.header)
+        return entry
 
     def each(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
         """`read` of every position, in order. Close it (`contextlib.closing`) where it may not be exhausted."""
@@ -86,6 +106,7 @@ class EntryReader:
             if position not in self._known:
                 left = chain([position], left)
                 break
+            self._expect_ours(position, self._known[position].header)
             yield self._known[position]
         if self._readers == 1:
             yield from map(self.read, left)
@@ -95,6 +116,19 @@ class EntryReader:
     def damaged(self, position: int, error: Corrupt) -> Corrupt:
         """`error` with the key of the object at `position` and what to do."""
         return Corrupt(f"{self.key(position)}: {error}; restore this object from a backup")
+
+    def _expect_ours(self, position: int, header: EntryHeader) -> None:
+        if header.log_id in ("", self.log_id) or self._is_unknown:
+            return
+        newest = ManifestStore(self.store, self.region_id).latest()
+        if newest is None or not newest.log_id:
+            self._is_unknown = True
+        elif newest.log_id != header.log_id:
+            raise AnotherLog(self.key(position), header.log_id, newest.log_id)
+        elif self.log_id:
+            raise Overtaken(self.region_id, position, newest.replay_after, newest.current_generation)
+        else:
+            self.log_id = newest.log_id
 
     def _each_ahead(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
         ahead: deque[Future[Entry | None]] = deque()

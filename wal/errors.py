@@ -90,6 +90,18 @@ class Corrupt(WalError):
     """Storage contradicts the protocol. Stop and look; nothing is skipped or repaired silently."""
 
 
+class AnotherLog(Corrupt):
+    """An entry or manifest of the log of another table, which was deleted and made anew at the same place."""
+
+    def __init__(self, where: str, theirs: str, ours: str) -> None:
+        """`where`: the object's key; `theirs`, `ours`: the id of its log, and that of the newest manifest."""
+        super().__init__(
+            f"{where}: of another log ({theirs}, not {ours}). Either this table was deleted and made anew while a "
+            "writer of the deleted one was running, which wrote it: then end all processes that write to the table, "
+            "delete this object, and open the table again; or parts of two backups are mixed"
+        )
+
+
 class StoreUnavailable(WalError):
     """Storage is unreachable or full at this moment, and nothing of this request landed. Try again."""
 
@@ -136,12 +148,3 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return _SOURCE_LOCATION.split(lines[0])[0] if lines else type(error).__name__
-
-
-def another_log(where: str, theirs: str, ours: str) -> Corrupt:
-    """The error for the object at `where`, which belongs to the log of id `theirs` in the place of `ours`."""
-    return Corrupt(
-        f"{where}: of another log ({theirs}, not {ours}). Either this table was deleted and made anew while a writer "
-        "of the deleted one was running, which wrote it: then end all processes that write to the table, delete this "
-        "object, and open the table again; or parts of two backups are mixed"
-    )

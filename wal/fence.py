@@ -82,7 +82,7 @@ from memwal.wal.clock import Clock, Ids, instant
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.epoch import EpochGuard
-from memwal.wal.errors import Corrupt, WalError
+from memwal.wal.errors import Corrupt, Overtaken, WalError
 from memwal.wal.known import Known
 from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus
 from memwal.wal.options import CLOCK_RATE, WalOptions
@@ -204,9 +204,8 @@ class _Raised:
 
     def guard(self) -> EpochGuard:
         """The right of the claim that wrote the manifest."""
-        written = self.manifest
-        claimed = (written.version, written.edit_id)
-        return EpochGuard(written.region_id, written.writer_epoch, claimed, written.log_id)
+        wrote = self.manifest
+        return EpochGuard(wrote.region_id, wrote.writer_epoch, (wrote.version, wrote.edit_id), wrote.log_id)
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ class _Claimer:
 
     def _raised(self, current: RegionManifest | None, listed: Listed) -> _Raised | None:
         """Step 2; None where `current` is not the newest any more."""
-        known = self.beside.begin(partial(self._early, current.replay_after if current else 0, listed))
+        known = self.beside.begin(partial(self._early, current, listed))
         if (written := self.manifests.create(current, self._next(current), hint=current is None)) is None:
             return None
         return _Raised(written, listed, current.read_lease if current and self._answers(current) else 0, known)
@@ -273,6 +272,7 @@ class _Claimer:
         Epoch 1 has no older writer to fence and puts no sentinel: its tip is 0.
         """
         reader, manifest, listed = self.reader, raised.manifest, raised.listed
+        reader.log_id = guard.log_id
         tip = max(listed.tip, manifest.last_seen, manifest.replay_after)
         if guard.epoch == 1:
             tip = self._probed(tip)
@@ -341,19 +341,21 @@ class _Claimer:
         """Read the header that step 4 will most likely want."""
         if listed.whole and listed.tip:
             with suppress(Corrupt):  # it may be an old fence that nobody needs
-                self.reader.header(listed.tip)
+                self.reader.header_of_any(listed.tip)
 
-    def _early(self, after: int, listed: Listed) -> dict[int, Entry]:
-        """The entries known, and the first ones behind them, by position; those up to position `after` are not needed.
+    def _early(self, current: RegionManifest | None, listed: Listed) -> dict[int, Entry]:
+        """The entries known, and the first ones behind them, by position, above those that `current` has flushed.
 
         The last one known is read once more. Where it is another one now, this is another log, and none counts.
         """
+        after, log_id = (current.replay_after, current.log_id) if current else (0, "")
         known = {entry.position: entry for entry in self.known.entries if entry.position > after}
         start, last = max(known, default=after + 1), max(known, default=after)
         if listed.whole:
             last = max(last, min(listed.tip, start + _EARLY * self.options.readers))
-        reader, read = EntryReader(self.reads, self.region_id, self.codec, self.options.readers), dict[int, Entry]()
-        with suppress(Corrupt), closing(reader.each(range(start, last + 1))) as entries:  # step 6 raises it
+        reader = EntryReader(self.reads, self.region_id, self.codec, self.options.readers, log_id=log_id)
+        read = dict[int, Entry]()
+        with suppress(Corrupt, Overtaken), closing(reader.each(range(start, last + 1))) as entries:  # step 6 raises it
             for position, entry in enumerate(entries, start):
                 if entry is None:
                     break

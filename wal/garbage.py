@@ -108,6 +108,7 @@ class WalCollector:
         manifest = ManifestStore(self._store, self._region_id, clock=self._clock, options=self._options).latest()
         boundary = 0 if manifest is None else manifest.replay_after
         boundary = boundary if most is None else min(boundary, most)
+        self._reader.log_id = "" if manifest is None else manifest.log_id
         entries = self._entries()
         last, newest = self._newest_map(max(entries, default=0))
         below = [position for position in entries if position <= boundary and position < last]

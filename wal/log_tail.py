@@ -87,7 +87,8 @@ class LogTail:
         self.manifest = self._manifests.latest(manifest)
         if self.manifest is None:
             return []
-        self._assembler = BatchAssembler(self.manifest.log_id)
+        self._assembler = BatchAssembler()
+        self._alone.log_id = self.manifest.log_id
         after = self.manifest.replay_after
         tip = find_tip(self._store, self._region_id, self._codec.suffix, after, self._options.readers)
         entries = self._read(after, tip)
@@ -120,7 +121,7 @@ class LogTail:
 
     def _read(self, after: int, tip: int) -> list[Entry]:
         readers = self._options.readers if tip - after > 1 else 1
-        reader = EntryReader(self._store, self._region_id, self._codec, readers)
+        reader = EntryReader(self._store, self._region_id, self._codec, readers, log_id=self._alone.log_id)
         with closing(visible(reader, after, tip, assembler=self._assembler)) as entries:
             return list(entries)
 

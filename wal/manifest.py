@@ -29,7 +29,7 @@ from uuid import UUID
 
 from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds, instant
 from memwal.wal.epoch import EpochGuard
-from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError, another_log
+from memwal.wal.errors import AnotherLog, Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
 from memwal.wal.invariants import check_succession
 from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
 from memwal.wal.options import WalOptions
@@ -227,7 +227,7 @@ class ManifestStore:
         if newest is None or first is None or (edit_id and first.edit_id != edit_id):
             return None
         if newest.log_id and first.log_id and newest.log_id != first.log_id:
-            raise another_log(manifest_key(self.region_id, top), newest.log_id, first.log_id)
+            raise AnotherLog(manifest_key(self.region_id, top), newest.log_id, first.log_id)
         return newest
 
     def _follows(self, current: RegionManifest | None) -> bool:

@@ -67,7 +67,7 @@ class ReadAhead:
 
         `patience`: seconds to wait for another look that is going on, -1 for as long as it takes; then none are read.
 
-        Raises Corrupt, StoreUnavailable, StoreRefused; what was read before stays, look again later.
+        Raises Corrupt, Overtaken, StoreUnavailable, StoreRefused; what was read before stays, look again later.
         """
         if not self._looking.acquire(timeout=patience):
             return 0
@@ -75,6 +75,7 @@ class ReadAhead:
             self._manifest = self._manifests.latest(self._manifest)
             if self._manifest is None:
                 return 0
+            self._reader.log_id = self._manifest.log_id
             self._forget(self._manifest.replay_after)
             before, at_once = self._next, 1
             while self._read(min(at_once, before + most - self._next)):

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from memwal.wal.errors import another_log
-
 
 @dataclass(frozen=True)
 class BatchPart:
@@ -54,21 +52,8 @@ class EntryHeader:
     snapshot: str = ""
     """Name of the snapshot that `applied` is relative to, see `wal.snapshots`; "" where `applied` is the whole map."""
     log_id: str = ""
-    """That of the region's manifest; "" where an earlier memwal or another program wrote the entry."""
-
-    def may_be_of(self, log_id: str) -> bool:
-        """Whether the entry may belong to the log of a region whose manifest has `log_id`.
-
-        The same table made anew at the same place has the same keys, and its epochs begin at 1 again. On object
-        storage nothing tells a writer of the deleted table, until it looks at the manifest; what it writes before that,
-        or sent long ago, comes into the new log.
-        """
-        return not self.log_id or not log_id or self.log_id == log_id
-
-    def expect_log(self, log_id: str, where: str) -> None:
-        """Raise Corrupt for the entry at `where` unless `may_be_of` the log."""
-        if not self.may_be_of(log_id):
-            raise another_log(where, self.log_id, log_id)
+    """That of the region's manifest; "" where an earlier memwal or another program wrote the entry, which may be of any
+    log then."""
 
 
 @dataclass(frozen=True)

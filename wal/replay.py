@@ -149,18 +149,11 @@ def _newest_with_map(
             if position <= after:
                 break
             _raise_missing(reader, position, guard)
-        if guard is not None:
-            _expect_ours(reader, position, header, guard)
+        if position == tip and guard is not None and header.writer_epoch > guard.epoch:
+            guard.fenced_by(header.writer_epoch)
         if header.applied is not None:
             return position, header
     return 0, None
-
-
-def _expect_ours(reader: EntryReader, position: int, header: EntryHeader, guard: EpochGuard) -> None:
-    """Raise Corrupt for an entry of another log, whose epoch means nothing here; Fenced for one of a newer epoch."""
-    header.expect_log(guard.log_id, reader.key(position))
-    if header.writer_epoch > guard.epoch:
-        guard.fenced_by(header.writer_epoch)
 
 
 def replay(
@@ -174,16 +167,20 @@ def replay(
     on_progress: Progress | None = None,
     readers: int = 1,
     known: Mapping[int, Entry] | None = None,
+    log_id: str = "",
 ) -> list[Entry]:
     """Entries of closed batches at positions `after`+1 .. `tip`, without sentinels, as they became visible.
 
     Positions ascend except that the parts of a batch stand directly before their closing entry. `readers` entries are
     read and decoded at once; 1 does everything in this thread. `known`: entries by position that need not be read.
+    `log_id`: as for `EntryReader`; the guard's, where one is given.
     Raises Corrupt (a hole, a damaged entry, an epoch below an earlier one's), naming the key; Overtaken where a
     missing entry's rows are in an SST by now; Fenced where `guard` is given and an entry, or the manifest, has a higher
     epoch than the guard's; StoreUnavailable, StoreRefused. An error is raised before any entry behind it is used.
     """
-    return list(visible(EntryReader(store, region_id, codec, readers, known), after, tip, guard, on_progress))
+    log_id = log_id if guard is None else guard.log_id
+    reader = EntryReader(store, region_id, codec, readers, known, log_id)
+    return list(visible(reader, after, tip, guard, on_progress))
 
 
 def read_tail(
@@ -196,22 +193,23 @@ def read_tail(
     clock: Clock | None = None,
     options: WalOptions | None = None,
     with_map: bool = True,
+    log_id: str = "",
 ) -> tuple[list[Entry], AppliedMap]:
     """Entries after position `after` as `replay` returns them, and the newest applied map. Writes nothing and fences no
     writer.
 
     `upto`: the last position to read, from `tail_end`; two reads of the same positions return the same entries. None
     reads to the tip: entries appended meanwhile may or may not be in the result.
-    `with_map`: False returns an empty map, for callers that need only the rows.
+    `with_map`: False returns an empty map, for callers that need only the rows. `log_id`: as for `EntryReader`.
     Safe beside a writer. `after`: the `replay_after` of a manifest read before. Reads are retried within
     `options.retry_budget`.
     Raises as `replay`. After Overtaken read the manifest again, then the tail after its `replay_after`.
     """
     options = options or WalOptions()
     store = with_retried_reads(store, clock or SystemClock(), options)
-    reader = EntryReader(store, region_id, codec)
+    reader = EntryReader(store, region_id, codec, log_id=log_id)
     tip = find_tip(store, region_id, codec.suffix, after, options.readers) if upto is None else upto
-    entries = replay(store, region_id, codec, after, tip, readers=options.readers)
+    entries = replay(store, region_id, codec, after, tip, readers=options.readers, log_id=log_id)
     applied = newest_applied(reader, tip, after) if with_map else AppliedMap()
     if upto is None:
         _expect_not_flushed(store, region_id, tip)
@@ -286,13 +284,14 @@ def visible(
     assembler: BatchAssembler | None = None,
 ) -> Generator[Entry, None, None]:
     """As `replay`, an entry at a time. `assembler`: holds back the open batches of the entries up to `after`."""
-    assembler = assembler or BatchAssembler(guard.log_id if guard is not None else "")
+    assembler = assembler or BatchAssembler()
     with closing(reader.each(range(after + 1, tip + 1))) as entries:
         for position, entry in enumerate(entries, after + 1):
             if entry is None:
+                reader.header(tip)  # one of another log far behind makes no hole of ours
                 _raise_missing(reader, position, guard)
-            if guard is not None:
-                _expect_ours(reader, position, entry.header, guard)
+            if guard is not None and entry.header.writer_epoch > guard.epoch:
+                guard.fenced_by(entry.header.writer_epoch)
             try:
                 visible = assembler.add(entry)
             except Corrupt as error:

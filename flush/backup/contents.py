@@ -89,7 +89,7 @@ def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterat
     entries = _entries(base, region.region, store)
     if not region.tip:
         return
-    reader = EntryReader(store, region.region, base.codec)
+    reader = EntryReader(store, region.region, base.codec, log_id=region.manifest.log_id)
     newest, name = _newest_map(reader, region.tip, region.manifest.replay_after)
     first = min(region.manifest.replay_after + 1, newest or region.tip, region.tip)
     for position in (*_fence(reader, entries, first), *range(first, region.tip + 1)):

@@ -124,14 +124,14 @@ def _look(
         return None
     suffix, after = base.codec.suffix, manifest.replay_after
     tip = tail_end(store, region, suffix, after, options=options)
-    return RegionMoment(manifest, tip), newest_applied(EntryReader(store, region, base.codec), tip, after)
+    return RegionMoment(manifest, tip), newest_applied(_reader(base, store, manifest), tip, after)
 
 
 def _end(
     base: BaseTable, store: ObjectStore, options: WalOptions, frontier: Mapping[str, int], look: RegionMoment
 ) -> RegionMoment:
     """Step 2 for one region, by bisection: an applied map only grows along the log. Raises Overtaken after a claim."""
-    reader = EntryReader(store, look.region, base.codec)
+    reader = _reader(base, store, look.manifest)
     low, high = look.tip, tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
     while low < high:
         middle = (low + high + 1) // 2
@@ -144,6 +144,10 @@ def _end(
     if header is not None and header.writer_epoch > look.manifest.writer_epoch:  # epochs only grow along the log
         raise Overtaken(look.region, low, look.manifest.replay_after, look.manifest.current_generation)
     return replace(look, tip=low)
+
+
+def _reader(base: BaseTable, store: ObjectStore, manifest: RegionManifest) -> EntryReader:
+    return EntryReader(store, manifest.region_id, base.codec, log_id=manifest.log_id)
 
 
 def _frontier(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -292,7 +292,13 @@ class _Run:
         """Step 5 for one region; returns its applied map."""
         manifest = self._owned(region)
         entries, applied = read_tail(
-            self.store, region, self.base.codec, manifest.replay_after, clock=self.clock, options=self.options
+            self.store,
+            region,
+            self.base.codec,
+            manifest.replay_after,
+            clock=self.clock,
+            options=self.options,
+            log_id=manifest.log_id,
         )
         left = sum(entry.rows.num_rows for entry in entries)
         if left or manifest.ssts:

@@ -100,10 +100,11 @@ def check_log(view: View, region: UUID) -> Iterator[Finding]:
             remedy = f"stop the program that writes .{parsed.suffix} entries and flush its rows with it"
             yield Finding("entry", key, f"an entry of another format than the table's, .{suffix}", remedy)
     positions.sort()
-    yield from _holes(view, region, positions)
     settled = [position for position in positions if position <= view.manifests[region].replay_after]
     unread = set() if view.deep else set(settled[:-_NEWEST])
     headers, damaged = _headers(view, region, [position for position in positions if position not in unread])
+    others = {at for at, header in headers.items() if _is_of_another(header, view.manifests[region])}
+    yield from _holes(view, region, [position for position in positions if position not in others])
     for position, error in damaged.items():
         what = str(error).partition(f".{suffix}: ")[2].partition(";")[0] or str(error)
         yield Finding("entry", entry_key(region, position, suffix), what, _RESTORE)
@@ -129,7 +130,7 @@ def _headers(view: View, region: UUID, positions: Sequence[int]) -> tuple[dict[i
 
     def readable(position: int) -> EntryHeader | Corrupt | None:
         try:
-            return reader.header(position)
+            return reader.header_of_any(position)
         except Corrupt as error:
             return error
 
@@ -145,7 +146,7 @@ def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknow
         where, epoch = entry_key(region, position, suffix), header.writer_epoch
         # The entry before it exists, or was collected; a missing or damaged entry has a finding of its own.
         is_first = position - 1 in headers or (position - 1 <= manifest.replay_after and position - 1 not in unknown)
-        if not header.may_be_of(manifest.log_id):
+        if _is_of_another(header, manifest):
             what = "an entry of another log: a writer of a table that was deleted and made anew here wrote it"
             yield Finding("log", where, what, "end every writer of the table, and delete this object")
             continue
@@ -159,6 +160,11 @@ def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknow
             what = f"the first entry of writer epoch {epoch} is no sentinel: an older writer was not fenced"
             yield Finding("sentinel", where, what, "look for rows that an older writer was acknowledged for")
         previous = max(previous, epoch)
+
+
+def _is_of_another(header: EntryHeader, manifest: RegionManifest) -> bool:
+    """Return whether an entry is of a table that was deleted and made anew (`wal.errors.AnotherLog`)."""
+    return manifest.log_id != "" and header.log_id not in ("", manifest.log_id)
 
 
 # ---- commit plans --------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from memwal.flush.sst.files import read_sst
 from memwal.flush.verification.finding import Finding, View, unreadable
 from memwal.flush.verification.sst import check_routes
 from memwal.wal import Corrupt, Entry, ManifestStore, Overtaken, RegionManifest, SsTable, find_tip, replay
+from memwal.wal.errors import AnotherLog
 from memwal.wal.layout import manifest_prefix, parse_manifest_key, sst_key, wal_prefix
 
 _READERS = 4
@@ -35,7 +36,7 @@ def check_tail(view: View, region: UUID) -> Iterator[Finding]:
     after = view.manifests[region].replay_after
     try:
         entries = _entries(view, region, after, find_tip(view.store, region, view.base.codec.suffix, after))
-    except Overtaken:
+    except (Overtaken, AnotherLog):  # check_log reports the latter
         return
     except Corrupt as error:
         yield Finding("entry", wal_prefix(region), str(error).partition(";")[0], "restore it from a backup")
@@ -101,7 +102,8 @@ def _covered(view: View, region: UUID, sst: SsTable) -> tuple[int, int] | None:
 
 
 def _entries(view: View, region: UUID, after: int, tip: int) -> list[Entry]:
-    return replay(view.store, region, view.base.codec, after, tip, readers=_READERS)
+    log_id = view.manifests[region].log_id
+    return replay(view.store, region, view.base.codec, after, tip, readers=_READERS, log_id=log_id)
 
 
 def _newest(view: View, entries: list[Entry]) -> pa.Table | None:

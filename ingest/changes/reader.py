@@ -90,6 +90,8 @@ class ChangesReader:
                     return Piece(self._form.schema.empty_table(), self.position, more=False)
         except Gone as gone:
             raise gone_error(self._base, self._store, gone, self._at) from None
+        except wal.Overtaken:  # entries of another log than that of the position: an entry that is missing is Gone
+            raise _another_table(self._base, "since") from None
 
     def _read(self, region: UUID, end: int) -> pa.Table:
         at = self._at.get(region, 0)
@@ -227,11 +229,15 @@ def expect_names_free(schema: pa.Schema) -> None:
 def expect_same_table(base: BaseTable, position: Position, name: str) -> None:
     """Raise Invalid if a position is of another table, or of a routing that the table does not have yet."""
     if position.table != base.table_id:
-        raise Invalid(f"{name}: the position is of another table than {base.uri}, or of one that was replaced")
+        raise _another_table(base, name)
     if position.routing > base.routing_version:
         raise Invalid(
             f"{name}: the position has routing version {position.routing}, {base.uri} has {base.routing_version}"
         )
+
+
+def _another_table(base: BaseTable, name: str) -> Invalid:
+    return Invalid(f"{name}: the position is of another table than {base.uri}, or of one that was replaced")
 
 
 def gone_error(base: BaseTable, store: wal.ObjectStore, gone: Gone, at: Mapping[UUID, int]) -> Invalid:

@@ -144,8 +144,8 @@ class RegionChanges:
         """Read the log up to `position`, after which changes are wanted. Raises: Gone, wal errors."""
         self._region, self._form, self._key = region, form, list(form.key)
         codec = form.codec
-        self._alone = EntryReader(store, region, codec)
-        self._ahead = EntryReader(store, region, codec, _AHEAD) if store.remote else self._alone
+        self._alone = EntryReader(store, region, codec, log_id=start.log_id)
+        self._ahead = EntryReader(store, region, codec, _AHEAD, log_id=start.log_id) if store.remote else self._alone
         self._assembler = BatchAssembler()
         self.at = start.after
         """Every entry up to this position was read."""

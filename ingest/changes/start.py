@@ -40,6 +40,8 @@ class Start:
     """Entries above this position are read."""
     base: BaseTable | None
     """The rows stored up to there; None in a table without a key."""
+    log_id: str = ""
+    """As for `wal.entry_reader.EntryReader`."""
 
 
 class Starts:
@@ -98,26 +100,26 @@ class Starts:
                 raise Gone(region, position, ahead=True)
             return Start(0, newest if newest.key else None)
         self._expect_reached(region, position, history.newest)
-        covering = history.last_before(lambda manifest: manifest.replay_after > position)
+        covering, log_id = history.last_before(lambda manifest: manifest.replay_after > position), history.newest.log_id
         if covering is None:
             raise Gone(region, position)
         if not newest.key:
-            return Start(covering.replay_after, None)
+            return Start(covering.replay_after, None, log_id)
         published = covering.current_generation - 1
         if newest.routing_version == routing and self._holds_all(region, history.newest, published):
-            return Start(covering.replay_after, newest)
+            return Start(covering.replay_after, newest, log_id)
         base = self._exact(region, routing, published, history)
         after = None if base is None else _end_of(history, base.committed.get(region, 0))
         if base is None or after is None:
             raise Gone(region, position)
-        return Start(min(after, position), base)
+        return Start(min(after, position), base, log_id)
 
     def earliest(self, region: UUID) -> int | None:
         """Return the oldest position of the present routing whose changes can be read; None where there is none now."""
         newest, history = self._newest, ManifestHistory(self._store, region)
         if history.newest is None:
             return 0
-        kept = self._kept_after(region)
+        kept = self._kept_after(region, self._tip(region, history.newest, 0))
         opened = history.first(lambda manifest: manifest.spec_id >= newest.routing_version)
         begins = 0 if opened is None or opened.version == 1 else opened.last_seen
         begins = begins if newest.routing_version > 1 else 0
@@ -179,11 +181,12 @@ class Starts:
             self._versions = BaseVersions(self._newest, self._store)
         return self._versions
 
-    def _kept_after(self, region: UUID) -> int:
-        """Return the position above which every entry is kept. Fences below it stay too, alone."""
+    def _kept_after(self, region: UUID, tip: int) -> int:
+        """Return the position above which every entry is kept. Fences below it stay too, alone; an entry behind `tip`
+        is no part of this log."""
         parsed = (parse_entry_key(key) for key in self._store.list(wal_prefix(region)))
         kept = {key.position for key in parsed if key is not None}
-        low = max(kept, default=0)
+        low = max((position for position in kept if position <= tip), default=0)
         while low in kept:
             low -= 1
         return low

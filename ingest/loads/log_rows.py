@@ -22,7 +22,8 @@ def holds_rows(base: flush.BaseTable, store: wal.ObjectStore, region: UUID, upto
     manifest = wal.ManifestStore(store, region).latest()
     if manifest is None or manifest.replay_after >= upto:
         return False
-    entries, _ = wal.read_tail(store, region, base.codec, manifest.replay_after, upto=upto, options=options)
+    after, log_id = manifest.replay_after, manifest.log_id
+    entries, _ = wal.read_tail(store, region, base.codec, after, upto=upto, options=options, log_id=log_id)
     return any(entry.rows.num_rows for entry in entries if entry.position <= upto)
 
 

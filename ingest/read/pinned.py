@@ -58,6 +58,8 @@ class PinnedRegion:
     """Ascending generations, none of them committed."""
     after: int
     upto: int
+    log_id: str = ""
+    """As for `wal.read_tail`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _overtaken(newest: BaseTable, manifest: wal.RegionManifest, level: Level) ->
 def _pinned(newest: BaseTable, manifest: wal.RegionManifest, end: int) -> PinnedRegion:
     committed = newest.committed.get(manifest.region_id, 0)
     ssts = tuple(sst for sst in manifest.ssts if sst.generation > committed)
-    return PinnedRegion(manifest.region_id, ssts, manifest.replay_after, end)
+    return PinnedRegion(manifest.region_id, ssts, manifest.replay_after, end, manifest.log_id)
 
 
 def _fragment(fragment: lance.LanceFragment) -> Fragment:
@@ -211,6 +213,7 @@ class PinnedReads:
                 upto=region.upto,
                 options=_READ_OPTIONS,
                 with_map=False,
+                log_id=region.log_id,
             )
             parts = [entry.rows.select(schema.names) for entry in entries if entry.rows.num_rows]
             if parts:

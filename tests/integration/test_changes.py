@@ -410,6 +410,21 @@ def test_a_poll_behind_the_log_of_a_table_that_was_put_back_is_refused(uri: str,
             stored.changes(earlier | {"regions": later}).read_all()
 
 
+def test_a_feed_does_not_go_on_in_a_table_that_was_made_anew(uri: str) -> None:
+    """Neither the number of the base version nor that of the position tells the two tables apart."""
+    with opened(uri) as table:
+        table.put([row(1, 1)])
+    stored = memwal.open(uri, read_only=True)
+    feed = iter(stored.changes("earliest", follow=True))
+    assert next(feed).num_rows == 1
+    shutil.rmtree(uri)
+    with opened(uri) as table, stored:
+        for number in range(5):
+            table.put([row(number, 2)])
+        with pytest.raises(memwal.Invalid, match="the position is of another table"):
+            next(feed)
+
+
 def test_a_position_of_another_table_is_refused_where_a_reader_stands_at_the_same_numbers(uri: str) -> None:
     with opened(uri) as table:
         table.put([row(1, 1)])

@@ -199,6 +199,15 @@ def entry_of_another_log(d: Damaged) -> tuple[str, str]:
     return "log", entry_key(d.region, d.positions[-1], d.suffix)
 
 
+def entry_of_another_log_far_behind(d: Damaged) -> tuple[str, str]:
+    last, far = d.positions[-1], d.positions[-1] + 50
+    kept = d.entry(last).read_bytes()
+    d.reentry(last, log_id="0" * 32)
+    d.entry(last).rename(d.entry(far))
+    d.entry(last).write_bytes(kept)
+    return "log", entry_key(d.region, far, d.suffix)
+
+
 def no_sentinel(d: Damaged) -> tuple[str, str]:
     position = d.sentinel
     d.reentry(position, sentinel=False)
@@ -331,6 +340,8 @@ SHALLOW = {
     "entry of another format": entry_of_another_format,
     "epoch goes back": epoch_goes_back,
     "epoch never claimed": epoch_never_claimed,
+    "entry of another log": entry_of_another_log,
+    "entry of another log far behind": entry_of_another_log_far_behind,
     "no sentinel": no_sentinel,
     "SST gone": sst_gone,
     "SST index gone": sst_index_gone,

@@ -12,7 +12,19 @@ from dataclasses import replace
 
 import pytest
 
-from memwal.wal import Claim, Corrupt, LogTail, ManifestStore, WalAppender, bucket_region, claim, read_tail
+from memwal.wal import (
+    Claim,
+    Corrupt,
+    LogTail,
+    ManifestStore,
+    Overtaken,
+    WalAppender,
+    WalCollector,
+    bucket_region,
+    claim,
+    read_tail,
+)
+from memwal.wal.errors import AnotherLog
 from memwal.wal.layout import entry_key, manifest_key
 from memwal.wal.records import Entry
 from tests.log_rows import CODEC, rows
@@ -34,9 +46,13 @@ class Place:
         self.former, self.old = claimed.manifest, self.writer(claimed)
         for number in range(appends):
             self.old.append(rows(number), generation=1, applied={"old": number})
+        self.former_tail = LogTail(self.store, REGION, CODEC, clock=self.clock)
+        self.former_tail.begin()
         for key in self.store.list(""):
             self.store.delete(key)
-        self.new = self.writer(self.claimed())
+        self.manifests = ManifestStore(self.store, REGION, clock=self.clock)
+        claimed = self.claimed()
+        self.guard, self.new = claimed.guard, self.writer(claimed)
         self.put(100)
 
     def claimed(self) -> Claim:
@@ -47,6 +63,10 @@ class Place:
 
     def put(self, key: int) -> None:
         self.new.append(rows(key), generation=1, applied={"new": key})
+
+    def flush(self) -> None:
+        upto = self.new.next_position - 1
+        self.manifests.edit(self.guard, lambda current: replace(current, replay_after=upto, last_seen=upto))
 
     def late(self) -> str:
         """The old writer appends before it has looked at the manifest again. Returns the key of its entry."""
@@ -108,30 +128,62 @@ def _tail(place: Place) -> object:
     return tail.begin()
 
 
-@pytest.mark.parametrize("read", [_tail, lambda place: read_tail(place.store, REGION, CODEC, 0)])
-def test_readers_refuse_it(read: Callable[[Place], object]) -> None:
-    place = Place(1, 1)
-    place.late()
-    with pytest.raises(Corrupt, match=REPLACED):
+def _read(place: Place) -> object:
+    manifest = place.manifests.latest()
+    assert manifest is not None
+    return read_tail(place.store, REGION, CODEC, manifest.replay_after)
+
+
+def _collected(place: Place) -> object:
+    return WalCollector(place.store, REGION, CODEC, place.clock, workers=1).collect(0)
+
+
+@pytest.mark.parametrize("appends", [2, 20], ids=["in the next slot", "far behind"])
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("read", [_tail, _read, _collected])
+def test_who_reads_it_refuses_it_and_nothing_is_lost(
+    read: Callable[[Place], object], flushed: bool, appends: int
+) -> None:
+    """The collector too: the newest applied map is in our newest entry, not in theirs."""
+    place = Place(1, appends)
+    place.put(101)
+    late = place.late()
+    if flushed:
+        place.flush()
+    with pytest.raises(AnotherLog, match=late):
         read(place)
+    place.store.delete(late)
+    claimed = place.claimed()
+    assert found(claimed.entries) == ([] if flushed else [100, 101])
+    assert dict(claimed.applied) == {"new": 101}
 
 
 def test_a_tail_that_reads_on_refuses_it_too() -> None:
     place = Place(1, 1)
     tail = LogTail(place.store, REGION, CODEC, clock=place.clock)
     tail.begin()
-    place.late()
-    with pytest.raises(Corrupt, match=REPLACED):
+    late = place.late()
+    with pytest.raises(AnotherLog, match=late):
         tail.look()
+
+
+def test_a_tail_of_the_deleted_table_begins_anew_and_condemns_nothing() -> None:
+    """An entry of the new table is not of its log, but of that of the newest manifest."""
+    place = Place(1, 2)
+    for _ in range(4):
+        place.put(101)
+    tail = place.former_tail
+    with pytest.raises(Overtaken):
+        tail.look()
+    assert found(tail.begin()) == [100, 101, 101, 101, 101]
 
 
 def test_a_manifest_of_the_deleted_table_is_refused_by_name() -> None:
     place = Place(1, 0)
-    manifests = ManifestStore(place.store, REGION, clock=place.clock)
     flushed = replace(place.former, version=place.former.version + 1, replay_after=1, last_seen=1)
-    assert manifests.create(place.former, flushed) is None, "the version before it is another one"
+    assert place.manifests.create(place.former, flushed) is None, "the version before it is another one"
     late = manifest_key(REGION, flushed.version)
-    for look in (manifests.latest, place.claimed):
+    for look in (place.manifests.latest, place.claimed):
         with pytest.raises(Corrupt, match=f"{late}.*{REPLACED}"):
             look()
     place.store.delete(late)
