@@ -2,8 +2,9 @@
 
 Lance gives such a number the type of the column before comparing, so that `price = 0.1` finds the row whose
 float32 is nearest to 0.1. DataFusion alone would widen the column to float64, where no float32 equals 0.1.
-Recognised: a column, or field of a struct, and a number on the two sides of one comparison, IN lists, and BETWEEN; not
-a number inside arithmetic, nor anything under a NOT, which Lance ignores too.
+Recognised: a column, or field of a struct, and a number on the two sides of one comparison, IN lists, and BETWEEN, if
+AND, OR and brackets alone join them to the whole (`reached`). Right of a column there may be arithmetic of numbers,
+each of which gets the type: `price = 0.2 / 2`. Numbers beside columns in arithmetic are left alone, by Lance too.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from memwal.memtable.filter.reached import reached
 from memwal.memtable.filter.tokens import NOTHING, Token
 
 _ARITHMETIC = frozenset("+-*/%|")
 
 
-def cast_types(tokens: Sequence[Token], kinds: Mapping[str, pa.DataType]) -> dict[int, str]:
-    """Place in `tokens` (no gaps among them) of each such number -> name of the type of the comparison."""
+def write_casts(tokens: Sequence[Token], written: list[str], kinds: Mapping[str, pa.DataType]) -> None:
+    """Cast each such number to the type of its column, in the texts `written`. `tokens`: without gaps."""
     if not any(map(_holds_narrow, kinds.values())):
-        return {}
-    found: dict[int, str] = {}
-    negated = _under_not(tokens)
+        return
+    flags = reached(tokens)
     for place, token in enumerate(tokens):
-        if token.kind == "number" and not negated[place]:
+        if token.kind == "number" and flags[place]:
             path = _compared_column(tokens, place)
             name = None if path is None else _narrow_name(path, kinds)
             if name is not None:
-                found[place] = name
-    return found
+                written[place] = f"arrow_cast({token.text}, '{name}')"
 
 
 def _holds_narrow(kind: pa.DataType) -> bool:
@@ -49,31 +49,16 @@ def _narrow_name(path: Sequence[str], kinds: Mapping[str, pa.DataType]) -> str |
     return "Float16" if pa.types.is_float16(kind) else None
 
 
-def _under_not(tokens: Sequence[Token]) -> list[bool]:
-    """For each token, whether a NOT covers it: before its comparison, or before parentheses around it."""
-    enclosing, current, flags = [False], False, []
-    for place, token in enumerate(tokens):
-        flags.append(current)
-        if token.lower == "not" and _at(tokens, place + 1).lower not in ("in", "between", "like", "ilike"):
-            current = True
-        elif token.text == "(":
-            enclosing.append(current)
-        elif token.text == ")" and len(enclosing) > 1:
-            enclosing.pop()
-            current = enclosing[-1]
-        elif token.lower in ("and", "or"):
-            current = enclosing[-1]
-    return flags
-
-
 def _compared_column(tokens: Sequence[Token], place: int) -> Sequence[str] | None:
-    """The column, or path to a field, that the number at `place` is compared with."""
-    if _at(tokens, place + 1).text in _ARITHMETIC:
+    """The column, or path to a field, that the number at `place`, or arithmetic with it, is compared with."""
+    left, last = place - 1, place
+    while _is_constant(tokens, last + 1):
+        last += 1
+    if _at(tokens, last).text in _ARITHMETIC:
         return None
-    left = place - 1
-    if _at(tokens, left).text == "-" and _at(tokens, left - 1).kind in ("compare", "other", "name"):
-        left -= 1  # a sign, not a subtraction
-    return _left_of_comparison(tokens, left) or _right_of_comparison(tokens, place, left)
+    while _is_constant(tokens, left):
+        left -= 1
+    return _left_of_comparison(tokens, left) or _right_of_comparison(tokens, left + 1, last)
 
 
 def _left_of_comparison(tokens: Sequence[Token], left: int) -> Sequence[str] | None:
@@ -81,29 +66,34 @@ def _left_of_comparison(tokens: Sequence[Token], left: int) -> Sequence[str] | N
     if _at(tokens, left).kind == "compare":
         return _path_before(tokens, left - 1)
     start = left
-    while (
-        _at(tokens, start).text in (",", "-")
-        or _at(tokens, start).kind == "number"
-        or _at(tokens, start).lower == "null"
-    ):
+    while _at(tokens, start).text == "," or _is_constant(tokens, start) or _at(tokens, start).lower == "null":
         start -= 1
-    if _at(tokens, start).text == "(" and _at(tokens, start - 1).lower == "in":
+    if _at(tokens, start).text == "(":
         path = _before_not(tokens, start - 2)
         return path if path is not None and len(path) == 1 else None  # Lance leaves values for a field as they are
     if _at(tokens, left).lower == "and":
         left -= 1
-        while _at(tokens, left).kind == "number" or _at(tokens, left).text == "-":
+        while _is_constant(tokens, left):
             left -= 1
     if _at(tokens, left).lower == "between":
         return _before_not(tokens, left - 1)
     return None
 
 
-def _right_of_comparison(tokens: Sequence[Token], place: int, left: int) -> Sequence[str] | None:
+def _right_of_comparison(tokens: Sequence[Token], first: int, last: int) -> Sequence[str] | None:
     """The column after `<number> <op>`."""
-    if _at(tokens, place + 1).kind == "compare" and _at(tokens, left).text not in _ARITHMETIC:
-        return _path_behind(tokens, place + 2)
+    number = [token.text for token in tokens[first : last + 1] if token.text not in ("(", ")")]
+    if _at(tokens, last + 1).kind == "compare" and (len(number) == 1 or (len(number) == 2 and number[0] == "-")):
+        return _path_behind(tokens, last + 2)
     return None
+
+
+def _is_constant(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a token may be part of arithmetic of numbers; the bracket of an IN list is not."""
+    token = _at(tokens, place)
+    if token.text == "(":
+        return _at(tokens, place - 1).lower != "in"
+    return token.kind == "number" or token.text == ")" or token.text in _ARITHMETIC
 
 
 def _before_not(tokens: Sequence[Token], place: int) -> Sequence[str] | None:

@@ -28,7 +28,7 @@ import pyarrow as pa
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.filter import depth, double_quotes, growth, placeholders, timestamps
-from memwal.memtable.filter.float_literals import cast_types
+from memwal.memtable.filter.float_literals import write_casts
 from memwal.memtable.filter.float_zeros import write_zeros
 from memwal.memtable.filter.sql_paths import access_paths
 from memwal.memtable.filter.sql_places import closing, is_truth
@@ -54,8 +54,8 @@ def translate(predicate: str, schema: pa.Schema) -> str:
     tokens = tokenize(predicate, schema.names)
     solid = [token for token in tokens if token.kind != "gap"]
     kinds = {field.name: field.type for field in schema}
-    casts = cast_types(solid, kinds)
-    written = [_written(token, casts.get(place)) for place, token in enumerate(solid)]
+    written = list(map(_written, solid))
+    write_casts(solid, written, kinds)
     _coerce_matches(solid, written)
     access_paths(solid, written)
     timestamps.write_units(solid, written, kinds)
@@ -111,9 +111,7 @@ def shown(predicate: str) -> str:
     return repr(predicate if len(predicate) <= SHOWN else predicate[:SHOWN] + "...")
 
 
-def _written(token: Token, cast: str | None) -> str:
-    if cast is not None:
-        return f"arrow_cast({token.text}, '{cast}')"
+def _written(token: Token) -> str:
     if token.kind == "column":
         return '"' + token.column.replace('"', '""') + '"'
     if token.kind == "double":

@@ -340,3 +340,67 @@ def test_a_filter_that_datafusion_refuses_names_it() -> None:
     table = MemTable(row_schema(SCHEMA, ["id"]), ["id"], [], 1)
     with pytest.raises(InvalidRows, match=r"st\.nothing"):
         table.snapshot().where("st.nothing = 1", table.snapshot().live())
+
+
+COMPARISONS = ("{} = 0.1", "{} > 0.1", "0.1 = {}", "{} IN (0.1, 0.2)", "{} BETWEEN 0.1 AND 0.2", "{} NOT IN (0.1)")
+AROUND = (
+    *(
+        "{}",
+        "({})",
+        "NOT ({})",
+        "b AND {}",
+        "b OR ({})",
+        "NOT b AND {}",
+        "b = true AND {}",
+        "id BETWEEN 0 AND 9 AND {}",
+    ),
+    *("({}) IS TRUE", "{} IS TRUE", "({}) IS NOT TRUE", "({}) IS NULL", "({}) = false", "{} = true", "b = ({})"),
+    *("(({}) OR b) IS TRUE", "({} AND b) IS NOT FALSE", "({}) != b", "({}) IN (true)", "coalesce({}, false)"),
+    *("b IS TRUE AND {}", "(b = true) AND ({})", "({}) BETWEEN false AND true"),
+)
+CALCULATED = (
+    *("{} = {}", "{} <= {}", "{} IN ({})", "{} IN ({}, 0.5)", "{} BETWEEN {} AND 0.2", "{} BETWEEN 0.1 AND {}"),
+    *("NOT ({} = {})", "({} = {}) IS TRUE", "{} + 0.1 * 2 > {}", "b AND {} <= {}"),
+)
+RESULTS = (
+    "0.2 / 2",
+    "0.05 + 0.05",
+    "1 / 10.0",
+    "1 / 10",
+    "-0.2 / -2",
+    "(0.2 / 2)",
+    "0.3 - 0.2",
+    "(0.1)",
+    "0.2 / (1 + 1)",
+)
+
+
+@pytest.mark.parametrize("name", ["g", "h", "st.g"])
+def test_numbers_beside_narrow_floats_mean_the_same(tmp_path: Path, name: str) -> None:
+    """0.1 is another number as float64, and Lance makes it a narrow one in some places and not in others."""
+    kinds = {
+        "id": pa.int64(),
+        "g": pa.float32(),
+        "h": pa.float16(),
+        "b": pa.bool_(),
+        "st": pa.struct({"g": pa.float32()}),
+    }
+    schema = pa.schema([pa.field(each, kind, nullable=each != "id") for each, kind in kinds.items()])
+    numbers = [0.1, 0.5, None, 0.2, -0.1, 0.0, 1.5]
+    columns = {
+        "id": range(7),
+        "g": numbers,
+        "h": [None if each is None else np.float16(each) for each in numbers],
+        "b": [True, False, None, True, False, True, None],
+        "st": [{"g": each} for each in numbers],
+    }
+    rows = pa.table(columns, schema=schema)
+    base = lance.write_dataset(rows, tmp_path / "base.lance")
+    table = MemTable(row_schema(schema, ["id"]), ["id"], [], 1)
+    table.apply(with_tombstone(rows, table.schema))
+    snapshot = table.snapshot()
+    filters = [around.format(each.format(name)) for each in COMPARISONS for around in AROUND]
+    filters += [each.format(name, result) for each in CALCULATED for result in RESULTS]
+    for filter in filters:
+        expected = base.to_table(columns=["id"], filter=filter)["id"].to_pylist()
+        assert np.flatnonzero(snapshot.where(filter, snapshot.live())).tolist() == expected, filter
