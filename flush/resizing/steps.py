@@ -136,8 +136,8 @@ def resize(
     """
     options = options or WalOptions()
     begun = BaseTable.open(uri, storage_options)
-    _check(begun, buckets)
     broken_off = is_being_resized(begun, store, clock=clock)
+    _check(begun, buckets, broken_off)
     base = finish(begun, store, clock=clock, ids=ids, options=options, at_once=at_once)
     if base.buckets == buckets and not is_being_resized(base, store, clock=clock):
         if base is begun and not broken_off:
@@ -166,17 +166,18 @@ def resize(
     return ResizeReport(base.routing_version, begun.buckets, base.buckets, base.version, rows, report.ssts, seconds)
 
 
-def _check(base: BaseTable, buckets: int) -> None:
+def _check(base: BaseTable, buckets: int, broken_off: bool) -> None:
     if not 1 <= buckets <= BUCKETS_MAX:
         raise InvalidResize(f"{buckets} regions: give a number from 1 to {BUCKETS_MAX}")
     if base.regions == (UNSHARDED_REGION,):
         raise InvalidResize(
             f"{base.uri}: another program set it up without sharding, which is final; copy the rows into a new table"
         )
-    if not base.routing_is_stable:
+    if not base.routing_is_stable and not (broken_off and buckets == base.buckets):  # going back moves no row
+        way = f"go back to {base.buckets} regions, or " if broken_off else ""
         raise InvalidResize(
-            f"{base.uri}: a column by which its rows are routed was dropped, so the region of a row is unknown; copy "
-            "the rows into a new table"
+            f"{base.uri}: a column by which its rows are routed was dropped, so the region of a row is unknown; {way}"
+            "copy the rows into a new table"
         )
 
 

@@ -183,7 +183,7 @@ class Table(LevelReads):
         """
         self._refuse_if_closed()
         name = indexes.added(self._reader.base(), column, kind, parameters, self._context.clock)
-        self.follow()
+        indexes.followed(self.follow)
         return name
 
     @translate_errors
@@ -191,7 +191,7 @@ class Table(LevelReads):
         """Drop the index called `name`, of the base table too. Raises: Invalid if there is none; Unavailable."""
         self._refuse_if_closed()
         indexes.dropped(self._reader.base(), name, self._context.clock)
-        self.follow()
+        indexes.followed(self.follow)
 
     @translate_errors
     def status(self) -> dict[str, Any]:

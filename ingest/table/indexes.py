@@ -6,16 +6,25 @@ follow as they follow a change of columns (`ingest.region.admission`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from memwal import flush
 from memwal.ingest.api import arguments
-from memwal.ingest.errors import Invalid
+from memwal.ingest.errors import FencedError, Invalid, Unavailable
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec
 from memwal.memtable.index_spec import INDEX_KINDS
 from memwal.wal import Clock
+
+
+def followed(follow: Callable[[], None]) -> None:
+    """Let a table take an index over that was added or dropped. If it cannot now, during a resize, its next read does:
+    an error would say that nothing was done.
+    """
+    with suppress(Unavailable, FencedError):
+        follow()
 
 
 def added(base: flush.BaseTable, column: Any, kind: Any, parameters: Mapping[str, Any], clock: Clock) -> str:

@@ -297,6 +297,28 @@ def test_a_commit_that_read_the_set_up_before_a_drop_builds_nothing_that_stays(
     assert opened.count() == 600
 
 
+def test_an_index_that_is_dropped_as_the_table_is_resized_is_dropped(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes after the drop meets the resize, which is no reason to send the drop again."""
+    follow = opened._engine.follow
+
+    def refused() -> None:
+        monkeypatch.setattr(opened._engine, "follow", follow)
+        raise memwal.Unavailable("the table was resized", {"reason": "not_owner"})
+
+    opened.create_index("text", "fts")
+    service = FlightService(opened._engine, "grpc://127.0.0.1:0")
+    try:
+        with memwal.connect(f"grpc://127.0.0.1:{service.port}") as remote:
+            for change in (lambda: remote.drop_index("text_idx"), lambda: remote.create_index("text", "fts")):
+                monkeypatch.setattr(opened._engine, "follow", refused)
+                change()
+            assert [each["name"] for each in remote.list_indexes()] == ["text_idx"]
+    finally:
+        service.shutdown()
+
+
 # ---- other programs' indexes ---------------------------------------------------------------------------------------
 
 

@@ -443,6 +443,26 @@ def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_bac
         world.expect(table)
 
 
+def test_a_resize_that_broke_off_is_taken_back_though_a_column_was_dropped_since(tmp_path: Path) -> None:
+    """Whole rows are routed, so no row could be moved now; going back moves none."""
+    world = Resized(str(tmp_path / "table"), append=True)
+    with world.open(2) as table:
+        world.put(table, range(10), 1, "a:1")
+    store = FaultyStore(world.store, FakeClock())
+    store.arm(FAULTS["killed before"], Call("put_if_absent", routing_key(2), 1))
+    with pytest.raises(Killed):
+        world.resize(3, store)
+    lance.dataset(world.uri).drop_columns(["n"])
+    with pytest.raises(flush.InvalidResize, match=r"was dropped.*; go back to 2 regions, or copy"):
+        world.resize(3)
+    assert world.resize(2).regions == 2
+    with world.open() as table:
+        table.put([{"id": 10}])
+        assert sorted(table.scan().read_all()["id"].to_pylist()) == list(range(11))
+    with pytest.raises(flush.InvalidResize, match="is unknown; copy the rows"):
+        world.resize(3)
+
+
 def test_a_resize_that_broke_off_after_its_switch_is_finished_by_the_next(tmp_path: Path) -> None:
     world = Resized(str(tmp_path / "table"))
     with world.open(2) as table:
