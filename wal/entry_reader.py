@@ -118,14 +118,15 @@ class EntryReader:
         return Corrupt(f"{self.key(position)}: {error}; restore this object from a backup")
 
     def _expect_ours(self, position: int, header: EntryHeader) -> None:
-        if header.log_id in ("", self.log_id) or self._is_unknown:
+        known = self.log_id  # another thread may find it out meanwhile
+        if header.log_id in ("", known) or self._is_unknown:
             return
         newest = ManifestStore(self.store, self.region_id).latest()
         if newest is None or not newest.log_id:
             self._is_unknown = True
         elif newest.log_id != header.log_id:
             raise AnotherLog(self.key(position), header.log_id, newest.log_id)
-        elif self.log_id:
+        elif known:
             raise Overtaken(self.region_id, position, newest.replay_after, newest.current_generation)
         else:
             self.log_id = newest.log_id

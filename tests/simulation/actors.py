@@ -112,9 +112,9 @@ class TailReader(Visitor):
         acked = [each for each in world.oracle.attempts if each.region == self._region and each.position]
         try:
             manifest = wal.ManifestStore(self.store, region, clock=self.clock).latest()
-            after = 0 if manifest is None else manifest.replay_after
-            options = world.wal_options
-            entries, _ = wal.read_tail(self.store, region, world.codec, after, clock=self.clock, options=options)
+            after, log_id = (0, "") if manifest is None else (manifest.replay_after, manifest.log_id)
+            known: dict[str, Any] = {"clock": self.clock, "options": world.wal_options, "log_id": log_id}
+            entries, _ = wal.read_tail(self.store, region, world.codec, after, **known)
         except wal.Overtaken:
             world.say("overtaken")
             return
