@@ -146,7 +146,7 @@ def test_two_commands_lead_to_a_page_that_shows_rows_as_they_come(reader: Reader
     """`make install`, which does nothing here, and `make live`: the page has rows, and then more of them."""
     reader.run(Block("sh", "make install", None, (0, 0)))
     reader.begin(Block("sh", "make live", None, (0, 0)))
-    url = wait_until(lambda: re.findall(r"page, .*(http://\S+)", told(reader.terminal("make live"))))[0]
+    url = wait_until(lambda: re.findall(r"page, .*(http://\S+)", told(reader.terminal("make live"))), timeout=300)[0]
 
     def rows() -> int:
         with urllib.request.urlopen(f"{url}/live", timeout=10) as answer:
