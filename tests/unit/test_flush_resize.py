@@ -424,14 +424,19 @@ def test_verify_tells_a_resize_that_broke_off_from_a_region_of_another_routing(t
         assert len(table.status()["regions"]) == 3
 
 
-def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_back(tmp_path: Path) -> None:
-    world = Resized(str(tmp_path / "table"))
+def break_off(world: Resized) -> None:
+    """Create the table with two regions and ten rows; a resize to three is killed before its decision."""
     with world.open(2) as table:
         world.put(table, range(10), 1, "a:1")
     store = FaultyStore(world.store, FakeClock())
     store.arm(FAULTS["killed before"], Call("put_if_absent", routing_key(2), 1))
     with pytest.raises(Killed):
         world.resize(3, store)
+
+
+def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_back(tmp_path: Path) -> None:
+    world = Resized(str(tmp_path / "table"))
+    break_off(world)
     assert_clean(world.store, world.uri)
     assert "sealed" in json.dumps(status_from_storage(world.base, world.store))
     with pytest.raises(memwal.Unavailable, match="run `memwal regions resize`") as refused:
@@ -446,12 +451,7 @@ def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_bac
 def test_a_resize_that_broke_off_is_taken_back_though_a_column_was_dropped_since(tmp_path: Path) -> None:
     """Whole rows are routed, so no row could be moved now; going back moves none."""
     world = Resized(str(tmp_path / "table"), append=True)
-    with world.open(2) as table:
-        world.put(table, range(10), 1, "a:1")
-    store = FaultyStore(world.store, FakeClock())
-    store.arm(FAULTS["killed before"], Call("put_if_absent", routing_key(2), 1))
-    with pytest.raises(Killed):
-        world.resize(3, store)
+    break_off(world)
     lance.dataset(world.uri).drop_columns(["n"])
     with pytest.raises(flush.InvalidResize, match=r"was dropped.*; go back to 2 regions, or copy"):
         world.resize(3)
