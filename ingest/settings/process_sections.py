@@ -15,7 +15,11 @@ class SourceSettings(Section):
     """The Spark Structured Streaming source of `memwal run`."""
 
     format: str = Field("parquet", min_length=1, description="kafka, or the name of any other Spark streaming source")
-    path: str = Field("", description="directory that a file source watches")
+    path: str = Field(
+        "",
+        description="directory that a file source watches; write a file under a name that begins with . or _, then "
+        "rename it: Spark reads a file once, as it is when it is first seen",
+    )
     feed: str = Field(
         "",
         description=(

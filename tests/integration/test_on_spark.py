@@ -56,9 +56,12 @@ def rows(ids: range, version: int) -> list[dict[str, Any]]:
 
 
 def write(file: Path, ids: range, version: int) -> None:
-    """A file for Spark, there at once and whole."""
-    pq.write_table(pa.Table.from_pylist(rows(ids, version)), file.with_suffix(".part"))
-    file.with_suffix(".part").rename(file)
+    """A file for Spark, there at once and whole: it does not list names with a leading dot. One that is listed while it
+    has no bytes yet counts as read, in a micro-batch without rows.
+    """
+    hidden = file.with_name(f".{file.name}")
+    pq.write_table(pa.Table.from_pylist(rows(ids, version)), hidden)
+    hidden.rename(file)
 
 
 def regions_by(endpoints: list[str]) -> list[set[str]]:
