@@ -256,7 +256,7 @@ FOUND_BY = {
     "believes_a_token_of_a_refused_entry": 119,
     "acks_before_the_append": 3,
     "acks_before_the_append_without_a_token": 17,
-    "acks_deletes_before_the_append": 2,
+    "acks_deletes_before_the_append": 50,
     "shows_lingering_rows_as_durable": 29,
     "takes_the_next_slot_when_fenced": 11,
     "collects_the_snapshot_that_is_named": 2,

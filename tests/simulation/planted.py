@@ -342,7 +342,7 @@ FOUND_BY = {
     "collects_flushes_under_way": 31,
     "takes_an_error_behind_the_link_for_a_refusal": 2,
     "removes_an_sst_whose_publication_was_refused": 5,
-    "publishes_though_fenced": 5,
+    "publishes_though_fenced": 6,
     "believes_a_slot_that_was_pruned": 27,
     "appends_without_progress": 2,
     "writes_before_others_stop_reading": 2,
