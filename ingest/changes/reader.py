@@ -31,6 +31,9 @@ from memwal.wal.probing import newest_from
 
 _LOOK_FOR_LOSS = 10.0
 """Seconds between two looks whether the entry that is waited for was deleted before it was read."""
+_LONGEST = 20.0
+"""Seconds after which a piece is returned as it is, even without rows. A client waits for it for a limited time, and
+what it gives up begins anew with the next request: on a busy machine a feed behind a resize would never go on."""
 _ATTEMPTS = 5
 _TOLD = 32
 """Most regions of a position in an error: it travels as a response header, which has at most 8 KiB."""
@@ -77,17 +80,22 @@ class ChangesReader:
         return Position(self._base.table_id, self._routing, dict(self._at))
 
     def next(self, until: Position | None) -> Piece:
-        """Return the next piece, at most up to `until`; None: up to now. Raises: Invalid (`changes_gone`)."""
+        """Return the next piece, at most up to `until`; None: up to now. It may have no rows, and more follow.
+
+        Raises: Invalid (`changes_gone`).
+        """
+        late = self._clock.monotonic() + _LONGEST
         try:
             while True:
                 for region in sorted(self._ends):
                     end = self._end(region, until)
                     while self._at.get(region, 0) < end:
                         rows = self._read(region, end)
-                        if rows.num_rows:
+                        if rows.num_rows or self._clock.monotonic() >= late:
                             return Piece(rows, self.position, more=True)
-                if not self._look(until):
-                    return Piece(self._form.schema.empty_table(), self.position, more=False)
+                more = self._look(until)
+                if not more or self._clock.monotonic() >= late:
+                    return Piece(self._form.schema.empty_table(), self.position, more)
         except Gone as gone:
             raise gone_error(self._base, self._store, gone, self._at) from None
         except wal.Overtaken:  # entries of another log than that of the position: an entry that is missing is Gone

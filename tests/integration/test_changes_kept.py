@@ -15,13 +15,15 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.base.manifest import manifest_names
 from memwal.flush.commits.maintenance import clean_up
-from memwal.ingest.api.changes import ChangesRequest, Position
+from memwal.ingest.api.changes import ChangesRequest, Piece, Position
+from memwal.ingest.changes.pieces import StoredChanges
 from memwal.ingest.changes.reader import ChangesReader
 from memwal.ingest.changes.start import Gone, Starts
 from memwal.ingest.table.garbage import Ages, TableCollector
 from memwal.wal.layout import entry_key
 from tests.change_world import QUIET, SCHEMA, row
 from tests.clean import assert_clean
+from tests.support.clock import FakeClock
 
 HOUR = 3600.0
 
@@ -199,6 +201,33 @@ def collected_under_a_reader(table: Any, uri: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(type(store), "exists", collected_before)
     return region, position
+
+
+class SlowClock(FakeClock):
+    """A step of a reader between two looks at it takes as long as on a busy machine."""
+
+    def monotonic(self) -> float:
+        self.advance(10.0)
+        return super().monotonic()
+
+
+def test_a_piece_ends_in_time_though_no_change_was_found(uri: str) -> None:
+    """A client gives up what takes longer, and asks from the same position again: its feed would stand still."""
+    for _ in range(2):  # fences, which change nothing
+        with memwal.open(uri, schema=SCHEMA, key="id", regions=4, settings=QUIET):
+            pass
+    with memwal.open(uri, settings=QUIET) as table:
+        table.put([row(1, 1)])
+    base, clock = flush.BaseTable.open(uri), SlowClock()
+    feed, at, pieces = StoredChanges(base, wal.open_store(uri), clock), Position(base.table_id, 1, {}), list[Piece]()
+    while not pieces or pieces[-1].more:
+        began = clock.now()
+        pieces.append(feed.piece(ChangesRequest(at)))
+        assert clock.now() - began < 120.0
+        assert pieces[-1].position != at or not pieces[-1].more
+        at = pieces[-1].position
+    assert any(piece.more and not piece.rows.num_rows for piece in pieces)
+    assert [id for piece in pieces for id in piece.rows.column("id").to_pylist()] == [1]
 
 
 def test_an_entry_that_is_collected_while_a_reader_looks_was_reached(
