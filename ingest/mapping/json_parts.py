@@ -41,10 +41,13 @@ def one_of(fields: dict[str, Any], name: str) -> Any:
 
 def expect_names_once(value: Any) -> None:
     """Raise ValueError if a name occurs twice in an object of JSON, at any depth."""
-    if isinstance(value, Repeated):
-        one_of(value, min(value.names))
-    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        expect_names_once(below)
+    pending = [value]  # no recursion, as in `_as_json`
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Repeated):
+            one_of(part, min(part.names))
+        if isinstance(part, dict | list):
+            pending.extend(reversed(part.values() if isinstance(part, dict) else part))
 
 
 def as_json(value: Any) -> str:
@@ -64,14 +67,31 @@ def as_json(value: Any) -> str:
 
 
 def _as_json(value: Any, *, ensure_ascii: bool) -> str:
-    if isinstance(value, Written):
-        return value.digits
-    if isinstance(value, dict):
-        pairs = ((_as_json(name, ensure_ascii=ensure_ascii), each) for name, each in value.items())
-        return "{" + ",".join(f"{name}:{_as_json(each, ensure_ascii=ensure_ascii)}" for name, each in pairs) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(_as_json(each, ensure_ascii=ensure_ascii) for each in value) + "]"
-    return json.dumps(value, default=_plain, ensure_ascii=ensure_ascii, allow_nan=False)
+    """Write a value without recursion: the parser takes deeper values than calls of Python functions can nest."""
+    encode = json.JSONEncoder(default=_plain, ensure_ascii=ensure_ascii, allow_nan=False).encode
+
+    def written(part: Any) -> Any:
+        """Return a scalar as JSON, an object or a list as it is."""
+        if isinstance(part, dict | list):
+            return part
+        return part.digits if isinstance(part, Written) else encode(part)
+
+    def opened(part: dict[str, Any] | list[Any]) -> list[Any]:
+        """Return an object or a list as the parts of its JSON, with the objects and lists inside of it as they are."""
+        if isinstance(part, list):
+            return ["[", *[each for below in part for each in (",", written(below))][1:], "]"]
+        fields = [each for name, below in part.items() for each in (",", encode(name), ":", written(below))]
+        return ["{", *fields[1:], "}"]
+
+    text: list[str] = []
+    pending = [written(value)]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            text.append(part)
+        else:
+            pending.extend(reversed(opened(part)))
+    return "".join(text)
 
 
 def _plain(value: object) -> str:

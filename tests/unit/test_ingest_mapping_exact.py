@@ -207,6 +207,24 @@ def test_a_text_that_takes_every_value_keeps_the_digits(literal: str, wanted: st
     assert rows[column_name(1)].to_pylist() == [wanted]
 
 
+@pytest.mark.parametrize("levels", [150, 168, 300, 425])
+@pytest.mark.parametrize(
+    ("opening", "closing"), [('{"a":{"b":', "}}"), ("[[", "]]"), ('[1e400,{"a":[],"b":', ',"c":{}}]')]
+)
+def test_a_text_that_takes_every_value_takes_json_of_every_depth_that_is_parsed(
+    opening: str, closing: str, levels: int
+) -> None:
+    """Up to 850 containers inside of one another: the parser takes 995, less the calls that are open around it."""
+    literal = opening * levels + "1.50" + closing * levels
+    letters = pa.table({"raw_value": pa.array([said(literal).encode()], pa.binary())})
+    assert rows_of_json(letters, pa.schema([("v", pa.string())])).rows["v"].to_pylist() == [literal]
+    drifted = pa.field("v", pa.string(), metadata=dict([MARK_ANY]))
+    settings = SourceSettings(format="kafka", brokers="127.0.0.1:9092", topics=["t"])
+    mapping = record_mapping(settings, pa.schema([pa.field("id", pa.int64(), nullable=False), drifted]), ("id",))
+    rows = mapped(batch_of([Record(said(literal).encode())]), mapping)
+    assert (rows[PROBLEM].to_pylist(), rows[column_name(1)].to_pylist()) == ([None], [literal])
+
+
 @pytest.mark.parametrize("literal", ["1e400", "-1e999", "NaN", "Infinity", "-Infinity"])
 def test_a_line_of_json_has_no_number_that_is_not_finite(literal: str) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.float64())])
