@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import date
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pandas as pd
 import polars
 import pyarrow as pa
@@ -271,6 +272,27 @@ def test_other_tables_and_parameters(owner: Any, tmp_path: Path, ends: ExitStack
         "$t": text,
         "$n": None,
     }
+
+
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
+HOLDING: dict[str, Callable[[datetime], Any]] = {
+    "plain": lambda time: time,
+    "a list": lambda time: [None, NOON, time],
+    "a tuple": lambda time: (time,),
+    "an array": lambda time: np.array([time]),
+    "an object": lambda time: {"x": "a", "y": time},
+    "an object in a list": lambda time: [{"x": 1}, {"y": [time]}],
+}
+
+
+@pytest.mark.parametrize("form", HOLDING)
+def test_times_in_a_parameter_are_exact_or_refused(orders: Any, form: str) -> None:
+    """Arrow cuts off the microseconds of a UTC offset."""
+    whole, odd = (NOON.astimezone(timezone(timedelta(hours=1, microseconds=us))) for us in (0, 5))
+    with pytest.raises(memwal.Invalid, match=r"parameters: a has .*its UTC offset has microseconds"):
+        orders.sql("select $a", parameters={"a": HOLDING[form](odd)})
+    (found,) = orders.sql("select $a", parameters={"a": HOLDING[form](whole)}).read_all()[0].to_pylist()
+    assert found == pa.scalar(HOLDING[form](NOON)).as_py()
 
 
 def test_a_table_without_rows_and_one_without_a_key(tmp_path: Path) -> None:

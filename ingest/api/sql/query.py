@@ -5,8 +5,9 @@ The steps are in the room's README.md.
 
 from __future__ import annotations
 
+import datetime
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -26,6 +27,7 @@ from memwal.ingest.api.sql.plan import BARRIER, Scan, reads_again, scans_of
 from memwal.ingest.api.sql.sources import Counted, Kept, Once, Provider, Source, empty
 from memwal.ingest.api.sql.statement import SELF, Statement
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
+from memwal.ingest.mapping.values import holds
 from memwal.memtable.filter.struct_nulls import null_inside
 from memwal.wal.errors import first_line
 
@@ -110,11 +112,21 @@ def _scalar(name: str, value: Any) -> pa.Scalar:
         if isinstance(value, pa.Scalar):
             return value
         found = pa.scalar(value)
-        if pa.types.is_timestamp(found.type) and found.type.tz is not None:
-            check_offsets([value])  # Arrow cuts them without a word
+        if holds(found.type, pa.types.is_timestamp):
+            check_offsets(list(_zoned_times(value)))  # Arrow cuts them without a word
         return found
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise Invalid(f"parameters: {name:.200} has a value without an Arrow type: {first_line(error):.200}") from None
+
+
+def _zoned_times(value: Any) -> Iterator[datetime.datetime]:
+    """Yield the datetimes with a time zone in a value, at any depth."""
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is not None:
+            yield value
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _zoned_times(part)
 
 
 @dataclass(slots=True)
