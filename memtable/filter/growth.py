@@ -29,8 +29,10 @@ MOST = 100
 """The greatest growth."""
 TEXT = 10_000
 """Characters of the longest text in a predicate that computes something."""
-_LOOKED_AT = 3
-"""Tokens of an argument: one is a value, two a value with a sign, three something else."""
+_LOOKED_AT = 128
+"""Tokens of an argument: one is a value, two a value with a sign, more something else, or such a value in brackets, of
+which a planner reads 50.
+"""
 Arguments = Sequence[Sequence[Token]]
 
 

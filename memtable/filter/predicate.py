@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.filter import depth, double_quotes, growth, placeholders, timestamps
+from memwal.memtable.filter import depth, double_quotes, growth, placeholders, rereads, timestamps
 from memwal.memtable.filter.float_literals import write_casts
 from memwal.memtable.filter.float_zeros import write_zeros
 from memwal.memtable.filter.sql_paths import access_paths
@@ -66,8 +66,8 @@ def translate(predicate: str, schema: pa.Schema) -> str:
 
 def problem(predicate: str, columns: Sequence[str]) -> str:
     """Return why a predicate is refused before a planner sees it, "" if it is not. `columns`: of the table."""
-    checks = (depth.problem, growth.problem, timestamps.problem, placeholders.problem, double_quotes.problem)
-    return next((reason for check in checks if (reason := check(predicate, columns))), "")
+    checks = (depth, rereads, growth, timestamps, placeholders, double_quotes)
+    return next((reason for check in checks if (reason := check.problem(predicate, columns))), "")
 
 
 def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: int) -> Mask:

@@ -92,6 +92,19 @@ def test_a_filter_that_makes_values_of_any_size_is_refused_by_every_read(table: 
     assert table.count(filter="lpad(v, 3, '0') = '00a' or repeat(v, 2) = 'cc'") == 2
 
 
+def test_a_filter_that_its_parser_reads_for_ever_is_refused_by_every_read(table: Any) -> None:
+    for filter in ("cast(" * 49 + "id" + " as int)" * 49 + " = 1", "ceil(" * 30):
+        for call in (
+            lambda each: table.scan(filter=each, level="committed").read_all(),
+            lambda each: table.count(filter=each),
+            lambda each: table.delete(filter=each),
+            lambda each: table.sql(f"select id from table where {each}"),
+        ):
+            with pytest.raises(Invalid, match=r"nests \d+ of CAST, CASE, NOT \(...\) and the like"):
+                call(filter)
+    assert table.count(filter="cast(" * 12 + "id" + " as bigint)" * 12 + " = 1") == 1
+
+
 def longest(chain: Callable[[int], str]) -> str:
     """The longest chain that is allowed."""
     return chain(bisect(range(1, 500), False, key=lambda n: bool(depth.problem(chain(n), SCHEMA.names))))

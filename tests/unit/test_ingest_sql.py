@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from datafusion import SessionConfig, SessionContext
@@ -188,6 +189,15 @@ FLAT = {
 }
 
 
+@pytest.mark.parametrize(
+    "query",
+    ["select " + "cast(" * 48 + "x" + " as int)" * 48, "select " + "ceil(" * 30, "select 1 where " + "x in ((" * 25],
+)
+def test_a_query_that_is_read_for_ever_is_refused(query: str) -> None:
+    with pytest.raises(Invalid, match=r"sql: the query nests \d+ of CAST, CASE, NOT \(...\) and the like"):
+        expect_bounded(query, {})
+
+
 @pytest.mark.parametrize("query", FLAT.values(), ids=FLAT)
 def test_what_is_beside_one_another_does_not_nest(query: str) -> None:
     expect_bounded(query, {})
@@ -207,11 +217,25 @@ def test_what_is_beside_one_another_does_not_nest(query: str) -> None:
         "select unnest(range(1000000))",
         "select id, range(-1000000, 0) from t",
         "select range(0, 10000000, 5)",
+        "select repeat('x', (300000)), lpad('x', ((3)))",
+        "select lpad('x', 300000::bigint)",
+        "select array_resize([1], ((300000)::int)::bigint, 0)",
+        "select range((1), 1000000::bigint)",
+        "select (select max(id) from t) a, range(1, 1000000) as r",
+        "select 1 from t union select id, range(1, 1000000)",
+        "select 1 from (select (select 1 from t), range(1, 1000000) as x)",
     ],
 )
 def test_values_of_any_size_are_refused(query: str) -> None:
     with pytest.raises(Invalid, match=r"make \d+ characters or elements for a row, at most 250000 are allowed"):
         expect_bounded(query, {"n": pa.scalar(1_000_000)})
+
+
+@pytest.mark.parametrize("number", [300_000, np.int64(300_000), np.uint32(300_000), pa.scalar(300_000)])
+@pytest.mark.parametrize("call", ["repeat('x', $n)", "lpad('x', $n, 'y')", "array_resize([1], $n, 0)"])
+def test_a_parameter_is_bounded_as_a_number_in_the_query_is(call: str, number: object) -> None:
+    with pytest.raises(Invalid, match="make 300000 characters or elements"):
+        expect_bounded(f"select {call}", {"n": number})
 
 
 @pytest.mark.parametrize(
@@ -222,6 +246,8 @@ def test_values_of_any_size_are_refused(query: str) -> None:
         "select range(1000000, 1000010), range(1700000000, 1700086400, 3600), range(id, 1000000), range() from t",
         "select $n + 1, $$lpad(v, 1000000)$$",
         "select * from range(1, 1000000000) a, generate_series(1, 1000000000) b cross join range(1, 1000000000) c",
+        "select * from (select 1 from t) a, range(1, 1000000) b join t on t.id = b.value, range(1, 1000000) c",
+        "select id, repeat('x', (3)), repeat('x', 3::bigint) from t",
     ],
 )
 def test_values_of_a_bounded_size_are_made(query: str) -> None:
@@ -240,6 +266,8 @@ def test_values_of_a_bounded_size_are_made(query: str) -> None:
         "select 1 where 1 in (select id from t sample (10))",
         "select * from t sample x",
         "select * from t sample $n",
+        "select * from (select 1) sample (10)",
+        "select * from (select 1) sample ($n)",
     ],
 )
 def test_samples_are_refused(query: str) -> None:
@@ -254,6 +282,8 @@ def test_samples_are_refused(query: str) -> None:
         "select id sample, x tablesample from t",
         "select id sample from t as sample join tablesample (1) on sample > 1 order by sample limit 1",
         "with sample (a) as (select 1), tablesample (b) as (select 2) select * from sample, tablesample",
+        "select * from (select 1) sample(v)",
+        "select * from (values (1)) sample (v)",
         "select sum(id) over sample from t window sample as (order by id)",
         "select * from t where v = 't tablesample (10)' -- t tablesample (10)",
         'select * from t "sample" where x = 1 and not sample',

@@ -1,4 +1,5 @@
-"""What is refused of a query before DataFusion plans it: operators nested too deep, values of any size, samples.
+"""What is refused of a query before DataFusion plans it: operators nested too deep, forms that its parser reads many
+times (`filter.rereads`), values of any size, samples.
 
 DataFusion plans a chain of operators in a time that grows with the square of its length (5,000 additions: minutes that
 nothing interrupts), allocates what `repeat` and `lpad` are told to make, without regard to the memory of the query, and
@@ -13,6 +14,7 @@ into those of another. Of the parts of a UNION the deepest counts, and 1 for eac
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ import pyarrow as pa
 
 from memwal.ingest.api.sql.statement import words_of
 from memwal.ingest.errors import Invalid
-from memwal.memtable.filter import depth, growth
+from memwal.memtable.filter import depth, growth, rereads
 from memwal.memtable.filter.tokens import NOTHING, Token
 
 LONGEST_VALUE = 250_000
@@ -58,6 +60,8 @@ def expect_bounded(query: str, parameters: Mapping[str, Any]) -> None:
             f"sql: the query nests {found} operators, joins or queries, at most {depth.MOST} are allowed: use IN (...) "
             "or split the query"
         )
+    if rereads.may_nest(query) and (reason := rereads.problem_of([word.lower() for word in words])):
+        raise Invalid(f"sql: {reason.replace('it', 'the query', 1)}")
     named = _NAMED.search(query)
     if named is None:
         return
@@ -69,8 +73,9 @@ def expect_bounded(query: str, parameters: Mapping[str, Any]) -> None:
             f"sql: functions such as {named[1].lower()} make {made:.0f} characters or elements for a row, at most "
             f"{LONGEST_VALUE} are allowed: write smaller numbers{rows}"
         )
-    for before, token, after in zip([NOTHING, *tokens], tokens, [*tokens[1:], NOTHING], strict=False):
-        if token.lower in _SAMPLES and _is_sample(before, token, after):
+    around = [NOTHING, *tokens, NOTHING, NOTHING]
+    for before, token, after, further in zip(around, around[1:], around[2:], around[3:], strict=False):
+        if token.lower in _SAMPLES and _is_sample(before, token, after, further):
             raise Invalid(
                 f"sql: {token.text.upper()} is refused: DataFusion would return all rows; write order by random() "
                 "limit 100 for 100 rows, or where random() < 0.1 for about a tenth of them"
@@ -163,15 +168,27 @@ def depth_of(words: Sequence[str]) -> int:
 # ---- values and samples --------------------------------------------------------------------------------------------
 
 
+def _bare(argument: Sequence[Token]) -> Sequence[Token]:
+    """Return an argument without brackets around it and `::type` behind it: `((3)::int)` is 3."""
+    while True:
+        if len(argument) > 3 and [token.text for token in argument[-3:-1]] == [":", ":"]:
+            argument = argument[:-3]
+        elif len(argument) > 1 and argument[0].text == "(" and argument[-1].text == ")":
+            argument = argument[1:-1]
+        else:
+            return argument
+
+
 def _padded(given: growth.Arguments) -> float:
     """A call makes as much as its second argument says; 1 if that is computed."""
-    number = growth.number(given[1]) if len(given) > 1 else 1
+    number = growth.number(_bare(given[1])) if len(given) > 1 else 1
     return number if math.isfinite(number) else 1
 
 
 def _counted(given: growth.Arguments) -> float:
     """A call counts to a number, or from one to another in steps; 1 if one of them is computed."""
-    numbers = [growth.number(each) * (-1 if each and each[0].text == "-" else 1) for each in given]
+    bare = [_bare(each) for each in given]
+    numbers = [growth.number(each) * (-1 if each and each[0].text == "-" else 1) for each in bare]
     if not all(map(math.isfinite, numbers)):
         return 1
     start, stop, step = (*((0.0, *numbers) if len(numbers) == 1 else numbers), 1, 1, 1)[:3]
@@ -199,25 +216,39 @@ def _with_values(solid: Sequence[Token], parameters: Mapping[str, Any]) -> list[
     one.
     """
     written: list[Token] = []
-    from_seen = False
+    from_seen = [False]  # for each open bracket: in a FROM clause a comma is before a table
     for before, token in pairwise([NOTHING, *solid]):
-        from_seen = from_seen or token.lower == "from"
-        value = parameters.get(token.text) if before.text == "$" else None
-        value = value.as_py() if isinstance(value, pa.Scalar) else value
-        if isinstance(value, int):
+        if token.text == "(":
+            from_seen.append(False)
+        elif token.text == ")" and len(from_seen) > 1:
+            from_seen.pop()
+        elif token.lower in _CLAUSES | _SETS:
+            from_seen[-1] = token.lower == "from" or (from_seen[-1] and token.lower == "on")
+        value = _whole(parameters.get(token.text)) if before.text == "$" else None
+        if value is not None:
             written[-1:] = [Token("number", str(abs(value)))]
-        elif token.lower in _TABLES and (before.lower in _BEFORE_TABLES or (before.text == "," and from_seen)):
+        elif token.lower in _TABLES and (before.lower in _BEFORE_TABLES or (before.text == "," and from_seen[-1])):
             written.append(Token("name", "table"))
         else:
             written.append(token)
     return written
 
 
-def _is_sample(before: Token, token: Token, after: Token) -> bool:
+def _whole(value: object) -> int | None:
+    """Return a value of Python, numpy or Arrow as an integer, None if it is none."""
+    try:
+        return operator.index(value.as_py() if isinstance(value, pa.Scalar) else value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _is_sample(before: Token, token: Token, after: Token, further: Token) -> bool:
     """Whether a word samples the table before it. In other places it is the name of something."""
     is_table = before.text == ")" or before.kind in ("name", "column", "double")
     if token.kind != "name" or not is_table or before.lower in _NO_TABLE:
         return False
+    if after.text == "(" and before.text == ")" and token.lower == "sample":  # maybe with columns: (select 1) sample(v)
+        return further.kind == "number" or further.text == "$"
     return (
         after.text in ("(", "$") or after.kind == "number" or (after.kind == "name" and after.lower not in _NO_SAMPLE)
     )
