@@ -114,6 +114,7 @@ def reader(tmp_path: Path, start: Callable[..., Running], kafka_connector: dict[
         "COLUMNS": "80",
         "PORT": ports[BROKER],
         "PAGE": ports[PAGE],
+        "ARGS": "",  # those of `make test` are not for `make live`
         "MEMWAL__SOURCE__SPARK": json.dumps(kafka_connector),
     }
     return Reader(home, env, start, changes)
