@@ -122,7 +122,7 @@ class Load:
     def _collect(self) -> None:
         base, store = BaseTable.open(self.uri), open_store(self.uri)
         collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-        found = collector.collect(base, Ages(wal=0.5, sst=0.0, orphan=3600.0), orphans=False)
+        found = collector.collect(base, Ages(wal=2.0, sst=0.0, orphan=3600.0), orphans=False)
         self.collected += found.entries + found.committed
 
     def check(self, uri: str, record: Any) -> None:
