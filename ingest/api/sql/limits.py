@@ -61,7 +61,7 @@ def expect_bounded(query: str, parameters: Mapping[str, Any]) -> None:
             "or split the query"
         )
     if rereads.may_nest(query) and (reason := rereads.problem_of([word.lower() for word in words])):
-        raise Invalid(f"sql: {reason.replace('it', 'the query', 1)}")
+        raise Invalid(f"sql: the query {reason.removeprefix('it ')}")
     named = _NAMED.search(query)
     if named is None:
         return
