@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any, TextIO, TypeVar
 
 from memwal.ingest.errors import classify
@@ -21,6 +22,7 @@ from memwal.ingest.errors import classify
 T = TypeVar("T")
 
 _LOG = logging.getLogger("memwal.periodic")
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 _IDLE = 5.0
 """Seconds after which a thread without calls ends."""
 
@@ -173,8 +175,7 @@ def _settle(job: Future[T], call: Callable[[], T]) -> None:
 def stop_event(lifeline: TextIO | None) -> threading.Event:
     """Return an event that SIGTERM, SIGINT and the end of `lifeline` (a pipe from the parent process) set."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    _set_by_signals(stop)
     if lifeline is not None:
         threading.Thread(target=_watch, args=(lifeline, stop), name="lifeline", daemon=True).start()
     return stop
@@ -196,9 +197,29 @@ def stop_signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in _STOPPING}
+    told = _set_by_signals(stop)
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        told.put(False)
+
+
+def _set_by_signals(stop: threading.Event) -> SimpleQueue[bool]:
+    """Have SIGINT and SIGTERM set `stop`, until False is put into the queue that is returned.
+
+    By a thread: a handler runs in the main thread, wherever that is. If it is inside `stop.wait`, it may hold the lock
+    of `stop`, for which `set` would then wait for ever. `SimpleQueue.put` may interrupt anything.
+    """
+    told: SimpleQueue[bool] = SimpleQueue()
+
+    def watch() -> None:
+        while told.get():
+            stop.set()
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    for number in _STOPPING:
+        signal.signal(number, lambda *_: told.put(True))
+    return told

@@ -6,20 +6,22 @@ code is 2 if the user can correct the problem, else 1.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from memwal.ingest.cli.copies import backup, restore
-from memwal.ingest.cli.failure import report
+from memwal.ingest.cli.failure import exit_code
 from memwal.ingest.cli.groups import config_app, dlq_app, index_app, pause, regions_app, resume
 from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
 from memwal.ingest.cli.quiet import Commands
+from memwal.ingest.leave import leave
 from memwal.ingest.ops.logs import silence_grpc
 
 app = Commands(
@@ -377,23 +379,22 @@ def doctor(config: Config, as_json: AsJson = False) -> int:
     return show(load_every(config, os.environ), os.environ, console(), as_json=as_json)
 
 
-def main() -> None:
-    """Entry point of the `memwal` command."""
+def command() -> NoReturn:
+    """Entry point of the `memwal` command: `main`, and the end of its process."""
+    faulthandler.enable()  # if native code crashes, standard error tells where each thread was
+    try:
+        main()
+    except SystemExit as ended:
+        leave(int(ended.code or 0))
+
+
+def main() -> NoReturn:
+    """Run the command of the process's arguments. Raises: SystemExit with its exit code."""
     silence_grpc()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # half a result is worse than an escaped character
-    try:
-        code = app(standalone_mode=False)
-    except typer.Exit as ended:
-        code = ended.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except BaseException as error:  # noqa: BLE001 - the edge of the program
-        from memwal.wal.panics import as_exception  # not above: most commands begin sooner without the storage packages
-
-        code = report(as_exception(error))
-    sys.exit(code or 0)
+    sys.exit(exit_code(lambda: app(standalone_mode=False)))
 
 
 if __name__ == "__main__":
-    main()
+    command()

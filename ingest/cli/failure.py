@@ -1,4 +1,4 @@
-"""How a command fails: one line per problem on standard error, and an exit code.
+"""How a command ends: with an exit code and, if it failed, one line per problem on standard error.
 
 Exit code 2: the user can correct the request or the configuration. 1: anything else. `MEMWAL_TRACEBACK` in the
 environment adds the traceback.
@@ -8,11 +8,30 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+
+import typer
 
 from memwal.ingest.errors import Internal, Invalid, MemWalError, classify
 
 
-def report(error: BaseException) -> int:
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Run `command`, report its error if it fails, and return its exit code."""
+    try:
+        code = command() or 0
+        sys.stdout.flush()  # what cannot be written is an error of the command
+    except typer.Exit as ended:
+        return ended.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BaseException as error:  # noqa: BLE001 - the edge of the program
+        from memwal.wal.panics import as_exception  # not above: most commands begin sooner without the storage packages
+
+        return _report(as_exception(error))
+    return code
+
+
+def _report(error: BaseException) -> int:
     """Print an error, one line per problem; return the exit code."""
     usage = getattr(error, "format_message", None)
     if usage is not None and not usage():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import faulthandler
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from memwal.ingest.errors import to_wire
+from memwal.ingest.leave import leave
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -50,4 +52,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    faulthandler.enable()  # as for the command
+    leave(main())

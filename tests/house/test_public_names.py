@@ -200,7 +200,7 @@ def test_commands() -> None:
 def test_distribution_and_command(texts: Mapping[str, str]) -> None:
     project = tomllib.loads(texts["pyproject.toml"])
     assert project["project"]["name"] == "memwal"
-    assert project["project"]["scripts"] == {"memwal": "memwal.ingest.cli.app:main"}
+    assert project["project"]["scripts"] == {"memwal": "memwal.ingest.cli.app:command"}
 
 
 def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from memwal.ingest.pipeline.run import stream
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import load
 from memwal.ingest.threads import stop_signals
+from tests.conftest import PATIENCE
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -28,6 +31,20 @@ def test_a_signal_asks_to_stop_and_the_handlers_before_come_back(number: signal.
         os.kill(os.getpid(), number)
         assert stop.wait(60)
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("made", ["stop = stop_event(None)", "entered = stop_signals(); stop = entered.__enter__()"])
+def test_a_signal_in_the_middle_of_a_wait_for_it(made: str) -> None:
+    program = f"""
+import os, signal
+from memwal.ingest.threads import stop_event, stop_signals
+{made}
+with stop._cond:  # as inside of stop.wait, where a handler may run
+    os.kill(os.getpid(), signal.SIGTERM)
+    list(map(str, range(100)))
+assert stop.wait(60)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
 class Streaming:
