@@ -6,7 +6,6 @@ code is 2 if the user can correct the problem, else 1.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import sys
 from contextlib import suppress
@@ -21,8 +20,8 @@ from memwal.ingest.cli.failure import exit_code
 from memwal.ingest.cli.groups import config_app, dlq_app, index_app, pause, regions_app, resume
 from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
 from memwal.ingest.cli.quiet import Commands
-from memwal.ingest.leave import leave
 from memwal.ingest.ops.logs import silence_grpc
+from memwal.ingest.own_process import own_process
 
 app = Commands(
     name="memwal",
@@ -380,12 +379,8 @@ def doctor(config: Config, as_json: AsJson = False) -> int:
 
 
 def command() -> NoReturn:
-    """Entry point of the `memwal` command: `main`, and the end of its process."""
-    faulthandler.enable()  # if native code crashes, standard error tells where each thread was
-    try:
-        main()
-    except SystemExit as ended:
-        leave(int(ended.code or 0))
+    """Entry point of the `memwal` command: `main` in a process of its own."""
+    own_process(main)
 
 
 def main() -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import faulthandler
 import json
 import os
 import pickle
@@ -12,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from memwal.ingest.errors import to_wire
-from memwal.ingest.leave import leave
+from memwal.ingest.own_process import own_process
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -52,5 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    faulthandler.enable()  # as for the command
-    leave(main())
+    own_process(main)

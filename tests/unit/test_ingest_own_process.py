@@ -28,14 +28,24 @@ def ended(arguments: list[str], cwd: Path) -> tuple[int, str]:
 
 
 def test_with_handlers_and_output(tmp_path: Path) -> None:
-    code, out = ended(["-c", "from memwal.ingest.leave import leave; print('said'); leave(3)"], tmp_path)
+    program = "from memwal.ingest.own_process import own_process; own_process(lambda: print('said') or 3)"
+    code, out = ended(["-c", program], tmp_path)
     assert (code, out.splitlines()) == (3, ["said", "handlers ran"])
 
 
-def test_a_closed_output_hides_no_exit_code(tmp_path: Path) -> None:
-    program = "import sys; from memwal.ingest.leave import leave; sys.stdout.close(); leave(3)"
-    code, out = ended(["-c", program], tmp_path)
-    assert (code, out) == (3, "")
+def test_an_output_that_was_closed_hides_no_exit_code(tmp_path: Path) -> None:
+    program = "from memwal.ingest.own_process import own_process, sys; own_process(lambda: sys.stdout.close() or 3)"
+    assert ended(["-c", program], tmp_path) == (3, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("words", "expected"), [("--version", 0), ("config show no-file.toml", 2)])
+def test_standard_streams_that_the_parent_closed(closed: str, words: str, expected: int, tmp_path: Path) -> None:
+    line = f"exec {sys.executable} -m memwal.ingest.cli.app {words} {closed}"
+    ran = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ran.returncode == expected
+    assert bool(ran.stdout) == (expected == 0 and closed in {"<&-", "2>&-"})
+    assert bool(ran.stderr) == (expected == 2 and closed in {"<&-", ">&-"})
 
 
 @pytest.mark.parametrize(
