@@ -1,4 +1,4 @@
-"""A process of memwal, a command or a child daemon, from its begin to its end.
+"""A process of memwal, a command or a child daemon, from its start to its end.
 
 **Standard streams.** Python has None for one that the parent closed, and the next file that is opened gets its number:
 what libraries print would go into that file. It becomes the null device.

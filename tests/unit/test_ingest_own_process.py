@@ -1,4 +1,4 @@
-"""How processes of memwal end: at once, whatever threads still run, with everything written and exit handlers run."""
+"""Processes of memwal start without standard streams, and end at once, whatever threads still run."""
 
 from __future__ import annotations
 
