@@ -1,8 +1,11 @@
-"""Filters for which Lance's scalar indexes are not asked, because the answer would lack rows.
+"""Filters that Lance's scalar indexes would answer with rows missing: such filters read the column instead.
 
-Found with pylance 14.0.2: Lance asks the index of a boolean column for `b = true` where the filter says `b IS TRUE`,
-and takes the opposite of that for its opposite: `NOT (b IS TRUE)`, `(b IS TRUE) = false` and the like lose the rows
-where b is null. Such filters read the column instead.
+Found with pylance 14.0.2:
+
+- Lance asks the index of a boolean column for `b = true` where the filter says `b IS TRUE`, and takes the complement
+  for its opposite: `NOT (b IS TRUE)`, `(b IS TRUE) = false` and the like lose the rows where b is null.
+- Lance narrows `s LIKE 'a\\B%'` to the texts that begin with `a\\B`. A backslash before an ordinary letter stands for
+  the letter, so the pattern matches the texts that begin with `aB`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 from memwal.memtable.filter.tokens import tokenize
 
-_MAY = re.compile(r"\bis\b.*\b(?:true|false)\b", re.IGNORECASE | re.DOTALL)
+_MAY = re.compile(r"\bis\b.*\b(?:true|false)\b|\\", re.IGNORECASE | re.DOTALL)
 
 
 def filtered(filter: str | None) -> dict[str, Any]:
@@ -25,4 +28,5 @@ def _is_answered(filter: str | None) -> bool:
     if filter is None or not _MAY.search(filter):
         return True
     words = [token.lower for token in tokenize(filter, ()) if token.kind != "gap" and token.lower != "not"]
-    return not {("is", "true"), ("is", "false")}.intersection(pairwise(words))
+    escapes = "like" in words and any("\\" in word for word in words)
+    return not escapes and not {("is", "true"), ("is", "false")}.intersection(pairwise(words))

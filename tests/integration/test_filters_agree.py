@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -223,6 +224,30 @@ def test_what_is_not_true_includes_null_beside_an_index(tmp_path: Path, filter: 
         t.flush()
         t.commit()
         assert t.delete(filter=filter).rows == len(wanted)
+
+
+ESCAPING = (r"a\B%", r"\a%", r"a\\B%", r"a\%%", r"\a_\\", r"%\B", r"\%", r"a\\\B%", "a\\", r"aB\a%")
+FORMS_OF_LIKE = ("s LIKE '{}'", "NOT (s LIKE '{}')", r"s LIKE '{}' ESCAPE '\'", "s ILIKE '{}'", "s NOT LIKE '{}'")
+
+
+def test_a_backslash_before_a_letter_finds_the_same_rows_beside_an_index(tmp_path: Path) -> None:
+    r"""Lance's B-tree would look for texts that begin with `a\B`, where the pattern means `aB`."""
+    texts = ["".join(letters) for n in range(4) for letters in itertools.product("aB\\%", repeat=n)]
+    rows = pa.table({"id": range(len(texts)), "s": texts}, schema=pa.schema([SCHEMA.field("id"), SCHEMA.field("s")]))
+    unindexed = lance.write_dataset(rows, "memory://")
+    with memwal.open(
+        tmp_path / "t", schema=rows.schema, key="id", indexes={"s": "btree"}, settings={"commit": {"interval": 0}}
+    ) as table:
+        table.put(rows)
+        for level in ("memory", "base"):
+            for filter in (form.format(pattern) for form in FORMS_OF_LIKE for pattern in ESCAPING):
+                wanted = by_lance(unindexed, filter)
+                assert answer(table, "latest", filter) == (wanted, True), (level, filter)
+            table.flush()
+            table.commit()
+        wanted = by_lance(unindexed, r"s LIKE 'a\B%'")
+        assert wanted
+        assert table.delete(filter=r"s LIKE 'a\B%'").rows == len(wanted)
 
 
 @settings(max_examples=12)
