@@ -28,6 +28,9 @@ _INLINE_MAX = 16_384
 _OF_A_NAME = 64
 """Bytes that one name takes, on average."""
 _OF_A_NUMBER = 24
+SEQUENCE_MAX = 2**63 - 1
+"""Highest sequence that a map takes. Python's integers have no bound, but JSON has: an entry that cannot be encoded ends
+the region, and with it rows that linger. Maps of older releases may hold higher numbers; they are kept."""
 GONE = -2
 """Value among the changes of a key that is in the snapshot but no longer in the map. Sequences are at least -1."""
 Hashes = npt.NDArray[np.uint64]
@@ -132,7 +135,9 @@ class AppliedMap(MutableMapping[str, int]):
         return found
 
     def __setitem__(self, key: str, value: int) -> None:
-        """Change one value. The key counts as changed last."""
+        """Change one value. The key counts as changed last. Raises ValueError above SEQUENCE_MAX."""
+        if value > SEQUENCE_MAX:
+            raise ValueError(f"sequence of {key!r:.60} is above {SEQUENCE_MAX}")
         snapshot, changes, size = self._state
         if changes.pop(key, None) is None:
             size += len(key) + _OF_A_NUMBER

@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 
 from memwal.ingest.api.arguments import brief, elements
 from memwal.ingest.errors import Invalid
-from memwal.wal.applied import PREFIX
+from memwal.wal.applied import PREFIX, SEQUENCE_MAX
 
 _FORMS = "a token is 'name:number', (name, number) or memwal.Token; numbers of one name must go up"
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Identity of one write: its `producer`, a name, and a `sequence` (>= 0) that rises with each write of the name."""
+    """Identity of one write: its `producer`, a name, and a `sequence`, from 0 to 2**63 - 1, that rises with each write
+    of the name.
+    """
 
     producer: str
     sequence: int
@@ -29,6 +31,12 @@ class Token:
         """Raises: Invalid for wrong types or values: regions compare sequences and write both into every WAL entry."""
         if type(self.producer) is not str or type(self.sequence) is not int or not self.producer or self.sequence < 0:
             raise Invalid(f"token {brief(self.producer)}:{brief(self.sequence)}: {_FORMS}")
+        if self.sequence > SEQUENCE_MAX:
+            number = brief(self.sequence)
+            raise Invalid(
+                f"token {brief(self.producer)}:{number}: the number is above {SEQUENCE_MAX}; choose another name, "
+                "and count from 0"
+            )
         if self.producer.startswith(PREFIX):
             name = brief(self.producer)
             raise Invalid(f"token {name}: names that begin with {PREFIX!r} are reserved for memwal; choose another")

@@ -488,6 +488,15 @@ def test_a_delete_by_filter_with_a_token_is_applied_once(table: Any, made: Any) 
     assert table.count() == 29
 
 
+def test_a_token_that_no_entry_can_hold_is_refused_and_lingering_rows_stay(table: Any, made: Any) -> None:
+    table.put(made.table([1], 1), durable=False)
+    for sequence in (2**63, 10**5000):
+        with pytest.raises(memwal.Invalid, match="the number is above"):
+            table.put(made.table([2], 1), token=("loader", sequence))
+    assert table.put(made.table([3], 1), token=("loader", 2**63 - 1)).applied
+    assert sorted(table.get([1, 2, 3])["id"].to_pylist()) == [1, 3]
+
+
 def test_a_token_is_applied_once(table: Any, made: Any) -> None:
     assert table.put(made.rows(range(10), 0), token="loader:1").applied is True
     again = table.put(made.rows(range(10), 9), token="loader:1")

@@ -37,3 +37,12 @@ def test_a_name_that_is_no_utf8_is_refused_in_one_line(name: str) -> None:
         Token(name, 1)
     refused.value.message.encode()
     assert Token("😀", 1).producer == "😀"
+
+
+@pytest.mark.parametrize("sequence", [2**63, 10**5000], ids=["2**63", "10**5000"])
+def test_a_number_that_no_entry_can_hold_is_refused_by_every_way_in(sequence: int) -> None:
+    assert Token.parse(("loader", 2**63 - 1)) == Token.parse("loader:9223372036854775807")
+    with pytest.raises(Invalid, match=r"^token 'loader':.*: the number is above 9223372036854775807; choose another"):
+        Token("loader", sequence)
+    with pytest.raises(Invalid):
+        Token.parse(("loader", sequence))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memwal.wal import ArrowCodec, Corrupt, Fenced, PutOutcome, StoreRefused, StoreUnavailable, read_tail
-from memwal.wal.applied import GONE, AppliedMap, Snapshot, hashes
+from memwal.wal.applied import GONE, SEQUENCE_MAX, AppliedMap, Snapshot, hashes
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, parse_snapshot_key, snapshot_key, snapshot_prefix
 from memwal.wal.replay import newest_applied
@@ -317,3 +317,11 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
         snapshot.applied,
         snapshot.retired.tolist(),
     )
+
+
+def test_a_map_takes_no_number_that_an_entry_cannot_hold_and_keeps_those_of_older_releases() -> None:
+    applied = AppliedMap({"old": 2**63})
+    applied["new"] = SEQUENCE_MAX
+    with pytest.raises(ValueError, match="above 9223372036854775807"):
+        applied["new"] = SEQUENCE_MAX + 1
+    assert dict(applied.copy()) == {"old": 2**63, "new": SEQUENCE_MAX}
