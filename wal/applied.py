@@ -29,7 +29,7 @@ _OF_A_NAME = 64
 """Bytes that one name takes, on average."""
 _OF_A_NUMBER = 24
 SEQUENCE_MAX = 2**63 - 1
-"""Highest sequence that a map takes. Python's integers have no bound, but JSON has: an entry that cannot be encoded ends
+"""Highest sequence that a map takes. Integers of Python have no bound, but JSON has: an entry that is not encoded ends
 the region, and with it rows that linger. Maps of older releases may hold higher numbers; they are kept."""
 GONE = -2
 """Value among the changes of a key that is in the snapshot but no longer in the map. Sequences are at least -1."""
