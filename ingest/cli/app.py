@@ -228,6 +228,7 @@ def tail(
     ] = "earliest",
     images: Annotated[str, typer.Option(help="after, or both to print rows before their change too")] = "after",
     columns: Annotated[str | None, typer.Option(help="columns to print beside the key, separated by commas")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of changes; default: all")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for further changes until interrupted")] = False,
     format: Format = "table",
 ) -> int:
@@ -235,7 +236,7 @@ def tail(
     from memwal.ingest.cli.tail import Tail
     from memwal.ingest.cli.tail import tail as print_changes
 
-    asked = Tail(since, images, names_in(columns), follow)
+    asked = Tail(since, images, names_in(columns), limit, follow)
     return print_changes(settings_of(config), os.environ, asked, format, console())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
@@ -23,6 +23,8 @@ from memwal.memtable import TOMBSTONE
 
 FIRST_ROWS = 5
 CELL_WIDTH = 40
+ROWS_PER_PART = 500
+"""Rows that are converted and printed together; a table lays out its columns for these rows."""
 LISTED = 3
 """Values of a list that a cell shows."""
 
@@ -143,20 +145,26 @@ def write_json(value: Any, *, indent: int | None = 2, ascii_only: bool = True) -
     sys.stdout.flush()
 
 
-def print_rows(names: Sequence[str], parts: Iterable[pa.Table], form: str, console: Console) -> int:
-    """Print rows with the columns `names` as they come, and return their number. `form`: "table", "json" (one list),
-    "ndjson" (a line for each row) or "csv"; of several parts, each is a table of its own.
+def in_parts(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield `rows` in tables of at most ROWS_PER_PART rows."""
+    return (rows.slice(at, ROWS_PER_PART) for at in range(0, rows.num_rows, ROWS_PER_PART))
+
+
+def print_rows(names: Sequence[str], rows: Iterable[pa.Table], form: str, console: Console) -> int:
+    """Print rows with the columns `names` as they arrive, and return their number.
+
+    `form`: "table" (one table per ROWS_PER_PART rows), "json" (one list), "ndjson" (one line per row) or "csv".
     """
     printed = {"json": _json_part, "ndjson": _ndjson_part, "csv": _csv_part}.get(form)
     if form == "csv":
         csv.writer(sys.stdout).writerow(names)
     total = 0
-    for rows in parts:
+    for part in (part for table in rows for part in in_parts(table)):
         if printed is None:
-            console.print(as_rich(rows))
+            console.print(as_rich(part))
         else:
-            printed(rows, first=not total)
-        total += rows.num_rows
+            printed(part, first=not total)
+        total += part.num_rows
         sys.stdout.flush()
     if form == "json":
         sys.stdout.write("\n]\n" if total else "[]\n")

@@ -9,12 +9,9 @@ import pyarrow as pa
 
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import count, print_rows
+from memwal.ingest.cli.print import ROWS_PER_PART, count, print_rows
 from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.settings.load import Settings
-
-ROWS_PER_TABLE = 1000
-"""Rows that are printed as one table: its columns are as wide as they need."""
 
 
 def answer(
@@ -24,19 +21,19 @@ def answer(
     text = sys.stdin.read() if query == "-" else query
     table = open_for_reading(settings, environ)
     with table.sql(text, level=level) as rows:
-        total = print_rows(rows.schema.names, _parts(rows), form, console)
+        total = print_rows(rows.schema.names, _gathered(rows), form, console)
     if form == "table":
         console.notes.print(count(total, "row"))
     return 0
 
 
-def _parts(rows: RowStream) -> Iterator[pa.Table]:
-    """Yield the rows in tables of up to ROWS_PER_TABLE."""
+def _gathered(rows: RowStream) -> Iterator[pa.Table]:
+    """Yield the rows in tables of at least ROWS_PER_PART, so that small batches share the head of a table."""
     waiting: list[pa.RecordBatch] = []
     for batch in rows:
         waiting.append(batch)
-        if sum(each.num_rows for each in waiting) >= ROWS_PER_TABLE:
-            whole, waiting = pa.Table.from_batches(waiting), []
-            yield from (whole.slice(at, ROWS_PER_TABLE) for at in range(0, whole.num_rows, ROWS_PER_TABLE))
+        if sum(each.num_rows for each in waiting) >= ROWS_PER_PART:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
     if waiting:
         yield pa.Table.from_batches(waiting)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from memwal.ingest.api.changes import REGION, ROW, Changes
+from memwal.ingest.api.changes import POSITION, REGION, ROW, Changes
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import as_rich, write_json
+from memwal.ingest.cli.print import as_rich, count, in_parts, write_json
 from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.cli.values import shown_rows
 from memwal.ingest.errors import Invalid
@@ -29,40 +30,78 @@ class Tail:
     since: str
     images: str
     columns: list[str] | None
+    limit: int | None
     follow: bool
 
 
 def tail(settings: Settings, environ: Mapping[str, str], asked: Tail, form: str, console: CommandConsole) -> int:
-    """Print changes until there are no more, with `follow` until interrupted; then the position, to standard error.
+    """Print changes up to the end or the limit, with `follow` until interrupted; then the position, to standard error.
 
     Raises: Invalid, `changes_gone` among it.
     """
     table = open_for_reading(settings, environ)
     since = _since(asked.since)
     changes = table.changes(since, images=asked.images, columns=asked.columns, follow=asked.follow)
-    with suppress(KeyboardInterrupt):  # it is how a tail that follows ends
-        _print(changes, form, console)
+    printer = _Printer(changes, form, console, asked.limit)
+    with suppress(KeyboardInterrupt):  # ends a tail that follows
+        printer.run()
     if not console.is_quiet:
-        print(f"--since '{json.dumps(changes.position)}' goes on from here", file=sys.stderr)
+        again = f" and repeats {count(printer.repeated, 'row')}" if printer.repeated else ""
+        print(f"--since '{json.dumps(printer.position)}' continues from here{again}", file=sys.stderr)
     return 0
 
 
-def _print(changes: Changes, form: str, console: CommandConsole) -> None:
-    head: list[str] = []
-    writer = csv.writer(sys.stdout)
-    for batch in changes:
-        rows = pa.Table.from_batches([batch])
+class _Printer:
+    """Prints the batches of `changes`, and keeps the position before the first row that was not printed.
+
+    A position names a WAL entry. If printing ends inside an entry, the position is before that entry, and `repeated`
+    counts its rows that were printed.
+    """
+
+    def __init__(self, changes: Changes, form: str, console: CommandConsole, limit: int | None) -> None:
+        self._changes, self._form, self._console, self._left = changes, form, console, limit
+        self._head: list[str] = []
+        self.position, self.repeated = changes.position, 0
+
+    def run(self) -> None:
+        """Print until the changes or the limit end."""
+        for batch in self._changes:
+            printed = 0
+            for part in in_parts(pa.Table.from_batches([batch])):
+                wanted = part if self._left is None else part.slice(0, self._left)
+                self._print(wanted)
+                printed += wanted.num_rows
+                if self._left is not None:
+                    self._left -= wanted.num_rows
+                self._note(batch, printed)
+            if self._left == 0:
+                return
+        self.position = self._changes.position
+
+    def _note(self, batch: pa.RecordBatch, printed: int) -> None:
+        """Move `position` up to the entry that holds the first row of `batch` that was not printed."""
+        if printed == batch.num_rows:
+            self.position, self.repeated = self._changes.position, 0
+            return
+        region, entries = batch.column(REGION)[printed].as_py(), batch.column(POSITION)
+        entry = entries[printed].as_py()
+        self.position = {**self.position, "regions": {**self.position["regions"], region: entry - 1}}
+        self.repeated = pc.sum(pc.equal(entries.slice(0, printed), entry)).as_py() or 0
+
+    def _print(self, rows: pa.Table) -> None:
+        form = self._form
         if form in ("json", "ndjson"):
             for row in shown_rows(rows, form):
                 write_json(row, indent=None)
         elif form == "csv":
-            if rows.column_names != head:  # columns that somebody changed get a new head
-                head = rows.column_names
-                writer.writerow(head)
+            writer = csv.writer(sys.stdout)
+            if rows.column_names != self._head:  # a change of the columns starts a new head
+                self._head = rows.column_names
+                writer.writerow(self._head)
             writer.writerows(row.values() for row in shown_rows(rows, form))
         else:
             nested = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
-            console.print(as_rich(rows.drop_columns([REGION, ROW, *nested])))
+            self._console.print(as_rich(rows.drop_columns([REGION, ROW, *nested])))
         sys.stdout.flush()
 
 

@@ -82,7 +82,7 @@ def test_reads_print_their_rows_and_nothing_else(cli: Cli, config: Path) -> None
         loud, quiet = both(cli, "query", config, "--format", form)
         assert quiet.out == loud.out
     loud, quiet = both(cli, "tail", config, "--format", "json")
-    assert "goes on from here" in loud.err
+    assert "continues from here" in loud.err
     assert (quiet.out, quiet.err) == (loud.out, "")
     for command in (
         ("status",),

@@ -623,7 +623,7 @@ def test_the_command(open_small: Callable[..., Any], small_config: Callable[...,
     ]
     assert json.loads(cli("sql", config, "select id from table where id < 0", "--format", "json").out) == []
     assert "0 rows" in cli("sql", config, few, "--level", "committed").out
-    assert cli("sql", config, "select id from table").out.count(" id ") == 2  # tables of 1,000 and 500 rows
+    assert cli("sql", config, "select id from table").out.count(" id ") == 4  # two per region
     many = cli("sql", config, "select * from table order by id", "--format", "json")
     assert [row["id"] for row in json.loads(many.out)] == list(range(1500))
     for query, text in (

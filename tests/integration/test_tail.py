@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import signal
 import sys
@@ -69,6 +70,30 @@ def test_csv_and_table(config: Path, tail: Any) -> None:
     shown = tail(config, "--columns", "name")[1]
     assert "row 1 v1" in shown
     assert "_region" not in shown
+
+
+def test_a_large_entry_is_printed_in_parts(
+    open_small: Callable[..., Any], small_config: Callable[..., Path], tail: Any, made: Any
+) -> None:
+    table = open_small(regions=1)
+    table.put(made.rows(range(1_200)))
+    table.close()
+    out = tail(small_config(), "--columns", "name")[1]
+    heads = [number for number, line in enumerate(out.splitlines()) if "_change" in line]
+    assert len(heads) == 3
+    assert max(end - begin for begin, end in itertools.pairwise(heads)) < 510
+    assert out.count(" v0") == 1_200
+
+
+def test_a_limit_ends_it_and_its_position_skips_no_row(config: Path, tail: Any) -> None:
+    """The position of a limit inside an entry repeats the rows of that entry, and no others."""
+    whole = [json.loads(line) for line in tail(config, "--format", "json")[1].splitlines()]
+    for limit, first in ((1, 0), (2, 2), (3, 3), (4, 4), (9, 4)):
+        _, out, err = tail(config, "--format", "json", "--limit", limit)
+        assert [json.loads(line) for line in out.splitlines()] == whole[:limit]
+        assert ("repeats 1 row" in err) == (limit == 1)
+        rest = tail(config, "--format", "json", "--since", err.split("'")[1])[1]
+        assert [json.loads(line) for line in rest.splitlines()] == whole[first:]
 
 
 @pytest.mark.parametrize(
