@@ -59,7 +59,7 @@ COMMANDS = {
         *("metric", "nprobes", "refine-factor", "distance-range", "explain"),
     },
     "sql": {"config", "query", "level", "format"},
-    "tail": {"config", "since", "images", "columns", "follow", "format"},
+    "tail": {"config", "since", "images", "columns", "limit", "follow", "format"},
     "delete": {"config", "key", "filter", "dry-run"},
     "flush": {"config"},
     "commit": {"config", "json"},
