@@ -54,6 +54,9 @@ class RegionLevels:
         self._fresh = threading.Event()
         self._frozen: list[Frozen] = []
         self._flush_error: Exception | None = None
+        self._attempt = self._failed_attempt = 0
+        """Number of attempts to flush so far, the running one included, and the number of the last one that failed."""
+        self._retry_now = False
         self._closing = False
         self.active = context.memtable(manifest.current_generation)
         self.manifest = manifest
@@ -94,15 +97,19 @@ class RegionLevels:
         return Unavailable(f"region {self._region}: {why}; retry with the same token", details)
 
     def wait_until_published(self, generation: int, timeout: float) -> None:
-        """Return when `generation` and all before it are SSTs.
+        """Return when `generation` and all before it are SSTs. A failed flush is retried at once.
 
-        Raises: the error that ended the region; Unavailable if nothing was published for `timeout` seconds while
-        flushes fail, or if the region is closed meanwhile.
+        Raises: the error that ended the region; Unavailable if nothing was published for `timeout` seconds and an
+        attempt that began after this call has failed, or if the region is closed meanwhile.
         """
         with self._changed:
+            before, self._retry_now = self._attempt, True
+            self._changed.notify_all()
             while (first := self.manifest.current_generation) <= generation and not self.ended:
-                moved = self._changed.wait_for(partial(self._published_beyond, first), timeout)
-                if not moved and self._flush_error is not None:
+                if self._changed.wait_for(partial(self._published_beyond, first), timeout):
+                    continue
+                self._changed.wait_for(partial(self._failed_or_published, before, first))
+                if not self._published_beyond(first):
                     break
             self._raise_failure()
             if self.manifest.current_generation <= generation:
@@ -222,9 +229,10 @@ class RegionLevels:
             return self._frozen[0] if self._frozen else None
 
     def wait_for_frozen(self) -> bool:
-        """Return True when a memtable is frozen, False when the region ends."""
+        """Return True when a memtable is frozen, and count the attempt to flush it; False when the region ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._frozen or self.ended)
+            self._attempt, self._retry_now = self._attempt + 1, False
             return not self.ended
 
     def published(self, manifest: wal.RegionManifest) -> None:
@@ -237,11 +245,15 @@ class RegionLevels:
             self._flush_error = None
             self._changed.notify_all()
 
-    def flush_failed(self, error: Exception, pause: float) -> None:
-        """Remember the error, and wait `pause` seconds or until the region closes."""
+    def flush_failed(self, error: Exception, pause: float) -> bool:
+        """Remember the error, and wait `pause` seconds, until a caller waits for a flush, or until the region closes.
+
+        Returns whether the pause was cut short.
+        """
         with self._changed:
-            self._flush_error = error
-            self._changed.wait_for(lambda: self._closing, pause)
+            self._flush_error, self._failed_attempt = error, self._attempt
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._closing or self._retry_now, pause)
 
     # ---- the indexer's thread ------------------------------------------------------------------------------------
 
@@ -255,6 +267,9 @@ class RegionLevels:
 
     def _published_beyond(self, generation: int) -> bool:
         return self.manifest.current_generation > generation or self.ended
+
+    def _failed_or_published(self, attempt: int, generation: int) -> bool:
+        return self._failed_attempt > attempt or self._published_beyond(generation)
 
     def _memtables(self) -> list[MemTable]:
         """Newest first."""

@@ -330,7 +330,8 @@ class RegionWriter:
                 self._context.log.warning(
                     "flush of generation %d failed, will retry: %s", generation, error, extra=self._of(generation)
                 )
-                self._levels.flush_failed(error, backoff.pause())
+                if self._levels.flush_failed(error, backoff.pause()):
+                    backoff.reset()
 
     def _publish_next(self) -> None:
         frozen, began = self._levels.oldest_frozen(), self._context.clock.monotonic()

@@ -96,9 +96,9 @@ def test_a_flush_that_keeps_failing_backs_off_and_keeps_one_sst(
     def no_answer(store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
         return wal.PutOutcome.OUTCOME_UNKNOWN if "/manifest/" in key else real(store, key, data)
 
-    def failed(levels: RegionLevels, error: Exception, pause: float) -> None:
+    def failed(levels: RegionLevels, error: Exception, pause: float) -> bool:
         pauses.append(pause)
-        wait(levels, error, 0.0 if len(pauses) < 30 else 0.01)
+        return wait(levels, error, 0.0 if len(pauses) < 30 else 0.01)
 
     wait = RegionLevels.flush_failed
     settings = {"put_timeout": "5ms", "retry_budget": "5ms"}
@@ -114,6 +114,53 @@ def test_a_flush_that_keeps_failing_backs_off_and_keeps_one_sst(
     bounds = [min(0.1 * 2**number, 1.6) for number in range(30)]
     assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds, strict=False))
     assert len(set(pauses[5:30])) > 20, "jitter"
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_flush_after_an_outage_does_not_report_the_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int
+) -> None:
+    """The retry of the failed flush is due in a minute or more; the call wakes it."""
+    failures: list[float] = []
+
+    def refused(*_: Any, **__: Any) -> Any:
+        failures.append(time.monotonic())
+        raise wal.StoreUnavailable("no answer")
+
+    with _open(tmp_path, wal={"put_timeout": "1s", "retry_budget": "1s"}, flush={"retry_delay": "2min"}) as table:
+        table.put([{"id": 1, "v": 1}])
+        with monkeypatch.context() as outage:
+            outage.setattr("memwal.flush.flush", refused)
+            for number in range(attempts):
+                with pytest.raises(Unavailable, match="no answer"):
+                    table.flush()
+                assert len(failures) > number, "each call makes an attempt of its own"
+        table.flush()
+        assert table.commit().rows_inserted == 1
+        assert table.status()["regions"][0]["state"] == "serving"
+
+
+def test_a_flush_does_not_report_an_attempt_that_began_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ended = threading.Event(), threading.Event()
+    real = flush.flush
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        if not began.is_set():
+            began.set()
+            ended.wait(30)
+            raise wal.StoreUnavailable("reset by the peer")
+        return real(*args, **kwargs)
+
+    settings = {"memtable": {"rows_max": 1}, "flush": {"retry_delay": "2min"}}
+    with _open(tmp_path, wal={"put_timeout": "500ms", "retry_budget": "500ms"}, **settings) as table:
+        monkeypatch.setattr("memwal.flush.flush", late)
+        table.put([{"id": 1, "v": 1}])
+        assert began.wait(30)
+        threading.Timer(1.0, ended.set).start()  # the call waits longer than its budget for this attempt
+        table.flush()
+        assert table.count(level="flushed") == 1
 
 
 def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
