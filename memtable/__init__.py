@@ -1,11 +1,11 @@
 """The memtable: rows of one generation with their key, vector, text and scalar indexes, in memory only."""
 
+from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memwal.memtable.exact_cast import exact, is_list, misfit, overflows
 from memwal.memtable.index_spec import IndexSpec, check_indexes
 from memwal.memtable.schema import (
-    TOMBSTONE,
     emptied,
     key_columns,
     required_columns,

@@ -1,10 +1,17 @@
 """The column types that a table can hold: those that WAL entries, SSTs and the base table all return unchanged.
 
-Lance accepts more types at creation than it can read back beside MemWAL; they are refused there, before any row is
-acknowledged. Measured with pylance 14.0.2: maps cannot be written; view types and dictionaries come back as another
-type; JSON comes back as another value; a null in a struct or list with a field that is not null cannot be read, and a
-tombstone is such a null; binary of width 0 is written and cannot be read; a list of fixed size holds values of a fixed
-width only; its projections parse dots and backticks in names.
+The list names what is allowed. Everything else is rejected before a row is acknowledged, at any depth: Lance accepts
+more types than it returns unchanged, or than it can read at all. Measured with pylance 14.0.2:
+
+    null                          Lance has no value to write; a list of them was unreadable after a flush
+    map, decimal32, interval      Lance cannot write them in every file format
+    view, dictionary, JSON        come back as another type or another value
+    a child that is not null      a null parent cannot be read, and a delete is a row of nulls
+    binary of width 0             is written and cannot be read
+    list of fixed size            holds numbers, dates, times, bool, fixed-size binary, or lists of fixed size of these
+    struct that begins with a list  cannot be read where two pages of a file differ in having null structs
+
+Lance's projections parse dots and backticks in names.
 """
 
 from __future__ import annotations
@@ -15,34 +22,20 @@ import pyarrow as pa
 
 from memwal.memtable.errors import InvalidRows
 
-_EXTENSIONS = ("arrow.uuid", "arrow.bool8")
-_FLAT = (
-    pa.types.is_null,
+TOMBSTONE = "_tombstone"
+_FIXED_WIDTH = (
     pa.types.is_boolean,
     pa.types.is_integer,
     pa.types.is_floating,
     pa.types.is_decimal128,
     pa.types.is_decimal256,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_fixed_size_binary,
     pa.types.is_date,
     pa.types.is_time,
     pa.types.is_timestamp,
     pa.types.is_duration,
 )
-_VARIABLE = (
-    pa.types.is_null,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_struct,
-)
+_VARIABLE_WIDTH = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_EXTENSIONS = ("arrow.uuid", "arrow.bool8")
 _LANCES_LETTERS = (".", "`", "\x00")
 _LANCES_OWN = ("*", "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
 _REMEDY = "choose a number, text, binary, date, time, list or struct type"
@@ -51,42 +44,67 @@ _REMEDY = "choose a number, text, binary, date, time, list or struct type"
 def check_types(schema: pa.Schema) -> None:
     """Raise InvalidRows naming the first column whose name or type cannot be held."""
     for field in schema:
-        if not field.name or field.name in _LANCES_OWN or any(each in field.name for each in _LANCES_LETTERS):
-            raise InvalidRows(
-                f"column {field.name!r} has a name that Lance reads as something else: name it without dots, backticks "
-                f"and NUL, and none of {', '.join(_LANCES_OWN)}",
-                column=field.name,
-            )
-        _check(field.type, field.name)
+        if (reason := unsupported(field)) is not None:
+            raise InvalidRows(reason, column=field.name)
 
 
-def _check(kind: pa.DataType, path: str) -> None:
+def unsupported(field: pa.Field) -> str | None:
+    """Return in one line, with the remedy, why a table cannot hold the column `field`; None where it can."""
+    if field.name == TOMBSTONE:
+        return f"column {TOMBSTONE!r} is reserved: rename it"
+    if not field.name or field.name in _LANCES_OWN or any(letter in field.name for letter in _LANCES_LETTERS):
+        return (
+            f"column {field.name!r} has a name that Lance reads as something else: name it without dots, backticks "
+            f"and NUL, and none of {', '.join(_LANCES_OWN)}"
+        )
+    return next(_problems(field.type, field.name), None)
+
+
+def _problems(kind: pa.DataType, path: str) -> Iterator[str]:
+    """Yield what a column may not have, at any depth. `path`: of the value, such as 'doc.item'."""
     if isinstance(kind, pa.BaseExtensionType):
-        if kind.extension_name not in _EXTENSIONS:
-            raise InvalidRows(
-                f"column {path!r} has the type {kind}, which is not kept as it is: {_REMEDY}", column=path
-            )
+        allowed = kind.extension_name in _EXTENSIONS
+    elif pa.types.is_fixed_size_list(kind):
+        allowed = kind.list_size > 0 and _is_fixed_width(kind.value_type)
+    else:
+        allowed = _is_fixed_width(kind) or any(is_kind(kind) for is_kind in (*_VARIABLE_WIDTH, _is_list, _is_struct))
+    if not allowed:
+        yield f"column {path!r} has the type {kind}, which is not kept as it is: {_REMEDY}"
         return
     children = list(_children(kind))
-    if not (children or any(is_flat(kind) for is_flat in _FLAT)) or _cannot_be_read(kind):
-        raise InvalidRows(f"column {path!r} has the type {kind}, which is not kept as it is: {_REMEDY}", column=path)
+    if _is_struct(kind) and children and _is_list(children[0].type):
+        yield (
+            f"column {path!r} is a struct whose first field is a list, which Lance cannot always read back: put "
+            "another field first"
+        )
     for child in children:
         inner = f"{path}.{child.name}"
         if not child.nullable:
-            raise InvalidRows(f"column {inner!r} is declared not null inside {path!r}: make it nullable", column=path)
-        _check(child.type, inner)
+            yield f"column {inner!r} is declared not null inside {path!r}: make it nullable"
+        yield from _problems(child.type, inner)
 
 
-def _cannot_be_read(kind: pa.DataType) -> bool:
+def _is_fixed_width(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return False  # Lance writes no list of fixed size with an extension type
     if pa.types.is_fixed_size_binary(kind):
-        return bool(kind.byte_width == 0)
-    if not pa.types.is_fixed_size_list(kind):
-        return False
-    return kind.list_size == 0 or any(is_variable(kind.value_type) for is_variable in _VARIABLE)
+        return bool(kind.byte_width > 0)
+    if pa.types.is_fixed_size_list(kind):
+        return bool(kind.list_size > 0) and _is_fixed_width(kind.value_type)
+    return any(is_kind(kind) for is_kind in _FIXED_WIDTH)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Return whether a list holds any number of values."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_struct(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) and kind.num_fields)
 
 
 def _children(kind: pa.DataType) -> Iterator[pa.Field]:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if _is_list(kind) or pa.types.is_fixed_size_list(kind):
         yield kind.value_field
-    elif pa.types.is_struct(kind):
+    elif _is_struct(kind):
         yield from (kind.field(at) for at in range(kind.num_fields))

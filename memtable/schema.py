@@ -15,12 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.memtable.arrays import Mask
-from memwal.memtable.column_types import check_types
+from memwal.memtable.column_types import TOMBSTONE, check_types
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import nearest
 
-TOMBSTONE = "_tombstone"
 PRIMARY_KEY = b"lance-schema:unenforced-primary-key"
 PRIMARY_KEY_POSITION = b"lance-schema:unenforced-primary-key:position"
 _KEY_TYPES = "an integer, bool, string or binary"
@@ -39,8 +38,6 @@ def row_schema(base: pa.Schema, key: Sequence[str]) -> pa.Schema:
     Field metadata is kept, schema metadata is not. Raises InvalidRows where a key column is missing, doubled,
     nullable or of a type that cannot be a key, or where a column is called `_tombstone`.
     """
-    if TOMBSTONE in base.names:
-        raise InvalidRows(f"column {TOMBSTONE!r} is reserved: rename it", column=TOMBSTONE)
     _refuse_doubled(base.names, "schema")
     check_types(base)
     _refuse_doubled(key, "key")

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores
 from memwal.memtable.batch_store import Batches
+from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.filter.comparisons import satisfied
@@ -25,7 +26,6 @@ from memwal.memtable.index_spec import nearest, vector_width
 from memwal.memtable.key.hiding import HiddenRows
 from memwal.memtable.key.index import KeyIndex
 from memwal.memtable.key.none import NoKeys, no_key
-from memwal.memtable.schema import TOMBSTONE
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.text.query import TextQuery

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.filter.conditions import Narrowing
 from memwal.memtable.filter.predicate import referenced, translate
-from memwal.memtable.schema import TOMBSTONE
 
 # Plans kept, and the length of the text from which on only a few are kept. Together they bound the memory, which no
 # memtable counts. A few are enough for one reader, which applies one filter to one memtable and SST after the other.
