@@ -33,7 +33,6 @@ from memwal.ingest.settings.paths import is_remote
 from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.source.files import reads_local
 from memwal.ingest.source.kafka.stream import check_topics
-from memwal.ingest.source.kafka.topics import note_topics
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.table.create import find_or_create
 from memwal.ingest.threads import stop_signals
@@ -74,11 +73,11 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
         screen = stack.enter_context(Screen(notes, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
-        topics = {n: check_topics(starting.result(), s) for n, s in enumerate(every) if s.source.format == KAFKA}
+        for settings in every:
+            if settings.source.format == KAFKA:
+                check_topics(starting.result(), settings)
         stack.enter_context(locked([settings.checkpoint for settings in every]))
         bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
-        for number, read in topics.items():
-            note_topics(every[number], read)
         owners = _owners(every, screen, starting, stack)
         runs = [
             PipelineStream(settings, base, Services(owners[settings.table.uri], starting), shown, clock, board)

@@ -35,7 +35,8 @@ from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.sink.foreach_batch import MemWalSink
 from memwal.ingest.source.csv_header import ByHeader, has_header
 from memwal.ingest.source.feed import Feed
-from memwal.ingest.source.kafka.stream import read_kafka
+from memwal.ingest.source.kafka.stream import read_kafka, topic_guard
+from memwal.ingest.source.kafka.topics import TopicGuard
 from memwal.ingest.source.source_rows import SourceRows
 from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import of_spark
@@ -78,6 +79,7 @@ class PipelineStream:
             Feed(local_path(source.feed), local_path(source.path), source.feed_every, clock) if source.feed else None
         )
         self._query: StreamingQuery | None = None
+        self._guard: TopicGuard | None = None
         self._outage = Outage(settings.table.uri, source.outage_max, pages.health, clock)
         self._pausing = pages.pausing = Pausing(settings, os.environ, clock)
         self._pausing.start()
@@ -189,6 +191,7 @@ class PipelineStream:
         with suppress(Exception):
             if query is not None:
                 query.stop()
+        self._end_guard()
 
     def _start(self, *, available_now: bool) -> StreamingQuery:
         source = self._settings.source
@@ -207,6 +210,7 @@ class PipelineStream:
                 self._sink.warm_up(self._services.spark)
             refuse_set_back(self._settings, lambda query: self._services.owner.table.applied(query).newest)
             mark_checkpoint(self._settings, self._base)
+            self._begin_guard()
             self._pages.stats.begin()
             query = writer.start()
         except Exception as error:
@@ -217,6 +221,18 @@ class PipelineStream:
             self._feed_started = True
             self._feed.start()
         return query
+
+    def _begin_guard(self) -> None:
+        """Compare the topics of Kafka, and let the sink compare them in each micro-batch. Raises: as `TopicGuard`."""
+        self._end_guard()
+        if self._settings.source.format == KAFKA:
+            self._guard = self._sink.guard = topic_guard(self._services.spark, self._settings)
+            self._guard.start()
+
+    def _end_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
 
     def _writer(self) -> Callable[[DataFrame, int], None]:
         self._drift = Drift(self._settings, self._base, self._sink, self._drift.told)

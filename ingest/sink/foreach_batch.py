@@ -12,7 +12,8 @@ A replayed micro-batch must have the same rows (README, *Decisions*).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,10 @@ from memwal.ingest.source.columns import (
     PLACE,
     ROW,
 )
-from memwal.ingest.source.source_rows import SmallReader
+from memwal.ingest.source.source_rows import SmallReader, SourceGuard
 from memwal.ingest.spark.driver_read import MOST_ROWS
 from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.map_stage import READ_AGAIN, rows_read, without_reading
 from memwal.ingest.spark.schema import spark_type
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
@@ -119,6 +121,8 @@ class MemWalSink:
         self._previous: tuple[str, int] | None = None  # query and number of the micro-batch that was written last
         self.small: SmallReader | None = None
         """A faster way to the rows of small micro-batches."""
+        self.guard: SourceGuard | None = None
+        """Checks the source after the rows of a micro-batch were read, and before they are sent."""
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -151,7 +155,7 @@ class MemWalSink:
 
     @panics_as_errors
     def _written(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
-        """Write the micro-batch; if the table is resized meanwhile, begin again with the new routing."""
+        """Write the micro-batch; if the table is resized or Spark loses rows meanwhile, begin again."""
         attempts = Attempts(self._clock, SystemIds(), self._settings.sink.stream_timeout, repeatable=True)
         while True:
             try:
@@ -159,7 +163,7 @@ class MemWalSink:
             except Exception as error:
                 self._base = None
                 found = self._explained(error)
-                if found.details.get("reason") != RESIZED:
+                if found.details.get("reason") not in (RESIZED, READ_AGAIN):
                     raise
                 self._previous = None
                 attempts.after(Unavailable(found.message, {"reason": NOT_OWNER}), alone=False)
@@ -176,6 +180,8 @@ class MemWalSink:
         trace = tracing.headers() if tracing.on else ()
         send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found, trace)
         refused: dict[Place, BadRow] = {}
+        if self.guard is not None:
+            self.guard.begin(batch_id)
         # One sink may serve a query that is started again, from an older checkpoint too, or another one.
         if self._previous != (producer, batch_id - 1):
             send, refused = self._after_restart(send)
@@ -234,6 +240,8 @@ class MemWalSink:
         if rows is None:
             self._by_jobs = 0 if self._last is None else BY_JOBS_FOR  # the first one may be what has piled up
             return None
+        if self.guard is not None:
+            self.guard.check()
         if not rows.num_rows:
             return []
         self._caller = Caller()
@@ -255,9 +263,13 @@ class MemWalSink:
         schema = frame.schema
         if not fits_one_task(schema, task):
             return None
-        rows = self._without_paths(frame, schema, task)
-        if rows is None:
-            rows = self._taken(frame, schema, task)
+        if self.guard is None:
+            rows = self._without_paths(frame, schema, task)
+            if rows is None:
+                rows = self._taken(frame, schema, task)
+        else:
+            with self._checked(frame.repartition(1)) as read:
+                rows = self._taken(read, schema, task)
         if any(row["said"] == TOO_MANY for row in rows):
             self._too_many = True
             return None
@@ -297,11 +309,24 @@ class MemWalSink:
         most = min(buckets, self._tasks or buckets)
         routed = routed_frame(frame, self._route(refused), most, self._settings.source.order_by)
         letters = 0
-        if refused:
-            # Their dead letters are durable before any region applies the micro-batch without these rows: after that
-            # no region refuses anything, and a replay would not know these rows.
-            letters = _added(_collected(routed.where(f"{BUCKET} < 0"), send))
-        return _collected(routed, send), letters
+        with self._checked(routed) as rows:
+            if refused:
+                # Their dead letters are durable before any region applies the micro-batch without these rows: after
+                # that no region refuses anything, and a replay would not know these rows.
+                letters = _added(_collected(rows.where(f"{BUCKET} < 0"), send))
+            return _collected(rows, send), letters
+
+    @contextmanager
+    def _checked(self, shuffled: DataFrame) -> Iterator[DataFrame]:
+        """Yield the rows of a shuffled frame. With a guard, all rows are read and checked first, and none is read again
+        from the source while the context lasts."""
+        if self.guard is None:
+            yield shuffled
+            return
+        rows = rows_read(shuffled)
+        self.guard.check()
+        with without_reading(shuffled.sparkSession):
+            yield rows
 
     def _refuse_too_bad(self, receipt: BatchReceipt, send: SendTask) -> None:
         """Raise Invalid if too many of the newest rows were bad; nothing of the micro-batch is lost.

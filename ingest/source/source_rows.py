@@ -1,10 +1,10 @@
-"""The rows of a source: a streaming frame, and a faster way to few of them."""
+"""The rows of a source: a streaming frame, a faster way to few of them, and a check that they may be sent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -23,3 +23,17 @@ class SourceRows:
     frame: DataFrame
     small: SmallReader | None = None
     """For micro-batches of `frame`."""
+
+
+class SourceGuard(Protocol):
+    """Checks, in each micro-batch, that the source is still the one that the checkpoint knows. Errors. MemWalError.
+
+    Rows are sent only after `check`, which is called once all of them were read; rows that are read again are checked
+    again.
+    """
+
+    def begin(self, batch_id: int) -> None:
+        """Prepare micro-batch `batch_id`, before its rows are read."""
+
+    def check(self) -> None:
+        """Raise an error unless the rows that were read since `begin` may be sent."""

@@ -101,11 +101,11 @@ def _batch(data: bytes) -> pa.RecordBatch:
 
 def _scan(rdd: Any) -> Any:
     """Return the RDD that yields the rows of the scan below `rdd`, and counts them for Spark; None if there is none."""
-    above, below = list(_chain(rdd))[-2:]
+    above, below = list(chain(rdd))[-2:]
     return above if below.getClass().getSimpleName() == _SCAN else None
 
 
-def _chain(rdd: Any) -> Iterator[Any]:
+def chain(rdd: Any) -> Iterator[Any]:
     """Yield `rdd` and what it is computed from, up to the first RDD that is not computed from one other."""
     yield rdd
     while (parents := rdd.dependencies()).size() == 1:
@@ -156,7 +156,7 @@ class _Inside:
     def copied(self, rdd: Any) -> Any:
         """Return a copy of `rdd`, as each task of a job gets one: RDDs of files, once they were computed, hold what
         cannot be sent to a task, and the micro-batch may need a job all the same."""
-        for _ in _chain(rdd):
+        for _ in chain(rdd):
             pass  # each RDD of the chain knows the next one now, which those of a copy cannot find
         serializer = self.environment.closureSerializer().newInstance()
         loader = self.thread.currentThread().getContextClassLoader()

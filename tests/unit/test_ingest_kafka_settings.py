@@ -10,7 +10,8 @@ import pytest
 from memwal.ingest.errors import Invalid
 from memwal.ingest.mapping.spec import references
 from memwal.ingest.settings.reference import render_settings
-from memwal.ingest.source.kafka.stream import _reader_options, _wanted, check_reachable
+from memwal.ingest.source.kafka.admin import wanted
+from memwal.ingest.source.kafka.stream import _reader_options, check_reachable
 from memwal.ingest.spark.session import connector
 from tests.kafka_records import kafka_settings
 
@@ -131,11 +132,11 @@ def test_the_connector_is_that_of_the_spark_that_runs(tmp_path: Path, monkeypatc
 
 def test_topics_that_are_not_there() -> None:
     with pytest.raises(Invalid, match=r"'t', which is no topic at 127.0.0.1:9092; it has no topics"):
-        _wanted(kafka_settings(TABLE).source, [])
+        wanted(kafka_settings(TABLE).source, [])
     with pytest.raises(Invalid, match=r"'flight', .*did you mean 'flights'"):
-        _wanted(kafka_settings(TABLE, topics=["flight"]).source, ["flights"])
+        wanted(kafka_settings(TABLE, topics=["flight"]).source, ["flights"])
     with pytest.raises(Invalid, match=r"'f' matches no topic .* existing topics: flights"):
-        _wanted(kafka_settings(TABLE, topics=[], topic_pattern="f").source, ["flights"])
+        wanted(kafka_settings(TABLE, topics=[], topic_pattern="f").source, ["flights"])
 
 
 def test_a_broker_that_nobody_is_at() -> None:

@@ -47,6 +47,7 @@ from memwal.ingest.source.columns import (
     RAW_VALUE,
     TOPIC,
 )
+from memwal.ingest.spark.map_stage import refuse_reading_again
 from memwal.ingest.spark.task import is_looking, task_edge
 
 KEY_PROBLEM = "_memwal_key_problem"
@@ -65,6 +66,7 @@ class MapTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
+            refuse_reading_again()
             made = unmapped if self.raw and is_looking() else mapped
             for batch in batches:
                 yield made(batch, self.mapping, raw=self.raw)

@@ -10,15 +10,14 @@ Spark would evaluate what two expressions share before both, outside of `TryEval
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Mapping
-from importlib.metadata import version
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memwal.ingest.errors import Internal, Invalid, Unavailable
+from memwal.ingest.errors import Unavailable
 from memwal.ingest.mapping.spec import KEY, PLAIN, VALUE, Column, RecordMapping
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings, SourceSettings
@@ -35,14 +34,13 @@ from memwal.ingest.source.columns import (
     RAW_VALUE,
     TOPIC,
 )
+from memwal.ingest.source.kafka.admin import Admin
 from memwal.ingest.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping, rows_without_sql
-from memwal.ingest.source.kafka.topics import Topic, check_places
+from memwal.ingest.source.kafka.topics import TopicGuard, check_places
 from memwal.ingest.source.source_rows import SourceRows
+from memwal.ingest.spark.checkpoint_files import checkpoint_files
 from memwal.ingest.spark.driver_read import DriverRead
-from memwal.ingest.spark.errors import of_java
 from memwal.ingest.spark.schema import spark_type
-from memwal.ingest.spark.session import CONNECTOR
-from memwal.ingest.suggest import suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
 
 _HELD = "_memwal_held"
 _CONNECT_WITHIN = 5.0
-_ANSWER_WITHIN_MS = 20_000
 _POLL_RECORDS = ("kafka.max.poll.records", "100000")
 """After each poll Spark asks the broker twice for the end of the partition, and drops what was fetched beyond the
 records that the poll returned; Kafka's default limits these to 500. Fetches are also limited in bytes
@@ -83,73 +80,19 @@ def check_reachable(source: SourceSettings) -> None:
     )
 
 
-def check_topics(spark: SparkSession, settings: Settings) -> dict[str, Topic]:
-    """Return the topics to read, as the brokers describe them; connects as Spark's source will. Reads only.
+def check_topics(spark: SparkSession, settings: Settings) -> None:
+    """Connect to the brokers as Spark's source will, and check the topics to read. Reads only.
 
     Raises: Invalid for a topic that does not exist or is not the one that the checkpoint knows, and for refused
     credentials; Unavailable if no broker answers.
     """
-    source = settings.source
-    found = _described(spark, source)
-    check_places(settings, found)
-    return found
+    with closing(Admin(spark, settings.source)) as admin:
+        check_places(settings, admin.wanted(), checkpoint_files(spark, settings.checkpoint))
 
 
-def _described(spark: SparkSession, source: SourceSettings) -> dict[str, Topic]:
-    from py4j.protocol import Py4JError, Py4JJavaError
-
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
-    options = resolve(source.options, os.environ, "[source] options")
-    try:
-        properties = jvm.java.util.Properties()
-        for name, value in _client_options(source, options).items():
-            properties.put(name, value)
-        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
-        try:
-            found = sorted(str(name) for name in admin.listTopics().names().get())
-            wanted = _wanted(source, found)
-            told = admin.describeTopics(jvm.java.util.ArrayList(wanted)).allTopicNames().get()
-            return {name: _topic(told.get(name)) for name in wanted}
-        finally:
-            admin.close(jvm.java.time.Duration.ZERO)
-    except Py4JJavaError as error:
-        said = f"Kafka: {str(error.java_exception).splitlines()[0]}"
-        raise of_java(error.java_exception) or Internal(said) from None
-    except (Py4JError, TypeError) as error:
-        raise Invalid(
-            "Spark has no Kafka connector; remove spark.jars and spark.jars.packages from [source] spark, or add "
-            f"{CONNECTOR}:{version('pyspark')} and its dependencies there"
-        ) from error
-
-
-def _topic(described: Any) -> Topic:
-    return Topic(str(described.topicId()), int(described.partitions().size()))
-
-
-def _wanted(source: SourceSettings, found: list[str]) -> list[str]:
-    """Return the topics to read, out of the existing ones in `found`. Raises: Invalid."""
-    for topic in source.topics:
-        if topic not in found:
-            hint = suggestion(topic, found) if found else "; it has no topics"
-            raise Invalid(f"source.topics: create or correct {topic!r}, which is no topic at {source.brokers}{hint}")
-    wanted = source.topics or [name for name in found if re.fullmatch(source.topic_pattern, name)]
-    if not wanted:
-        there = f"existing topics: {', '.join(found)}" if found else "there are no topics"
-        raise Invalid(
-            f"source.topic_pattern: {source.topic_pattern!r} matches no topic at {source.brokers}; {there}; correct it"
-        )
-    return wanted
-
-
-def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[str, str]:
-    prefix = "kafka."
-    given = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
-    return {
-        "default.api.timeout.ms": str(_ANSWER_WITHIN_MS),
-        "request.timeout.ms": str(_ANSWER_WITHIN_MS // 2),
-        **given,
-        "bootstrap.servers": source.brokers,
-    }
+def topic_guard(spark: SparkSession, settings: Settings) -> TopicGuard:
+    """Return the guard of a streaming query; close it with the query. Raises: as `Admin`."""
+    return TopicGuard(settings, Admin(spark, settings.source), checkpoint_files(spark, settings.checkpoint))
 
 
 # ---- the stream ----------------------------------------------------------------------------------------------------

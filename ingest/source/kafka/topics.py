@@ -1,69 +1,164 @@
-"""The topics that a checkpoint has read: its offsets are valid for these only.
+"""Ids of topics: the offsets of a checkpoint are valid only in the topics that they were read from.
 
-Spark keeps offsets by the names of topics. A topic that was deleted and created anew has the same name and other
-records at the offsets; once it has as many as the old one, Spark would continue in the middle of it and skip the
-records before, without a message. So a run notes the id that Kafka gives each topic, and the next run compares.
+Spark keeps offsets by the names of topics. A topic that was deleted and created again has the same name and other
+records at these offsets; once it has as many records as the old one, Spark continues in the middle of it and skips the
+records before, without a message. So `memwal run` notes the id that Kafka gives each topic in a file of the checkpoint,
+and compares:
+
+1. The query starts, also after a pause or an outage (`TopicGuard.start`). Every existing topic of the source is
+   described. An id that differs from the noted one ends the run; an id that is not noted yet is noted.
+2. Spark plans a micro-batch: it reads the end of each partition, and writes the offsets into the checkpoint.
+3. The micro-batch begins (`TopicGuard.begin`). Topics of these offsets that have no noted id appeared since step 1:
+   their ids are read and noted, on disk, before anything of the micro-batch is sent.
+4. All rows of the micro-batch are read: into the memory of the driver, or into the shuffle files of Spark
+   (`ingest.spark.map_stage`).
+5. All topics of the offsets are described again (`TopicGuard.check`). An id that differs from the noted one, or a topic
+   that is gone, ends the run.
+6. The rows are sent.
+
+Kafka never gives an id twice. If a topic has its noted id in step 5, it has existed without interruption since the id
+was noted, so every offset and every record that was read in between comes from that topic. A topic that is recreated
+
+- while the run is paused, waits for its source, or has ended: step 1, or step 5 of the next micro-batch;
+- between two micro-batches, or between steps 2 and 4: step 5;
+- while rows are read, also if only some of them come from the new topic: step 5;
+- between steps 5 and 6, or later: step 5 of the next micro-batch; the rows of this one are from the old topic. No task
+  reads records in step 6: if Spark has lost shuffle files and repeats the reading, the task fails, and the sink begins
+  with step 3 again;
+- between steps 2 and 3, when it has just appeared: the id of the newer topic is noted, and nothing of it is skipped, as
+  new topics are read from their beginning. (Not detected: retention had deleted the beginning of the older one.)
+
+*A crash between 3 and 6: the ids are noted, nothing was sent. A crash in 6: the next run compares in step 1, before
+Spark replays the micro-batch.*
+
+A broker may learn of a new topic later than the others. Then step 5 can miss a topic that was deleted, created, filled
+up to the old offset and read within that delay; step 5 of the next micro-batch detects it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.paths import is_remote, local_path
+from memwal.ingest.source.kafka.admin import Topic
+from memwal.ingest.spark.checkpoint_files import CheckpointFiles
 
 _LOG = logging.getLogger("memwal.pipeline")
 NOTE = "memwal-topics"
-"""File in a checkpoint on a local disk: the ids of its topics by name; Spark ignores it."""
+"""File in a checkpoint: the ids of its topics by name, as JSON. Spark ignores it."""
 
 
-class Topic(NamedTuple):
-    """A topic as the brokers describe it. `id`: changes if the topic is deleted and created anew."""
+class Describes(Protocol):
+    """Describes topics; see `ingest.source.kafka.admin`."""
 
-    id: str
-    partitions: int
+    def wanted(self) -> dict[str, Topic]:
+        """Return the existing topics of the source."""
+
+    def ids(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the ids of existing topics by name."""
+
+    def close(self) -> None:
+        """Close the connections."""
 
 
-def check_places(settings: Settings, found: Mapping[str, Topic]) -> None:
+class TopicGuard:
+    """Compares the ids of topics for one streaming query; the module has the steps.
+
+    Thread safety. One thread at a time. Errors. Invalid if a topic was recreated or is gone, unless
+    `source.fail_on_data_loss` is false: then a line is logged, and the new id is noted. What `topics` raises.
+    """
+
+    def __init__(self, settings: Settings, topics: Describes, files: CheckpointFiles) -> None:
+        self._settings, self._topics, self._files = settings, topics, files
+        self._noted = noted(files)
+        self._names: Collection[str] = ()
+
+    def start(self) -> None:
+        """Compare and note all topics before the query starts."""
+        found = self._topics.wanted()
+        check_places(self._settings, found, self._files)
+        self._note({name: topic.id for name, topic in found.items()})
+
+    def begin(self, batch_id: int) -> None:
+        """Note the topics that appear with micro-batch `batch_id`."""
+        self._names = self._settings.source.topics or self._planned(batch_id)
+        new = [name for name in self._names if name not in self._noted]
+        if new:
+            self._note(self._topics.ids(new))
+
+    def check(self) -> None:
+        """Compare the topics of the micro-batch, after its rows were read and before they are sent."""
+        found = self._topics.ids(self._names)
+        for name in self._names:
+            if name in found:
+                _refuse_recreated(self._settings, name, self._noted.get(name), found[name])
+            elif self._settings.source.fail_on_data_loss:
+                raise Invalid(
+                    f"source: topic {name!r} was deleted while it was read; create it again and set sink.checkpoint to "
+                    "a new one, or set fail_on_data_loss = false, which continues with the other topics"
+                )
+        self._note(found)
+
+    def close(self) -> None:
+        """Close the connections to the brokers."""
+        self._topics.close()
+
+    def _note(self, found: Mapping[str, str]) -> None:
+        """Note ids, and keep those of topics that no longer exist, which may be created again."""
+        noted = {**self._noted, **found}
+        if noted != self._noted:
+            self._files.write(NOTE, f"{json.dumps(noted)}\n")
+            self._noted = noted
+
+    def _planned(self, batch_id: int) -> list[str]:
+        """Return the topics in the offsets that Spark has written for a micro-batch; their JSON is the last line."""
+        text = self._files.read(f"offsets/{batch_id}")
+        if text is None:
+            raise Invalid(
+                f"sink.checkpoint: {self._settings.checkpoint} has lost the offsets of micro-batch {batch_id}; restore "
+                "the checkpoint, or set a new one, which reads the source from starting_offsets"
+            )
+        return sorted(json.loads(text.splitlines()[-1]))
+
+
+def check_places(settings: Settings, found: Mapping[str, Topic], files: CheckpointFiles) -> None:
     """Raise Invalid if reading cannot begin, or continue, in the topics `found`. Reads only."""
-    if is_remote(settings.checkpoint):
-        return
-    known, offsets = _noted(settings), local_path(settings.checkpoint) / "offsets"
-    if not offsets.is_dir() or not any(offsets.iterdir()):
+    if not has_begun(files):
         _check_starting(settings.source.starting_offsets, found)
         return
-    for name in sorted(known.keys() & found.keys()):
-        if known[name] == found[name].id:
-            continue
-        said = f"source: topic {name!r} was deleted and created anew since {settings.checkpoint} was written"
-        if settings.source.fail_on_data_loss:
-            raise Invalid(
-                f"{said}, so its offsets are not valid any more; set sink.checkpoint to a new one, which reads the "
-                "source from starting_offsets, or fail_on_data_loss = false, which continues at the old offsets and "
-                "leaves out the records before them"
-            )
-        _LOG.warning("%s; it is read from the old offsets on, as fail_on_data_loss = false says", said)
+    ids = noted(files)
+    for name in sorted(found):
+        _refuse_recreated(settings, name, ids.get(name), found[name].id)
 
 
-def note_topics(settings: Settings, found: Mapping[str, Topic]) -> None:
-    """Note the topics in the checkpoint, and keep notes of topics that no longer exist: they may come back."""
-    if not is_remote(settings.checkpoint):
-        noted = _noted(settings) | {name: topic.id for name, topic in found.items()}
-        checkpoint = local_path(settings.checkpoint)
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        whole = checkpoint / f".{NOTE}"
-        whole.write_text(f"{json.dumps(noted)}\n")
-        whole.replace(checkpoint / NOTE)
+def has_begun(files: CheckpointFiles) -> bool:
+    """Return whether Spark has noted offsets in the checkpoint: those of a micro-batch, or those to begin at."""
+    return files.has_files("offsets") or files.has_files("sources/0")
 
 
-def _noted(settings: Settings) -> dict[str, str]:
-    note = local_path(settings.checkpoint) / NOTE
-    found: dict[str, str] = json.loads(note.read_text()) if note.exists() else {}
-    return found
+def noted(files: CheckpointFiles) -> dict[str, str]:
+    """Return the noted ids by topic; of a checkpoint that no query has begun, none."""
+    text = files.read(NOTE) if has_begun(files) else None
+    ids: dict[str, str] = json.loads(text) if text else {}
+    return ids
+
+
+def _refuse_recreated(settings: Settings, name: str, known: str | None, id: str) -> None:
+    """Raise Invalid, or log, if topic `name` has another id than the noted one."""
+    if known in (None, id):
+        return
+    said = f"source: topic {name!r} was deleted and created anew since {settings.checkpoint} was written"
+    if settings.source.fail_on_data_loss:
+        raise Invalid(
+            f"{said}, so its offsets are not valid any more; set sink.checkpoint to a new one, which reads the "
+            "source from starting_offsets, or fail_on_data_loss = false, which continues at the old offsets and "
+            "leaves out the records before them"
+        )
+    _LOG.warning("%s; it is read from the old offsets on, as fail_on_data_loss = false says", said)
 
 
 def _check_starting(text: str, found: Mapping[str, Topic]) -> None:
