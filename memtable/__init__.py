@@ -1,6 +1,6 @@
 """The memtable: rows of one generation with their key, vector, text and scalar indexes, in memory only."""
 
-from memwal.memtable.column_types import TOMBSTONE
+from memwal.memtable.column_types import LANCES_ROW_COLUMNS, TOMBSTONE, unsupported
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memwal.memtable.exact_cast import exact, is_list, misfit, overflows
@@ -18,6 +18,7 @@ from memwal.memtable.table import Checked, MemTable
 from memwal.memtable.vector.model import VectorModel
 
 __all__ = [
+    "LANCES_ROW_COLUMNS",
     "TOMBSTONE",
     "Checked",
     "IndexSpec",
@@ -38,5 +39,6 @@ __all__ = [
     "required_columns",
     "row_schema",
     "tombstones",
+    "unsupported",
     "with_tombstone",
 ]

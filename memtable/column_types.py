@@ -37,7 +37,9 @@ _FIXED_WIDTH = (
 _VARIABLE_WIDTH = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 _EXTENSIONS = ("arrow.uuid", "arrow.bool8")
 _LANCES_LETTERS = (".", "`", "\x00")
-_LANCES_OWN = ("*", "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
+LANCES_ROW_COLUMNS = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
+"""Names that Lance adds to rows by itself. It cannot scan a table with a column of this name."""
+_LANCES_OWN = ("*", *LANCES_ROW_COLUMNS)
 _REMEDY = "choose a number, text, binary, date, time, list or struct type"
 
 

@@ -1,6 +1,6 @@
-"""Which Lance tables can hold rows put through MemWAL, and whether their key is unique and never null.
+"""Which Lance tables and columns can hold rows put through MemWAL, and whether their key is unique and never null.
 
-Found by running pylance 14.0.2, for columns of otherwise supported types:
+Found by running pylance 14.0.2, for columns of types that `memtable.column_types` allows:
 
     file format 0.1               values of nested columns come back changed
     file format 2.0, a struct     a null struct cannot be written, and a delete is a row of nulls
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from memwal.flush.base.row_hash import Hashes, row_hashes
 from memwal.flush.errors import UnsupportedTable
-from memwal.memtable import InvalidRows
+from memwal.memtable import InvalidRows, unsupported
 
 _HELD = 1 << 23
 """Hashes in memory at once: 64 MiB, and as much again to sort them."""
@@ -31,20 +31,46 @@ _BATCH_ROWS, _READ_AHEAD, _READ_BUFFER = 1 << 16, 4, 64 << 20
 _BLOB = b"lance-encoding:blob"
 
 
+_COPY = "copy its rows into a new table"
+
+
 def unfit_reason(dataset: lance.LanceDataset) -> str | None:
     """Return in one line why the table cannot hold rows put through MemWAL, without its name; None where it can."""
-    version, copy = dataset.data_storage_version, "copy its rows into a new table"
-    if version == "0.1":
-        return f"its files have the format {version}, whose nested values come back changed: {copy}"
-    for field in dataset.schema:
-        if _BLOB in (field.metadata or {}) or _is_blob(field.type):
-            return f"column {field.name!r} is a blob column, and scans do not return the bytes of those: {copy}"
+    if (version := dataset.data_storage_version) == "0.1":
+        return f"its files have the format {version}, whose nested values come back changed: {_COPY}"
+    return next(iter(unsupported_columns(dataset).values()), None)
+
+
+def unsupported_columns(dataset: lance.LanceDataset) -> dict[str, str]:
+    """Return the columns that cannot hold values put through MemWAL, each with the reason in one line and the remedy.
+
+    Another program, or an older memwal, may have added them.
+    """
+    reasons = ((field.name, _unfit_column(field, dataset.data_storage_version)) for field in dataset.schema)
+    return {name: reason for name, reason in reasons if reason is not None}
+
+
+def unfit_for_files(schema: pa.Schema, version: str) -> str | None:
+    """Return in one line why files of the format `version` cannot hold rows of `schema`; None where they can.
+
+    A delete is a row of nulls, so every struct may be null.
+    """
+    for field in schema:
         if version == "2.0" and _has_struct(field.type):
             return (
                 f"column {field.name!r} has the type {field.type}, and files of the format 2.0 hold no null structs, "
-                f"which a delete needs: {copy}"
+                "which a delete needs"
             )
     return None
+
+
+def _unfit_column(field: pa.Field, version: str) -> str | None:
+    if _BLOB in (field.metadata or {}) or _is_blob(field.type):
+        return f"column {field.name!r} is a blob column, and scans do not return the bytes of those: {_COPY}"
+    if (reason := unsupported(field)) is not None:
+        return reason
+    reason = unfit_for_files(pa.schema([field]), version)
+    return None if reason is None else f"{reason}: {_COPY}"
 
 
 def expect_fit(uri: str, dataset: lance.LanceDataset) -> None:

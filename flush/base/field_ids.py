@@ -7,7 +7,7 @@ has gaps. WAL entries and SSTs carry the base table's ids, so that an old row is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import lance
@@ -16,10 +16,11 @@ import pyarrow as pa
 from memwal.wal.codec.columns import FIELD_ID
 
 
-def row_field_ids(dataset: lance.LanceDataset) -> tuple[int, ...]:
-    """Return the ids of all fields of an SST row: the base's fields, depth first, then `_tombstone`."""
-    ids = tuple(_ids(dataset.lance_schema.fields()))
-    return (*ids, max(ids) + 1)
+def row_field_ids(dataset: lance.LanceDataset, columns: Collection[str]) -> tuple[int, ...]:
+    """Return the ids of all fields of an SST row: those of the base's `columns`, depth first, then `_tombstone`."""
+    fields = dataset.lance_schema.fields()
+    ids = tuple(_ids([field for field in fields if field.name() in columns]))
+    return (*ids, max(_ids(fields)) + 1)
 
 
 def field_id(dataset: lance.LanceDataset, column: str) -> int:

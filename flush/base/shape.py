@@ -8,7 +8,7 @@ values, an added column is null in them, and a dropped column is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import lance
 import pyarrow as pa
@@ -28,13 +28,16 @@ class Shape:
     rows: pa.Schema
     """The row schema, every base field with its id; with the base table's schema metadata."""
     indexes: tuple[IndexSpec, ...]
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are not in `rows`, since memwal cannot hold them, and why. Puts are rejected while there are any."""
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         if not isinstance(other, Shape):
             return NotImplemented
-        return self.indexes == other.indexes and bool(self.rows.equals(other.rows, check_metadata=True))
+        same = self.indexes == other.indexes and self.unsupported == other.unsupported
+        return same and bool(self.rows.equals(other.rows, check_metadata=True))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -50,21 +53,28 @@ class Shape:
         return {name: now.get(number) for name, number in self.ids.items() if name not in newer_names}
 
 
-def shape_of(dataset: lance.LanceDataset, key: Sequence[str], indexes: Sequence[IndexSpec]) -> Shape:
-    """Return the shape of the open version of a table with the key `key`."""
-    schema = with_field_ids(pa.schema(list(dataset.schema)), dataset)
-    return Shape(row_schema(schema, key).with_metadata(dataset.schema.metadata), tuple(indexes))
+def shape_of(
+    dataset: lance.LanceDataset,
+    schema: pa.Schema,
+    key: Sequence[str],
+    indexes: Sequence[IndexSpec],
+    unsupported: Mapping[str, str],
+) -> Shape:
+    """Return the shape of the open version of a table with the key `key`. `schema`: without `unsupported` columns."""
+    rows = row_schema(with_field_ids(schema, dataset), key)
+    return Shape(rows.with_metadata(dataset.schema.metadata), tuple(indexes), unsupported)
 
 
 def present_indexes(
-    dataset: lance.LanceDataset, declared: Sequence[IndexSpec], ids: Mapping[str, int]
+    dataset: lance.LanceDataset, schema: pa.Schema, declared: Sequence[IndexSpec], ids: Mapping[str, int]
 ) -> tuple[IndexSpec, ...]:
     """Return the indexes `declared` at the table's set-up, each with the present name of its column.
 
-    `ids`: field ids of their columns at the set-up. A dropped column has lost its index. A renamed column has kept it
-    under the index's old name; an index that is not built yet will be built under that name too.
+    `schema`: the columns that memwal holds. `ids`: field ids of their columns at the set-up. A dropped column has lost
+    its index. A renamed column has kept it under the index's old name; an index that is not built yet will be built
+    under that name too.
     """
-    names = dataset.schema.names
+    names = schema.names
     if all(spec.column in names for spec in declared):
         return tuple(declared)
     built = {index.name: list(index.field_names) for index in dataset.describe_indices()}
@@ -75,7 +85,7 @@ def present_indexes(
             present.append(spec)
             continue
         columns = built.get(spec.name) or [now[number] for number in (ids.get(spec.column, -1),) if number in now]
-        if len(columns) == 1 and _fits(new := replace(spec, column=columns[0], called=spec.name), dataset.schema):
+        if len(columns) == 1 and _fits(new := replace(spec, column=columns[0], called=spec.name), schema):
             present.append(new)
     return tuple(present)
 

@@ -10,6 +10,7 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 
+from memwal.flush.base.adoptable import unsupported_columns
 from memwal.flush.base.caches import LanceCaches, Session
 from memwal.flush.base.create import adopt, complete, create, existing, sync_newest
 from memwal.flush.base.field_ids import column_ids, field_id, row_field_ids
@@ -23,7 +24,7 @@ from memwal.flush.base.torn import set_torn_versions_aside
 from memwal.flush.base.ttl import Expiry, Ttl, is_time
 from memwal.flush.base.vector_models import vector_models
 from memwal.flush.errors import NotALanceTable, NotInitialised, UnsupportedTable
-from memwal.memtable import IndexSpec, VectorModel, key_columns, required_columns
+from memwal.memtable import LANCES_ROW_COLUMNS, IndexSpec, VectorModel, key_columns, required_columns
 from memwal.wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, open_store
 from memwal.wal.panics import panics_as_errors
 
@@ -44,7 +45,10 @@ class BaseTable:
     dataset: lance.LanceDataset
     version: int
     schema: pa.Schema
-    """Base schema with the key's field metadata, without schema metadata."""
+    """The columns that memwal holds, with the key's field metadata, without schema metadata."""
+    unsupported: Mapping[str, str]
+    """The columns that memwal cannot hold, which other programs added, and why: reads return the others, puts are
+    rejected, and a commit leaves the values as they are (null in new rows)."""
     key: tuple[str, ...]
     """Key columns; () where the table has no key and rows are only appended."""
     append_by: tuple[str, ...] | None
@@ -190,6 +194,17 @@ class BaseTable:
         return restored_from(metadata_of(self.dataset))
 
     @property
+    def puts_rejected(self) -> str | None:
+        """Why the table takes no puts, with the remedy; None where it does."""
+        return None if not self.unsupported else _remedy(next(iter(self.unsupported.items())), self.version)
+
+    def expect_readable(self) -> None:
+        """Raise UnsupportedTable where Lance cannot read the table because of the name of a column."""
+        for name in LANCES_ROW_COLUMNS:
+            if name in self.unsupported:
+                raise UnsupportedTable(f"{self.uri}: {_remedy((name, self.unsupported[name]), self.version)}")
+
+    @property
     def buckets(self) -> int:
         """Number of regions."""
         return len(self.regions)
@@ -219,12 +234,12 @@ class BaseTable:
     @cached_property
     def shape(self) -> Shape:
         """Columns and indexes, which may differ between versions."""
-        return shape_of(self.dataset, self.key, self.indexes)
+        return shape_of(self.dataset, self.schema, self.key, self.indexes, self.unsupported)
 
     @property
     def row_field_ids(self) -> tuple[int, ...] | None:
         """Field ids that its SSTs must have; None where they count from 0 without a gap, as Lance numbers them."""
-        ids = row_field_ids(self.dataset)
+        ids = row_field_ids(self.dataset, self.schema.names)
         return None if ids == tuple(range(len(ids))) else ids
 
     @panics_as_errors
@@ -310,7 +325,8 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         if REGIONS not in metadata:
             refuse_wiped(uri, dataset, store)
         raise NotInitialised(f"{uri}: a Lance table that is not set up for ingestion; run `memwal init` once")
-    setup, schema, columns = read_setup(metadata), pa.schema(list(dataset.schema)), column_ids(dataset)
+    setup, columns, unsupported = read_setup(metadata), column_ids(dataset), unsupported_columns(dataset)
+    schema = pa.schema([field for field in dataset.schema if field.name not in unsupported])
     # A primary key that is declared later does not change a table that was set up without a key.
     key = key_columns(schema) if setup.append_by is None else ()
     complete_columns = set(setup.append_ids) <= set(columns.values())
@@ -327,9 +343,10 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         dataset=dataset,
         version=dataset.version,
         schema=schema,
+        unsupported=unsupported,
         key=key,
         append_by=tuple(name for _, name in routing.by) if setup.append_by else setup.append_by,
-        indexes=present_indexes(dataset, setup.indexes, setup.index_ids),
+        indexes=present_indexes(dataset, schema, setup.indexes, setup.index_ids),
         regions=regions,
         routing_version=version,
         wal_format=setup.wal_format,
@@ -342,6 +359,14 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         routing=routing,
         routing_is_stable=complete_columns,
         _hash=routing.hash(schema),
+    )
+
+
+def _remedy(column: tuple[str, str], version: int) -> str:
+    name, reason = column
+    return (
+        f"{reason}; memwal cannot hold it since version {version} or an earlier one: drop it with "
+        f"LanceDataset.drop_columns([{name!r}]), or restore a version without it"
     )
 
 

@@ -69,7 +69,7 @@ class AppendedRows:
         """Return whether all rows are written, in the columns of `base`; False where `write` raised."""
 
         def form(table: BaseTable) -> tuple[object, ...]:
-            return table.schema, tuple(row_field_ids(table.dataset)), table.storage_version
+            return table.schema, tuple(row_field_ids(table.dataset, table.schema.names)), table.storage_version
 
         return self._fragments is not None and form(base) == form(self._base)
 

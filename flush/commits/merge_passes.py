@@ -71,12 +71,13 @@ def upsert_pass(
 ) -> Written:
     """Insert or replace `rows` (base schema, one per key) and record the marker.
 
-    `number`: of the rows of a reader. Lance reads it once, batch by batch, and holds the keys of the table meanwhile.
+    Columns of the table that `rows` lack keep their values, and are null in new rows. `number`: of the rows of a
+    reader. Lance reads it once, batch by batch, and holds the keys of the table meanwhile.
     Moves `dataset` to the new version. Raises OSError on a conflict; CountMismatch, after the write, where the table
     did not change by exactly these rows.
     """
     builder = dataset.merge_insert(list(key)).when_matched_update_all().when_not_matched_insert_all()
-    given = importable_table(rows) if isinstance(rows, pa.Table) else rows
+    given = importable_table(_with_star(rows, dataset)) if isinstance(rows, pa.Table) else rows
     number = given.num_rows if isinstance(given, pa.Table) else number
     done = _execute(dataset, builder, given, marker)
     if done.inserted + done.updated != number:
@@ -85,6 +86,14 @@ def upsert_pass(
             f"{number} keys: the table holds keys twice; remove them, and append through memwal only"
         )
     return done
+
+
+def _with_star(rows: pa.Table, dataset: lance.LanceDataset) -> pa.Table:
+    """Return `rows` with nulls in a column called "*", which Lance reads as all columns where `rows` lack it."""
+    if "*" in rows.column_names or "*" not in dataset.schema.names:
+        return rows
+    star = dataset.schema.field("*")
+    return rows.append_column(star, pa.nulls(rows.num_rows, star.type))
 
 
 def _execute(

@@ -28,7 +28,7 @@ from memwal.flush.commits.held_back import HeldBack, is_failure
 from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, fitting, restored_generations, uncommitted
 from memwal.flush.commits.report import CommitTotals
-from memwal.flush.errors import CommitConflict, CountMismatch
+from memwal.flush.errors import CommitConflict, CountMismatch, UnsupportedTable
 from memwal.wal import (
     Clock,
     Corrupt,
@@ -40,6 +40,7 @@ from memwal.wal import (
     WalOptions,
     regions,
 )
+from memwal.wal.errors import first_line
 from memwal.wal.panics import panics_as_errors
 from memwal.wal.retries import Backoff
 
@@ -127,7 +128,7 @@ class Rounds:
         elif len(plans) > 1:
             self.one_by_one = True
         else:
-            self.failed[plans[0].region] = error
+            self.failed[plans[0].region] = _explained(base, error)
             self.appended = None
 
     @contextmanager
@@ -289,6 +290,15 @@ class Rounds:
                 f"{base.uri}: version {base.dataset.version} replaced or deleted {written.updated + written.deleted} "
                 f"rows, version {base.version} held {expected} with these keys; compare the two, and stop other writers"
             )
+
+
+def _explained(base: BaseTable, error: BaseException) -> BaseException:
+    """Return the error of a commit that Lance refused: with a column that memwal cannot hold, what to do about it."""
+    if base.puts_rejected is None or not isinstance(error, (OSError, ValueError, RuntimeError)):
+        return error
+    explained = UnsupportedTable(f"{base.uri}: rows cannot be committed ({first_line(error)}): {base.puts_rejected}")
+    explained.__cause__ = error
+    return explained
 
 
 def _newest(manifest: RegionManifest) -> int:

@@ -97,9 +97,13 @@ def _damage(view: View, key: str) -> str | None:
 
 def check_fit(view: View) -> Iterator[Finding]:
     """Check for what `memwal init` refuses: older tables, or tables changed after their set-up, may have it."""
-    if (reason := unfit_reason(view.base.dataset)) is not None:
+    if (reason := unfit_reason(view.base.dataset)) is not None and not view.base.unsupported:
         what, _, remedy = reason.rpartition(": ")
         yield Finding("columns", "columns (base table)", what, remedy)
+    for name, reason in view.base.unsupported.items():
+        what, _, remedy = reason.rpartition(": ")
+        drop = f"{remedy}, or drop it with LanceDataset.drop_columns([{name!r}]); puts are rejected until then"
+        yield Finding("columns", f"column {name} (base table)", what, drop)
 
 
 def check_indexes(view: View) -> Iterator[Finding]:

@@ -86,6 +86,9 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     troubles += [_last_error(each) for each in status["regions"] if each["last_errors"] and not _trouble(each)]
     troubles += [_uncommitted(failure, status) for failure in status.get("commit_failures", ())]
     paused = [text_of(what, told) for what, told in sorted(status.get("paused", {}).items(), reverse=True)]
+    troubles += [
+        f"puts are rejected until a column is dropped: {why}" for why in status.get("unsupported_columns", {}).values()
+    ]
     above = [head, *_ttl(status), *_owners(status), *paused]
     below = [*troubles, pending(status), *_resizing(status)]
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))

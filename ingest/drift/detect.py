@@ -253,7 +253,8 @@ def add_columns(base: BaseTable, wanted: Sequence[pa.Field]) -> bool:
     """
     for _ in range(_TRIES):
         newest = base.latest()
-        there = {name.lower() for name in newest.schema.names}  # another pipeline may have added it, in another case
+        # Another pipeline may have added it, in another case; or another program, with a type that memwal cannot hold.
+        there = {name.lower() for name in newest.dataset.schema.names}
         missing = [column for column in wanted if column.name.lower() not in there]
         if not missing:
             return bool(newest.schema.names != base.schema.names)

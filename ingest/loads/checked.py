@@ -41,7 +41,11 @@ class CheckedRows:
 
 
 def check_rules(base: BaseTable) -> None:
-    """Raise Invalid for a table whose rules a load cannot follow: it replaces the rows of its keys."""
+    """Raise Invalid for a table whose rules a load cannot follow, since it replaces the rows of its keys, and for one
+    with a column that memwal cannot hold.
+    """
+    if base.puts_rejected is not None:
+        raise Invalid(f"{base.uri}: no rows are accepted: {base.puts_rejected}")
     chosen = {name: rule for name, rule in base.rules.chosen().items() if name != "on_duplicate"}
     if chosen:
         said = ", ".join(f"{name} = {rule!r}" for name, rule in chosen.items())

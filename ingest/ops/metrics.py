@@ -181,6 +181,12 @@ TABLE = (
         "time between two commits (`commit.interval`); 0 = on demand only",
         lambda t: t.upkeep.commit_interval,
     ),
+    Declared(
+        "memwal_unsupported_columns",
+        "gauge",
+        "columns of the base table that memwal cannot hold; puts are rejected while there are any, see `memwal status`",
+        lambda t: len(t.base.unsupported),
+    ),
 )
 """Metrics read from an `embedded.Table`."""
 

@@ -154,7 +154,7 @@ class BaseReads:
 
         Raises: ValueError or OSError of Lance if it does not parse or fit the schema; InvalidRows of DataFusion.
         """
-        schema = self._dataset.schema
+        schema = self._base.schema
         self._dataset.scanner(columns=self._key or schema.names[:1], filter=filter).explain_plan()
         evaluate(filter, translate(filter, schema), schema.empty_table(), np.arange(0), 0)
 
@@ -162,7 +162,7 @@ class BaseReads:
         """Raise InvalidRows if `filter` fails on a row: with the error that a row of a memtable would give, or with
         Lance's where it alone fails, since it evaluates the parts of a filter in another order.
         """
-        schema = self._dataset.schema
+        schema = self._base.schema
         sql, names = translate(filter, schema), referenced(filter, schema) or schema.names[:1]
         with suppress(OSError, RuntimeError, pa.ArrowInvalid):
             for batch in self._dataset.scanner(columns=names).to_batches():

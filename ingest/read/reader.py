@@ -302,6 +302,7 @@ class Reader:
     def _known(self, trace: Trace | None) -> tuple[BaseTable, KnownColumns]:
         """Return the latest base and its columns. Raises: UnsupportedTable if it lost its key."""
         base = self.base() if trace is None else trace.opened(self.base)
+        base.expect_readable()
         known = self._columns
         if base.shape == known.shape:
             return base, known

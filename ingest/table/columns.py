@@ -69,8 +69,13 @@ class TableColumns:
     def conforming(self, given: pa.Table, deletes: Deletes = False) -> tuple[Admission, pa.Table]:
         """Return rows in the table's columns, and the `Admission` that brought them there.
 
-        Raises: InvalidRows; Invalid for a column that the table no longer has.
+        Raises: InvalidRows; Invalid for a column that the table no longer has, and while it has one that memwal cannot
+        hold.
         """
+        if self.base.unsupported:
+            self.take_over()  # the column may have been dropped just now
+            if (reason := self.base.puts_rejected) is not None:
+                raise Invalid(f"{self.base.uri}: no rows are accepted: {reason}")
         admission = self.admission
         try:
             return admission, admission.conform(given, deletes)

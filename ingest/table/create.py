@@ -150,12 +150,14 @@ def _check_same_indexes(settings: Settings, base: flush.BaseTable) -> None:
 def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
     columns = settings.table.columns
     for name in columns:
-        if name not in base.schema.names:
+        if name not in base.schema.names and name not in base.unsupported:
             raise Invalid(
                 f"[table] columns.{name}: the table at {settings.table.uri} has no such column"
                 f"{suggestion(name, base.schema.names)}"
             )
     for field in settings.arrow_schema():
+        if field.name in base.unsupported:
+            continue
         found = base.schema.field(field.name).type
         if found != field.type:
             raise Invalid(

@@ -195,10 +195,12 @@ class Table(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return `{"table", "base_version", "rows", "ttl", "regions", "commit_failures", "paused", "versions"}`.
+        """Return `{"table", "base_version", "rows", "ttl", "unsupported_columns", "regions", "commit_failures",
+        "paused", "versions"}`.
 
         `rows`: of the base table, with expired ones that are not deleted yet. `ttl`: None, or `{"column", "seconds"}`
-        (no column if it was dropped). `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
+        (no column if it was dropped). `unsupported_columns`: those that memwal cannot hold, with the reason; puts are
+        rejected while there are any. `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
         `paused`: what an operator holds, as `rpc.pauses.Paused`. `versions`: of memwal, protocol and storage, by owner.
         """
         base = self._reader.base()
@@ -213,6 +215,7 @@ class Table(LevelReads):
             "routing": self.base.routing_version,
             "rows": base.dataset.count_rows(),
             "ttl": ttl_status(base),
+            "unsupported_columns": dict(base.unsupported),
             "regions": regions,
             "commit_failures": self.upkeep.failures,
             "paused": self.pauses.recent(),

@@ -24,6 +24,7 @@ def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[s
         "routing": base.routing_version,
         "rows": base.dataset.count_rows(),
         "ttl": ttl_status(base),
+        "unsupported_columns": dict(base.unsupported),
         "regions": regions,
         "paused": Pauses(store, wal.SystemClock()).now(),
     }

@@ -314,5 +314,5 @@ def test_verify_says_what_init_would_refuse(
         before.setattr("memwal.flush.base.create.expect_fit", lambda *_: None)
         init(uri)
     (line,) = verified(uri)
-    assert line.startswith("columns (base table): ")
-    assert line.endswith("; copy its rows into a new table")
+    assert line.startswith("column")
+    assert "; copy its rows into a new table" in line

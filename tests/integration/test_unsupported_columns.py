@@ -1,0 +1,155 @@
+"""Another program adds a column that memwal cannot hold: no row is lost, and the other columns are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+import memwal
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.flush.verification.runner import verify_table
+from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.ops.metrics import TABLE, families
+from tests.conftest import Made
+
+HELD_BACK = {"a`b"}
+"""Columns beside which Lance's merge fails: commits wait until the column is gone."""
+COLUMNS = [
+    pa.field("extra", pa.map_(pa.string(), pa.int64())),
+    pa.field("extra", pa.dictionary(pa.int32(), pa.string())),
+    pa.field("extra", pa.json_()),
+    pa.field("extra", pa.large_binary(), metadata={b"lance-encoding:blob": b"true"}),
+    pa.field("extra", pa.struct([pa.field("x", pa.int64(), nullable=False)])),
+    pa.field("extra", pa.list_(pa.null())),
+    pa.field("_tombstone", pa.bool_()),
+    pa.field("*", pa.int64()),
+    pa.field("a`b", pa.int64()),
+]
+
+
+@pytest.fixture(params=["embedded", "daemon"])
+def ways(request: Any, open_small: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the owner of an open table and the way that calls take to it."""
+    with ExitStack() as stack:
+        table = open_small()
+        if request.param == "embedded":
+            yield table, table
+            return
+        service = FlightService(table, "grpc://127.0.0.1:0")
+        stack.callback(service.shutdown)
+        yield table, stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+
+
+def filled(table: Any, made: Made) -> dict[int, Any]:
+    """Put rows into the base table (0-9), an SST (10-19) and the memtable (20-29); one key changes at each level."""
+    table.put(made.rows(range(10)))
+    table.flush()
+    table.commit()
+    table.put([*made.rows(range(10, 20)), made.row(5, 1)])
+    table.flush()
+    table.put([*made.rows(range(20, 30)), made.row(6, 1)])
+    return {id: made.row(id, int(id in (5, 6))) for id in range(30)}
+
+
+def rows_of(table: Any, level: str = "latest") -> dict[int, Any]:
+    return {row["id"]: row for row in table.scan(level=level).read_all().to_pylist()}
+
+
+def drop(uri: str, name: str, before: int) -> None:
+    """Drop the column that was added after version `before`."""
+    if name in HELD_BACK:  # Lance cannot name it
+        lance.dataset(uri, version=before).restore()
+    else:
+        lance.dataset(uri).drop_columns([name])
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda field: f"{field.name} {field.type}")
+def test_a_column_that_cannot_be_held_stops_puts_and_nothing_else(
+    ways: tuple[Any, Any], uri: str, made: Made, column: pa.Field
+) -> None:
+    table, reader = ways
+    expected = filled(table, made)
+    before = lance.dataset(uri).version
+    lance.dataset(uri).add_columns(column)
+    assert rows_of(reader) == expected  # the read finds the column
+    for put in (lambda: reader.put([made.row(40)]), lambda: reader.put(pa.table({"id": [41]}))):
+        with pytest.raises(memwal.Invalid, match="no rows are accepted: column") as refused:
+            put()
+        assert "drop_columns" in str(refused.value)
+        assert "\n" not in str(refused.value)
+    reader.delete([29])
+    del expected[29]
+    table.flush()
+    if column.name in HELD_BACK:
+        with pytest.raises(memwal.Invalid, match="rows cannot be committed"):
+            table.commit()
+        assert rows_of(reader) == expected
+    else:
+        table.commit()
+        assert rows_of(reader, "committed") == expected
+        assert column.name in lance.dataset(uri).schema.names
+    assert list(reader.status()["unsupported_columns"]) == [column.name]
+    (value,) = (m.samples[0].value for m in families(TABLE, {"": table}) if m.name == "memwal_unsupported_columns")
+    assert value == 1
+    found = verify_table(wal.open_store(uri), uri, deep=True).findings
+    assert [finding.where for finding in found if finding.check == "columns"] == [f"column {column.name} (base table)"]
+    drop(uri, column.name, before)
+    reader.put([made.row(40)])
+    table.flush()
+    table.commit()
+    assert rows_of(reader, "committed") == expected | {40: made.row(40)}
+    assert not reader.status()["unsupported_columns"]
+    assert not verify_table(wal.open_store(uri), uri, deep=True).findings
+
+
+def test_rows_in_the_log_are_committed_after_a_crash(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+    """The table is opened with the column; stored values of the column stay as they are."""
+    table = open_small()
+    expected = filled(table, made)
+    kind = pa.map_(pa.string(), pa.int64())
+    lance.dataset(uri).add_columns(pa.field("extra", kind))
+    values = pa.table({"id": pa.array([3, 5]), "extra": pa.array([[("a", 1)], [("b", 2)]], kind)})
+    values = values.cast(pa.schema([lance.dataset(uri).schema.field("id"), values.schema.field("extra")]))
+    lance.dataset(uri).merge_insert("id").when_matched_update_all().execute(values)
+    with memwal.open(uri, settings={"commit": {"interval": "0s"}}) as again:
+        assert rows_of(again) == expected
+        again.flush()
+        again.commit()
+        assert rows_of(again, "committed") == expected
+    stored = {row["id"]: row["extra"] for row in lance.dataset(uri).to_table(columns=["id", "extra"]).to_pylist()}
+    assert stored == dict.fromkeys(expected, None) | {3: [("a", 1)], 5: [("b", 2)]}
+
+
+def test_a_table_that_lance_cannot_read_says_so_and_loses_nothing(
+    open_small: Callable[..., Any], uri: str, made: Made
+) -> None:
+    table = open_small()
+    expected = filled(table, made)
+    lance.dataset(uri).add_columns(pa.field("_rowid", pa.int64()))
+    for act in (table.scan, table.commit, table.count):
+        with pytest.raises(memwal.Invalid, match=r"'_rowid'.*drop_columns") as refused:
+            act()
+        assert "\n" not in str(refused.value)
+    lance.dataset(uri).drop_columns(["_rowid"])
+    table.commit()
+    assert rows_of(table) == expected
+    assert BaseTable.open(uri).puts_rejected is None
+
+
+def test_a_table_without_a_key(tmp_path: Any, made: Made) -> None:
+    uri = str(tmp_path / "log.lance")
+    with memwal.open(uri, schema=made.schema, key=(), settings={"commit": {"interval": "0s"}}) as table:
+        table.put(made.rows(range(5)))
+        lance.dataset(uri).add_columns(pa.field("extra", pa.map_(pa.string(), pa.int64())))
+        assert table.count() == 5
+        with pytest.raises(memwal.Invalid, match="no rows are accepted"):
+            table.put(made.rows([7]))
+        table.flush()
+        table.commit()
+        assert rows_of(table, "committed") == {id: made.row(id) for id in range(5)}
