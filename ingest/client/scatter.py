@@ -94,6 +94,10 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     failures = [failure for status in found for failure in status.get("commit_failures", ())]
     if failures:
         merged["commit_failures"] = [each for at, each in enumerate(failures) if each not in failures[:at]]
+    for name, newest_first in (("commits", False), ("events", True)):
+        together = [each for status in found for each in status.get(name, ())]
+        if together:
+            merged[name] = sorted(together, key=lambda each: float(each["time"]), reverse=newest_first)
     pauses = [status["paused"] for status in found if "paused" in status]
     versions = {owner: told for status in found for owner, told in status.get("versions", {}).items()}
     merged |= {"versions": versions} if versions else {}

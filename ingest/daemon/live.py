@@ -82,6 +82,7 @@ class DaemonSource:
         return {
             "table": table.base.uri,
             "base_version": table.upkeep.caught_up,
+            "rows": table.upkeep.rows,
             "health": health(situation),
             "levels": levels(behind, figures["most"], bounds),
             "waiting_puts": situation.waiting_puts,

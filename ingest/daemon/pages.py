@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.errors import MemWalError, Unavailable
+from memwal.ingest.ops.events import RecentEvents
 from memwal.ingest.ops.health import Health, Reason, of_commits, of_regions, unclaimed_regions
 from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, PAUSED, TABLE, Scrape, families
 from memwal.ingest.ops.pages import Act, Render, pages_of, pausing_acts
@@ -44,7 +45,7 @@ class DaemonPages:
     def __init__(self, scrape: Scrape) -> None:
         self.health = Health()
         self.health.hold("claiming", "the regions are being claimed and their logs replayed")
-        self.scrape = scrape
+        self.scrape, self.events = scrape, RecentEvents()
         self.table: Table | None = None
         """The table that is shown, None before it is open."""
         self.share: Balancer | None = None

@@ -29,6 +29,7 @@ from memwal.ingest.daemon.place import Place
 from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
+from memwal.ingest.ops.events import RecentEvents
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.ops.metrics import RefusedCollector, Scrape
 from memwal.ingest.region.context import OnReplay
@@ -81,6 +82,7 @@ def serve(
         store = wal.open_store(settings.table.uri, settings.storage_options(environ))
         refuse_other_protocols(others, access, store.url(""))
     with ExitStack() as stack:
+        stack.enter_context(pages.events)
         if settings.daemon.http_port >= 0:
             url = _listening_http(settings, pages, place, guard, stack)
             http_ready(url)
@@ -155,7 +157,7 @@ class _Daemon:
     def _show(self, table: Table, again: ClaimsAgain | None) -> None:
         """Serve `table` to callers and on the HTTP pages from now on."""
         if self._service is None:
-            self._service = _listening(table, self._settings, self._place, self._guard)
+            self._service = _listening(table, self._settings, self._place, self._guard, self._pages.events)
         self._service.table = table
         table.announce(self._place.endpoint)
         self._pages.shows(table, *(() if again is None else (again.notice,)))
@@ -244,7 +246,6 @@ def _scheme(settings: Settings) -> str:
 def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard: Guard, stack: ExitStack) -> str:
     """Serve the pages over HTTP until `stack` ends; return their URL. Raises: Invalid if the port is taken."""
     from memwal.ingest.daemon.live import DaemonSource
-    from memwal.ingest.ops.events import RecentEvents
     from memwal.ingest.ops.http_server import HttpServer
     from memwal.ingest.ops.live import Live
     from memwal.ingest.ops.storage import StorageCollector, StorageRates
@@ -254,7 +255,7 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
     pages.scrape.add(RefusedCollector(guard.refused))
     rates = StorageRates(storage, settings.cost, clock)
     source = DaemonSource(pages, place, settings.table.uri, Access.of(settings), clock, rates)
-    live = Live("daemon", source, stack.enter_context(RecentEvents()), clock)
+    live = Live("daemon", source, pages.events, clock)
     setting, acts = "daemon.http_port", pages.acts()
     server = HttpServer(host, port, pages.pages(), guard, setting=setting, live=live, acts=acts)
     stack.callback(server.close)
@@ -263,12 +264,12 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
     return server.url
 
 
-def _listening(table: Table, settings: Settings, place: Place, guard: Guard) -> FlightService:
+def _listening(table: Table, settings: Settings, place: Place, guard: Guard, events: RecentEvents) -> FlightService:
     """Answer calls from now on. Raises: Invalid if the port is taken."""
     host, port = settings.daemon.host, settings.daemon.port
     try:
         at, limits = addresses.endpoint_of(host, port, _scheme(settings)), Limits.of(settings.daemon)
-        service = FlightService(table, at, place, guard, limits)
+        service = FlightService(table, at, place, guard, limits, events)
     except OSError as error:
         raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
     if not place.endpoint:

@@ -64,6 +64,7 @@ from memwal.ingest.daemon.permissions import COUNTS, UNCOUNTED, Permissions, rol
 from memwal.ingest.daemon.place import Place
 from memwal.ingest.daemon.spans import span_of_action, span_of_read, span_of_write, told_rows
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.ops.events import RecentEvents
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.rpc import protocol, trace_headers
@@ -81,6 +82,8 @@ from memwal.ingest.settings.load import DaemonSettings
 from memwal.ingest.table.embedded import Table
 
 T = TypeVar("T")
+_EVENTS = 20
+"""Newest events in a status."""
 _SENT_AT_ONCE = 1 << 20
 """Bytes of an answer that is sent as a whole; the call of a larger one goes on until it is sent."""
 
@@ -114,11 +117,14 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         place: Place | None = None,
         guard: Guard | None = None,
         limits: Limits | None = None,
+        events: RecentEvents | None = None,
     ) -> None:
         """Listen at `location`, such as grpc://127.0.0.1:0, for callers that `guard` admits, within `limits`.
 
-        `place`: this daemon's endpoint and its peers; None: a single daemon. Raises: OSError if the port is taken.
+        `place`: this daemon's endpoint and its peers; None: a single daemon. `events`: a status has the newest of
+        these. Raises: OSError if the port is taken.
         """
+        self._events = events
         self._guard, self._limits = guard or Guard(), limits or Limits.of(DaemonSettings())
         self._calls = Calls(self._limits.calls)
         self._permissions = Permissions(self._guard, table.regions.context.clock)
@@ -322,7 +328,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "changes_position": lambda request: self.table.changes_position(request["at"]),
             "record": self._record,
             "base_version": lambda _: self.table.deletes.base_version(),
-            "status": lambda _: self.table.status(),
+            "status": lambda _: self._status(),
             "flush": self._flush,
             "commit": lambda _: asdict(self.table.commit()),
             "indexes": lambda _: self.table.list_indexes(),
@@ -374,6 +380,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         waiting = asdict(Backlog.of_all(upkeep.waiting()))
         claiming = [str(region) for region in self.table.regions.coming]
         return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
+
+    def _status(self) -> dict[str, Any]:
+        """Return the status of the table, with the newest events of this daemon, newest first."""
+        newest = [] if self._events is None else self._events.newest()[:_EVENTS]
+        return self.table.status() | {"events": [event | {"daemon": self._place.endpoint} for event in newest]}
 
     def _regions(self) -> dict[str, Any]:
         return {

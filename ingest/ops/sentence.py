@@ -48,8 +48,12 @@ class Situation:
     lag_before: float | None = None
     """`lag_rows` a minute ago."""
     paused: Paused = field(default_factory=dict)
-    queryable: float | None = None
-    """Of a run: seconds from a row's landing in the source until it was acknowledged, p50 of the last minute."""
+    trigger: float = 0.0
+    """Of a run: `source.trigger`."""
+    freshness: float | None = None
+    """Of a run: `RunMeter.lag_seconds`, None if nothing landed in the last minute."""
+    freshness_max: float = 0.0
+    """Of a run: `source.freshness_max`; 0 = no objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,19 @@ def _of_fences(situation: Situation, reasons: Sequence[Reason]) -> Finding:
     return made(situation, reasons)
 
 
+def _of_freshness(situation: Situation, reasons: Sequence[Reason]) -> Finding:
+    todo = (
+        "Find the slow part: Spark's steps (memwal_run_step_seconds), acks, or storage (appends of the daemons). Add "
+        "regions and daemons, or Spark executors. After a start, the run may still be reading a backlog."
+    )
+    if situation.trigger >= situation.freshness_max:
+        todo = (
+            f"Rows wait up to source.trigger, {duration(situation.trigger)}, for their micro-batch: shorten it, or "
+            "raise source.freshness_max."
+        )
+    return Finding("warning", "not_fresh", "Rows are searchable too late", _sentence(reasons[0]["text"]), todo)
+
+
 _SAFE = "Rows stay safe in the log and in SSTs, and reads find them."
 _COMMIT = (
     "Commits are tried again by themselves. Correct what the error names; “memwal verify CONFIG” checks every file, "
@@ -163,6 +180,7 @@ _OF_REASON: Mapping[str, Callable[[Situation, Sequence[Reason]], Finding]] = {
         "Micro-batches wait and are sent again. “memwal run” restarts a daemon of its own; check that daemons of your "
         "own run: “memwal status CONFIG”.",
     ),
+    "not_fresh": _of_freshness,
     "source_silent": _failing(
         "The source does not answer", "The run waits up to source.outage_max and goes on by itself. Check the source."
     ),
@@ -226,7 +244,9 @@ def _of_writes(situation: Situation) -> Iterator[Finding]:
 def _of_daemons(situation: Situation) -> Iterator[Finding]:
     if situation.gone:
         many = len(situation.gone) > 1
-        title = f"{len(situation.gone)} other daemons do not answer" if many else "Another daemon does not answer"
+        other = "" if situation.run else "other "
+        one = "A daemon does not answer" if situation.run else "Another daemon does not answer"
+        title = f"{len(situation.gone)} {other}daemons do not answer" if many else one
         text = f"No answer from {', '.join(situation.gone)}. Its regions are taken over by those that live."
         todo = "Start it again; it then gets its share of the regions back."
         yield Finding("warning", "daemon_gone", title, text, todo)
@@ -248,18 +268,19 @@ def _of_lag(situation: Situation) -> Iterator[Finding]:
 
 
 def _healthy(situation: Situation) -> str:
-    searchable = situation.queryable if situation.run else situation.acks.get("p50")
+    searchable = situation.freshness if situation.run else situation.acks.get("p50")
     most, now = situation.most.get("committed"), situation.behind.get("committed")
     if searchable is None:
-        return f"No rows have arrived in the last minute. {_uncommitted(now)}"
-    after = "after they land in the source" if situation.run else "after they arrive"
+        what = "landed in the source" if situation.run else "arrived"
+        return f"No rows have {what} in the last minute. {_uncommitted(now)}"
+    after = "after they land in the source" if situation.run else "after they arrive at this daemon"
     if situation.interval <= 0:
         return f"Rows are searchable {duration(searchable)} {after}. They are committed on demand only."
     if not most or now is None:
         return f"Rows are searchable {duration(searchable)} {after}."
     if now >= most:  # no commit was seen yet
         return f"Rows are searchable {duration(searchable)} {after}. {_uncommitted(now)}"
-    return f"Rows are searchable {duration(searchable)} and committed at most {duration(most)} {after}."
+    return f"Rows are searchable {duration(searchable)} {after}, and committed at most {duration(most)} after that."
 
 
 def _uncommitted(now: float | None) -> str:

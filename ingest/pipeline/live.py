@@ -31,7 +31,7 @@ class RunSource:
     def sample(self) -> Sample:
         """Return the counters of the driver, and how far the regions are behind by their owners' last status.
 
-        `latest` is the time of the oldest row of the last micro-batch from the source to its ack.
+        `latest` is the freshness, see `RunMeter.lag_seconds`.
         """
         meter, behind = self._pages.meter, self._behind()
         return Sample(
@@ -48,14 +48,13 @@ class RunSource:
         """Return table, health, levels, daemons, regions, lag, dead letters and commits."""
         pages, meter, commit = self._pages, self._pages.meter, self._settings.commit
         behind = self._behind() | {"latest": meter.lag_seconds or None}
-        regions = list(pages.owners.get("regions", ()))
+        regions = self._regions()
         flushed = min((commit.interval, "commit.interval"), (self._settings.memtable.age_max, "memtable.age_max"))
         bounds = {
-            "latest": (0.0, ""),
+            "latest": (meter.freshness_max, "source.freshness_max"),
             "flushed": flushed if commit.interval else (self._settings.memtable.age_max, "memtable.age_max"),
             "committed": (commit.interval, "commit.interval"),
         }
-        reachable = not any(reason["reason"] == "no_daemon" for reason in pages.health.reasons())
         return {
             "table": pages.name,
             "base_version": pages.owners.get("base_version"),
@@ -63,9 +62,9 @@ class RunSource:
             "health": health(self._situation(behind, figures)),
             "levels": levels(behind, figures["most"], bounds),
             "regions": [_region(region, self._settings.memtable.size_max) for region in regions],
-            "daemons": _daemons(regions, reachable=reachable),
+            "daemons": _daemons(regions),
             "commits": list(pages.commits)[::-1],
-            "commits_here": False,
+            "daemon_events": pages.owners.get("events", ()),
             "run": self._run(),
             "paused": pages.paused(),
         }
@@ -85,6 +84,13 @@ class RunSource:
         return Page.of(query_box.answer(reader, request, self._clock))
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _regions(self) -> list[Mapping[str, Any]]:
+        """Return the regions by the last status of their owners; all are silent while no daemon answers."""
+        regions = list(self._pages.owners.get("regions", ()))
+        if any(reason["reason"] == "no_daemon" for reason in self._pages.health.reasons()):
+            return [{**region, "state": "silent"} for region in regions]
+        return regions
 
     def _behind(self) -> dict[str, float | None]:
         return worst([region["behind"] for region in self._pages.owners.get("regions", ())])
@@ -106,11 +112,11 @@ class RunSource:
         }
 
     def _situation(self, behind: Mapping[str, float | None], figures: Mapping[str, Any]) -> Situation:
-        pages, acked = self._pages, figures["acks"]["count"]
-        regions = pages.owners.get("regions", ())
-        lag = pages.meter.rows_behind
+        pages, meter = self._pages, self._pages.meter
+        regions = self._regions()
+        lag = meter.rows_behind
         return Situation(
-            [*pages.health.reasons(), *of_regions(regions), *of_commits(pages.owners.get("commit_failures", ()))],
+            [*pages.reasons(), *of_regions(regions), *of_commits(pages.owners.get("commit_failures", ()))],
             regions=len(regions),
             behind=behind,
             most=figures["most"],
@@ -118,10 +124,13 @@ class RunSource:
             acks=figures["acks"],
             rates=figures["rates"],
             run=True,
+            gone=sorted(_silent(regions)) if any(region["state"] != "silent" for region in regions) else (),
             paused=pages.paused(),
             lag_rows=None if lag is None else float(lag),
             lag_before=figures["lag_before"],
-            queryable=(pages.meter.lag_seconds or figures["acks"]["p50"]) if acked else None,
+            trigger=meter.trigger,
+            freshness=meter.lag_seconds if figures["acks"]["count"] or meter.lag_seconds else None,
+            freshness_max=meter.freshness_max,
         )
 
 
@@ -135,11 +144,16 @@ def _region(status: Mapping[str, Any], size_max: int) -> dict[str, Any]:
     }
 
 
-def _daemons(regions: Sequence[Mapping[str, Any]], *, reachable: bool) -> list[dict[str, Any]]:
-    """Return the owners of the regions; all count as silent while none answers."""
-    state = "serving" if reachable else "silent"
-    owners = dict.fromkeys(str(region["owner"]) for region in regions)
-    return [{"endpoint": owner, "here": False, "state": state, "answered": None} for owner in owners]
+def _silent(regions: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the owners that did not answer."""
+    return {str(region["owner"]) for region in regions if region["state"] == "silent"}
+
+
+def _daemons(regions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the owners of the regions."""
+    owners, silent = dict.fromkeys(str(region["owner"]) for region in regions), _silent(regions)
+    states = {owner: "silent" if owner in silent else "serving" for owner in owners}
+    return [{"endpoint": owner, "here": False, "state": state, "answered": None} for owner, state in states.items()]
 
 
 def _nan(value: float | None) -> float:

@@ -16,7 +16,10 @@ from memwal.ingest.sink.receipts import BatchReceipt
 from memwal.wal import Clock
 
 WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
-"""Upper bounds of the time that rows take from the source until they are queryable."""
+"""Upper bounds of the time from the landing of rows in the source until they are searchable."""
+
+_RECENT = 60.0
+"""Seconds for which the freshness of the last micro-batch counts after the source was read to its end."""
 
 
 class RunMeter:
@@ -25,15 +28,15 @@ class RunMeter:
     Thread safety. `add` from the query's thread, `progressed` and `looked` from the run's; reading from any.
     """
 
-    def __init__(self, clock: Clock, trigger: float = 0.0) -> None:
-        """`trigger`: `source.trigger`, in seconds."""
-        self._clock, self.trigger = clock, trigger
+    def __init__(self, clock: Clock, trigger: float = 0.0, freshness_max: float = 0.0) -> None:
+        """`trigger`, `freshness_max`: those of [source], in seconds; `freshness_max` 0: no objective."""
+        self._clock, self.trigger, self.freshness_max = clock, trigger, freshness_max
         self.rows = self.repeated = self.micro_batches = 0
         self.bad = self.letters = 0
         self.batch_id = -1
         self.ack_seconds = Histogram()
         self.queryable: dict[str, Histogram] = {}
-        """Time from the source until rows were queryable, by region."""
+        """Time from landing in the source until searchable, by region."""
         self.finished_at = 0.0
         self.rows_behind: int | None = None
         self._last_lag = 0.0
@@ -65,13 +68,20 @@ class RunMeter:
 
     @property
     def lag_seconds(self) -> float:
-        """Age of the oldest row of the last micro-batch when it became queryable, in seconds; if the source has more
-        rows by now, about the time that the oldest of these has waited.
+        """Freshness: seconds from the landing of a row in the source until the row is searchable.
 
-        That one landed after the newest row that is queryable, and after the last look that found nothing to read.
+        Of the last micro-batch it is the time of the oldest row. While the source has more rows it is at least the time
+        that the oldest of these has waited: that row landed after the newest searchable row, and after the last look
+        that found nothing to read. 0 if nothing landed in the last minute.
         """
-        since = max(self._landed, self._caught_up)
-        return max(self._last_lag, self._clock.now() - since) if self._ahead else self._last_lag
+        if self._ahead:
+            return max(self._last_lag, self._clock.now() - max(self._landed, self._caught_up))
+        return self._last_lag if self._clock.now() - self._finished <= _RECENT else 0.0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether `lag_seconds` is beyond the objective `source.freshness_max`."""
+        return 0 < self.freshness_max < self.lag_seconds
 
     @property
     def waiting_seconds(self) -> float:
@@ -146,9 +156,15 @@ RAN = (
     Declared(
         "memwal_source_lag_seconds",
         "gauge",
-        "age of the oldest row of the last micro-batch when it became queryable; while the source has more rows, "
-        "about the time that the oldest of them has waited, so it rises when no micro-batch ends",
+        "freshness: time from landing in the source until searchable, of the oldest row of the last micro-batch; while "
+        "the source has more rows, at least the time that the oldest of them has waited; 0 after a minute without rows",
         lambda run: run.lag_seconds,
+    ),
+    Declared(
+        "memwal_run_freshness_max_seconds",
+        "gauge",
+        "objective for this freshness (`source.freshness_max`); 0 = none, as with `run --once`",
+        lambda run: run.freshness_max,
     ),
     Declared(
         "memwal_source_waiting_seconds",
@@ -184,8 +200,8 @@ RAN_BY_REGION = (
     Declared(
         "memwal_run_queryable_seconds",
         "histogram",
-        "freshness at level latest: a row's landing in the source (a record's timestamp) to the ack of its "
-        "micro-batch; rows between the oldest and the newest of one count as evenly spread",
+        "freshness of all rows: time from a row's landing in the source until it is searchable; rows between the "
+        "oldest and the newest of a micro-batch count as evenly spread",
         lambda queryable: queryable,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,10 @@ from memwal.flush import BaseTable
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.ops.counters import COMMITS_KEPT
-from memwal.ingest.ops.health import Health
+from memwal.ingest.ops.health import Health, Reason
 from memwal.ingest.ops.metrics import Scrape
 from memwal.ingest.ops.pages import Act, Render, pages_of, pausing_acts
+from memwal.ingest.ops.sentence import duration
 from memwal.ingest.pipeline.figures import RunStats
 from memwal.ingest.pipeline.metrics import RunCollector, RunMeter
 from memwal.ingest.pipeline.pausing import Pausing
@@ -54,8 +55,8 @@ class RunPages:
         """The newest status that the owners have answered with; empty before."""
         self.bad_batches: deque[dict[str, Any]] = deque(maxlen=BAD_BATCHES)
         """The newest micro-batches with bad rows, oldest first: `{"time", "batch_id", "bad", "letters", "reasons"}`."""
-        self.commits: deque[dict[str, Any]] = deque(maxlen=COMMITS_KEPT)
-        """Changes of the base version that the owners' status showed, and failures, as `CommitMeter.recent`."""
+        self.commits: Sequence[Mapping[str, Any]] = ()
+        """The newest commits of the owners, oldest first, as `CommitMeter.recent`."""
         self.pausing: Pausing | None = None
         """The pauses of the table, None before it is known."""
         scrape.add(RunCollector(meter, self._held))
@@ -78,15 +79,9 @@ class RunPages:
 
     def saw(self, status: Mapping[str, Any]) -> None:
         """Take over a status that the owners answered with."""
-        before, self.owners = self.owners, status
-        now, version = self._clock.now(), int(status["base_version"])
-        if before and version > int(before["base_version"]):
-            added = max(0, int(status["rows"]) - int(before["rows"]))
-            self.commits.append({"time": now, "seconds": None, "version": version, "rows": added, "ssts": None})
-        for failure in status.get("commit_failures", ()):
-            last = self.commits[-1] if self.commits else {}
-            if last.get("error") != failure["error"]:
-                self.commits.append({"time": now, "error": failure["error"], "times": 1})
+        self.owners = {**status, "regions": _with_silent(self.owners, status)}
+        if status.get("commits"):  # a daemon that was restarted has none
+            self.commits = status["commits"][-COMMITS_KEPT:]
 
     def look(self, query: StreamingQuery) -> None:
         """Take over Spark's progress of the source; do nothing if the JVM has ended, which `PipelineStream` reports."""
@@ -121,12 +116,22 @@ class RunPages:
             "ingestion": "running" if self.pausing is None else self.pausing.state,
             "paused": self.paused(),
             "versions": dict(build()),
-            "not_ready": self.health.reasons(),
+            "freshness_max": meter.freshness_max,
+            "not_ready": self.reasons(),
         }
+
+    def reasons(self) -> list[Reason]:
+        """Return why the run is not ready; empty if it is. Rows that wait because an operator paused are not late."""
+        meter = self.meter
+        if not meter.is_late or "ingestion" in self.paused():
+            return self.health.reasons()
+        text = f"rows are searchable {duration(meter.lag_seconds)} after they land in the source"
+        objective = f"source.freshness_max is {duration(meter.freshness_max)}"
+        return [*self.health.reasons(), {"reason": "not_fresh", "text": f"{text}; {objective}"}]
 
     def pages(self) -> dict[str, Render]:
         """Return the pages by path."""
-        return pages_of(self.scrape, self.health.reasons, self.status, self.paused)
+        return pages_of(self.scrape, self.reasons, self.status, self.paused)
 
     def acts(self) -> dict[str, Act]:
         """Return the actions by path; flushes and commits are those of the owners."""
@@ -153,6 +158,15 @@ class RunPages:
         if self.pausing is None:
             raise Unavailable("Spark and the daemon are being started; ask again in a moment")
         return self.pausing.watch
+
+
+def _with_silent(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the regions of the status `now`, and as silent those of the status `before` whose owner did not answer."""
+    answered = {region["id"] for region in now["regions"]}
+    same = before.get("routing") == now.get("routing")
+    silent = (region for region in before.get("regions", ()) if same and region["id"] not in answered)
+    regions = [*now["regions"], *({**region, "state": "silent"} for region in silent)]
+    return sorted(regions, key=lambda region: int(region["bucket"]))
 
 
 def _number(value: float) -> float | None:

@@ -36,7 +36,7 @@ from memwal.ingest.source.kafka.stream import check_topics
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.table.create import find_or_create
 from memwal.ingest.threads import stop_signals
-from memwal.wal import SystemClock
+from memwal.wal import Clock, SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         pages = [
-            RunPages(Scrape(), RunMeter(clock, settings.source.trigger), RunStats(clock), settings.table.uri)
+            RunPages(Scrape(), _meter(settings, clock, once=once), RunStats(clock), settings.table.uri)
             for settings in every
         ]
         for number, (settings, shown) in enumerate(zip(every, pages, strict=True)):
@@ -93,6 +93,12 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
     if not drained:
         notes.out(_stopped(pages), highlight=False)
     return 0
+
+
+def _meter(settings: Settings, clock: Clock, *, once: bool) -> RunMeter:
+    """Return the meter of a pipeline; `run --once` has no objective, since it reads what has waited for it."""
+    source = settings.source
+    return RunMeter(clock, source.trigger, 0.0 if once else source.freshness_max)
 
 
 def _owners(

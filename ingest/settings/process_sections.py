@@ -29,6 +29,13 @@ class SourceSettings(Section):
     feed_every: Duration = Field(0.0, description="time between two files of the feed")
     files_per_trigger: int = Field(1, ge=1, description="number of files per micro-batch of a file source")
     trigger: Duration = Field(0.2, description="time between two micro-batches")
+    freshness_max: Duration = Field(
+        30.0,
+        description=(
+            "objective of `memwal run`: longest time from a row's landing in the source until it is searchable; beyond "
+            "it the page warns, /health/readyz returns 503 and MemwalNotFresh fires; 0 = no objective"
+        ),
+    )
     options: dict[str, Option] = Field(
         {},
         description=(

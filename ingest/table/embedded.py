@@ -195,12 +195,13 @@ class Table(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return `{"table", "base_version", "rows", "ttl", "unsupported_columns", "regions", "commit_failures",
-        "paused", "versions"}`.
+        """Return `{"table", "base_version", "rows", "ttl", "unsupported_columns", "regions", "commits",
+        "commit_failures", "paused", "versions"}`.
 
         `rows`: of the base table, with expired ones that are not deleted yet. `ttl`: None, or `{"column", "seconds"}`
         (no column if it was dropped). `unsupported_columns`: those that memwal cannot hold, with the reason; puts are
-        rejected while there are any. `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
+        rejected while there are any. `commits`: the newest of this process, oldest first, as `CommitMeter.recent`.
+        `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
         `paused`: what an operator holds, as `rpc.pauses.Paused`. `versions`: of memwal, protocol and storage, by owner.
         """
         base = self._reader.base()
@@ -217,6 +218,7 @@ class Table(LevelReads):
             "ttl": ttl_status(base),
             "unsupported_columns": dict(base.unsupported),
             "regions": regions,
+            "commits": list(self.regions.context.meters.commits.recent),
             "commit_failures": self.upkeep.failures,
             "paused": self.pauses.recent(),
             "versions": {self._owner: build()},

@@ -46,8 +46,8 @@ class TableUpkeep:
         self._uri = base.uri
         self._committer = context.ids.entry_id()
         self._maintenance = BaseUpkeep(base, context.clock, upkeep.maintenance, context.meters.commits.expired)
-        self.caught_up = base.version
-        """The newest base version whose commits this process has taken over."""
+        self.caught_up, self.rows = base.version, base.dataset.count_rows()
+        """The newest base version whose commits this process has taken over, and its rows."""
         self.held = HeldBack()
         self.left_out = HeldBack()
         """What the newest commit of this process could not take, and why."""
@@ -259,7 +259,7 @@ class TableUpkeep:
             context.meters.commits.failed(text, context.clock.now())
 
     def _see(self, base: BaseTable) -> None:
-        self.caught_up = base.version
+        self.caught_up, self.rows = base.version, base.dataset.count_rows()
         if base.shape != self._regions.context.shape:  # rarely; taking over stops the regions for a moment
             self._take_over()
 

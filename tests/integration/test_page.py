@@ -191,14 +191,14 @@ class FakeRun:
 
     def __init__(self, settings: Any) -> None:
         self.clock = FakeClock()
-        self.meter = RunMeter(self.clock)
+        self.meter = RunMeter(self.clock, settings.source.trigger, settings.source.freshness_max)
         self.pages = RunPages(Scrape(), self.meter, RunStats(self.clock), settings.table.uri, self.clock)
         self.live = Live("run", RunSource(self.pages, settings, self.clock), RecentEvents(), self.clock)
         self.server = HttpServer("127.0.0.1", 0, self.pages.pages(), Guard(), setting="sink.http_port", live=self.live)
         self.batch = 0
 
-    def second(self, *, ahead: int, rows: int = 100, reasons: str = "", bad: int = 0) -> None:
-        """A second in which a micro-batch of `rows` is finished and the source has `ahead` rows more."""
+    def second(self, *, ahead: int, rows: int = 100, reasons: str = "", bad: int = 0, age: float = 0.5) -> None:
+        """A micro-batch of `rows`, up to `age` seconds old, ends within a second; the source has `ahead` rows more."""
         self.clock.advance(1.0)
         now = self.clock.now()
         region = RegionReceipt(
@@ -207,7 +207,7 @@ class FakeRun:
             applied=True,
             position=1,
             ack_seconds=0.02,
-            landed_first=now - 0.5,
+            landed_first=now - age,
             landed_last=now - 0.1,
             acked_at=now,
         )
@@ -223,14 +223,27 @@ def run(small_config: Callable[..., Path]) -> Iterator[FakeRun]:
     """A run that has started, with a table of two regions at a daemon."""
     fake = FakeRun(load(small_config(commit={"interval": "30s"}, dlq={"mode": "table"}), {}))
     fake.pages.health.release("starting")
-    region = {
-        "bucket": 0, "epoch": 1, "owner": "pid 7", "state": "serving", "failure": None, "flush_error": None, "ssts": [],
-        "memtable_rows": 100, "memtable_bytes": 40_000, "behind": {"latest": 0.0, "flushed": 8.0, "committed": 20.0},
-        "id": "0f5c2d1e-0000-4000-8000-000000000000",
-    }  # fmt: skip
-    fake.pages.saw({"base_version": 3, "rows": 1000, "regions": [region], "commit_failures": []})
+    fake.pages.saw(status_of("grpc://a:1", "grpc://b:1"))
     yield fake
     fake.server.close()
+
+
+def status_of(*owners: str) -> dict[str, Any]:
+    """A status of daemons with a region each."""
+    region = {
+        "epoch": 1, "state": "serving", "failure": None, "flush_error": None, "ssts": [],
+        "memtable_rows": 100, "memtable_bytes": 40_000, "behind": {"latest": 0.0, "flushed": 8.0, "committed": 20.0},
+    }  # fmt: skip
+    regions = [
+        {**region, "bucket": bucket, "owner": owner, "id": f"0f5c2d1e-0000-4000-8000-{bucket:012}"}
+        for bucket, owner in enumerate(owners)
+    ]
+    commit = {"time": 90.0, "seconds": 0.25, "version": 3, "rows": 700, "ssts": 4}
+    event = {"number": 1, "time": 91.0, "level": "info", "text": "committed 4 SSTs", "event": "commit"}
+    return {
+        "base_version": 3, "rows": 1000, "routing": 1, "regions": regions, "commit_failures": [], "commits": [commit],
+        "events": [event | {"daemon": owners[0]}],
+    }  # fmt: skip
 
 
 def test_a_run_whose_lag_grows(run: FakeRun, look: Look) -> None:
@@ -245,12 +258,57 @@ def test_a_run_whose_lag_grows(run: FakeRun, look: Look) -> None:
     assert "60,000 rows ahead" in view.text("#health-text")
     assert "Add regions and daemons" in view.text("#health-todo")
     view.until("document.querySelectorAll('#charts figure:not([hidden]) canvas').length === 4")
-    assert "60,000" in view.text("#flow .tile:nth-child(2)")
+    assert "60,000" in view.text("#flow .tile:nth-child(3)")
     assert view.page.locator("#flow .tile[data-kind=warn] dt").all_inner_texts() == ["Bad rows"]
     assert MARKUP in view.text("#letters tbody")
     assert view.text("#kind") == "run"
     assert view.page.locator("#query-empty").is_visible()
     view.picture("lag")
+
+
+def test_a_run_whose_rows_are_searchable_late(run: FakeRun, look: Look) -> None:
+    """One age, from landing: beyond the objective the page and the health endpoint turn."""
+    ready = run.pages.pages()["/health/readyz"]
+    run.second(ahead=0, age=29.0)
+    assert ready().status == 200
+    view = look(run.server.url)
+    view.says("healthy", "Healthy")
+    assert "searchable 29 s after they land in the source. " in view.text("#health-text")
+    run.second(ahead=0, age=91.0)
+    view.says("warning", "Rows are searchable too late")
+    assert "Rows are searchable 91 s after they land in the source; source.freshness_max is 30 s" in view.text(
+        "#health-text"
+    )
+    assert view.page.locator("#level-latest").get_attribute("data-late") == "very"
+    assert "limit 30 s (source.freshness_max)" in view.text("#level-latest")
+    assert ready().status == 503
+    assert [each["reason"] for each in json.loads(ready().body)["reasons"]] == ["not_fresh"]
+    view.picture("late")
+
+
+def test_a_run_shows_rows_commits_and_events_of_its_daemons(run: FakeRun, look: Look) -> None:
+    run.second(ahead=0)
+    view = look(run.server.url)
+    view.says("healthy", "Healthy")
+    assert "1,000" in view.text("#flow .tile:nth-child(2)")
+    assert view.texts("#commits tbody tr td")[1:] == ["version 3", "700", "4", "250 ms"]
+    assert "committed 4 SSTs" in view.text("#events li")
+    view.picture("run")
+
+
+def test_regions_of_a_dead_daemon_are_not_green(run: FakeRun, look: Look) -> None:
+    run.second(ahead=0)
+    view = look(run.server.url)
+    view.until("document.querySelectorAll('#regions .badge[data-severity=good]').length === 4")
+    run.pages.saw(status_of("grpc://a:1"))  # only one of both has answered
+    view.says("warning", "A daemon does not answer")
+    silent = view.page.locator("#regions tbody[data-state=silent]")
+    assert silent.locator(".badge").all_inner_texts() == ["does not answer"] * 2
+    assert view.text("#regions-sum").startswith("1 of 2 serving")
+    run.pages.health.hold("no_daemon", "no daemon answers")
+    view.says("failing", "No daemon answers")
+    view.until("document.querySelectorAll('#regions .badge[data-severity=good]').length === 0")
+    view.picture("no-daemon")
 
 
 # ---- the query box, texts of others, token -------------------------------------------------------------------------

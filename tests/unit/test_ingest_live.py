@@ -155,14 +155,29 @@ def reason(name: str, text: str = "it is so", region: str = "") -> dict[str, str
 def test_a_healthy_process_says_how_fresh_its_rows_are() -> None:
     told = health(Situation(**GOOD))
     assert (told["state"], told["title"]) == ("healthy", "Healthy")
-    assert told["text"] == "Rows are searchable 0.021 s and committed at most 30 s after they arrive."
+    assert told["text"] == (
+        "Rows are searchable 0.021 s after they arrive at this daemon, and committed at most 30 s after that."
+    )
     assert (told["todo"], told["findings"]) == ("", [])
     quiet = health(Situation(behind={"committed": 0.0}, interval=30.0))
     assert quiet["text"] == "No rows have arrived in the last minute. All rows are committed."
     first = health(Situation(**GOOD | {"behind": {"committed": 31.0}}))  # no commit in sight
-    assert first["text"].endswith("after they arrive. The oldest row that is not committed is 31 s old.")
-    run = health(Situation(**GOOD, run=True, queryable=0.4))
-    assert run["text"].endswith("0.4 s and committed at most 30 s after they land in the source.")
+    assert first["text"].endswith("after they arrive at this daemon. The oldest row that is not committed is 31 s old.")
+    run = health(Situation(**GOOD, run=True, freshness=0.4))
+    assert run["text"].endswith("0.4 s after they land in the source, and committed at most 30 s after that.")
+    idle = health(Situation(**GOOD | {"behind": {"committed": 0.0}}, run=True))
+    assert idle["text"] == "No rows have landed in the source in the last minute. All rows are committed."
+
+
+@pytest.mark.parametrize(
+    ("trigger", "todo"), [(0.2, "Find the slow part"), (60.0, "Rows wait up to source.trigger, 60 s")]
+)
+def test_rows_that_are_searchable_late_are_a_warning(trigger: float, todo: str) -> None:
+    late = [reason("not_fresh", "rows are searchable 91 s after they land in the source")]
+    told = health(Situation(late, **GOOD, run=True, freshness=91.0, freshness_max=30.0, trigger=trigger))
+    assert (told["state"], told["title"]) == ("warning", "Rows are searchable too late")
+    assert told["text"] == "Rows are searchable 91 s after they land in the source."
+    assert told["todo"].startswith(todo)
 
 
 PAUSE = {"since": 9.0, "by": "hand", "reason": "so"}
@@ -236,7 +251,7 @@ def test_the_worst_is_said_first_and_the_rest_is_kept() -> None:
     [(None, 90_000.0, 500.0), (90_000.0, 90_000.0, 500.0), (100.0, 4_000.0, 500.0), (90_000.0, 20_000.0, 500.0)],
 )
 def test_a_lag_that_does_not_grow_or_is_soon_gone_is_no_finding(before: float | None, now: float, rate: float) -> None:
-    told = health(Situation(**GOOD, run=True, queryable=0.4, lag_rows=now, lag_before=before, rates={"put": rate}))
+    told = health(Situation(**GOOD, run=True, freshness=0.4, lag_rows=now, lag_before=before, rates={"put": rate}))
     assert told["state"] == "healthy"
 
 

@@ -110,6 +110,22 @@ def test_the_lag_rises_while_the_source_has_rows_and_no_micro_batch_ends() -> No
     assert (meter.lag_seconds, meter.waiting_seconds) == (31.0, 0.0)
 
 
+def test_the_freshness_of_a_micro_batch_counts_for_a_minute() -> None:
+    clock = FakeClock(100.0)
+    meter = RunMeter(clock, freshness_max=30.0)
+    meter.add(batch(0, landed=9.0, acked=100.0))
+    assert (meter.lag_seconds, meter.is_late) == (91.0, True)
+    meter.looked(IDLE)
+    clock.advance(60)
+    assert meter.is_late
+    clock.advance(1)
+    assert (meter.lag_seconds, meter.is_late) == (0.0, False)
+    meter.looked(WORKS)
+    clock.advance(31)
+    assert meter.is_late, "rows wait, and no micro-batch has ended"
+    assert not RunMeter(clock).is_late, "without an objective"
+
+
 def test_rows_left_in_the_topic_are_as_old_as_the_newest_row_read_at_most() -> None:
     clock = FakeClock(100.0)
     meter = RunMeter(clock)

@@ -29,13 +29,7 @@ export function showCommits(message) {
   const commits = message.commits ?? [];
   byId("commits").hidden = !commits.length;
   byId("commits-empty").hidden = commits.length > 0;
-  const note =
-    message.kind === "run"
-      ? "versions of the base table, with the rows that they added"
-      : message.commits_here === false
-        ? "another daemon commits for all"
-        : "";
-  say(byId("commits-note"), note);
+  say(byId("commits-note"), message.commits_here === false ? "another daemon commits for all" : "");
   const longest = Math.max(...commits.map((commit) => commit.seconds ?? 0), 0.001);
   sync(
     byId("commits").tBodies[0],
@@ -120,11 +114,12 @@ export function showRequests(requests) {
 
 /** Events: `events` by number. */
 export function showEvents(events, message) {
-  const newestFirst = [...events.values()].sort((a, b) => b.number - a.number);
+  const ofDaemons = message.daemon_events ?? [];
+  const newestFirst = [...events.values(), ...ofDaemons].sort((a, b) => b.time - a.time || b.number - a.number);
   byId("events-empty").hidden = newestFirst.length > 0;
   say(
     byId("events-note"),
-    message.kind === "run" ? "of the driver; those of its daemons are in their logs and pages" : "",
+    message.kind === "run" ? "of the driver and the newest of its daemons" : "",
   );
   sync(byId("events"), few("events", newestFirst), (event) =>
     element(
@@ -132,7 +127,8 @@ export function showEvents(events, message) {
       { "data-level": event.level },
       timeOf(event.time),
       element("span", { class: "kind" }, (event.event ?? event.level).replaceAll("_", " ")),
-      element("span", { class: "text", title: event.text }, named(event.text, message.regions)),
+      element("span", { class: "text", title: event.daemon ? `${event.daemon}: ${event.text}` : event.text },
+        named(event.text, message.regions)),
     ),
   );
 }

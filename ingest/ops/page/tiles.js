@@ -3,11 +3,13 @@
 import { NONE, byId, count, duration, element, meter, number, sync } from "./text.js";
 
 const LEVELS = {
-  latest: ["Latest", "in memory, searchable"],
-  flushed: ["Flushed", "in an SST"],
-  committed: ["Committed", "in the base table"],
+  latest: ["Searchable", "age since arrival at this daemon"],
+  flushed: ["Flushed", "age since searchable"],
+  committed: ["Committed", "age since searchable"],
 };
-const FROM_SOURCE = ["Latest", "from the source, of the last micro-batch"];
+const FROM_SOURCE = ["Searchable", "time since landing in the source"];
+/** How far beyond its limit a level may be: a flush and a commit begin at their limit, and take time. */
+const SLACK = { latest: 1, flushed: 1.25, committed: 1.25 };
 
 /** How far each level is behind, beside its limit. */
 export function showLevels(message) {
@@ -17,7 +19,7 @@ export function showLevels(message) {
 function levelTile(level, kind) {
   const [title, meaning] = kind === "run" && level.name === "latest" ? FROM_SOURCE : LEVELS[level.name];
   const { seconds, limit } = level;
-  const late = limit !== null && seconds > 1.25 * limit;
+  const late = limit !== null && seconds > SLACK[level.name] * limit;
   const share = limit && seconds !== null ? Math.min(1, seconds / limit) : 0;
   const tile = element("div", {
     class: "tile",
@@ -52,12 +54,12 @@ function levelTile(level, kind) {
 export function showFlow(message) {
   const { rates, acks, appends, run } = message;
   const tiles = [["Put", number(rates.put), "rows/s"]];
+  if (message.rows !== undefined) tiles.push(["Rows", number(message.rows), pending(message)]);
   if (run) {
-    const lag = run.lag_seconds === null ? "" : `, the last were ${duration(run.lag_seconds)} old`;
     tiles.push([
       "Behind the source",
       run.lag_rows === null ? NONE : number(run.lag_rows),
-      run.lag_rows === null ? `rows are not counted here${lag}` : `rows${lag}`,
+      run.lag_rows === null ? "rows are not counted here" : "rows",
     ]);
     tiles.push([
       "Bad rows",
@@ -73,7 +75,7 @@ export function showFlow(message) {
   } else {
     tiles.push(["Deleted", number(rates.deleted), "keys/s"]);
   }
-  tiles.push(["Ack p50 / p99", times(acks), `${number(acks.count)} ${run ? "streams" : "groups"} in the last minute`]);
+  tiles.push(["Ack p50 / p99", times(acks), `${count(acks.count, run ? "stream" : "group")} in the last minute`]);
   if (!run) tiles.push(["Append p50 / p99", times(appends), `${number(appends.count)} in the last minute`]);
   if (message.waiting_puts) tiles.push(["Puts waiting", number(message.waiting_puts), "for room", "warn"]);
   sync(byId("flow"), tiles, ([name, value, hint, kind]) =>
@@ -85,6 +87,15 @@ export function showFlow(message) {
       element("dd", { class: "hint" }, hint),
     ),
   );
+}
+
+/** What is not in the base table yet, of the regions whose state is known. */
+function pending({ regions, base_version }) {
+  const sum = (name) => regions.reduce((total, region) => total + (region[name] ?? 0), 0);
+  const [rows, ssts] = [sum("memtable_rows"), sum("ssts")];
+  const waits = [rows ? `${number(rows)} in memtables` : "", ssts ? `${count(ssts, "SST")} waiting` : ""];
+  const said = waits.filter((each) => each).join(", ");
+  return `in base version ${base_version}${said ? `; ${said}` : ""}`;
 }
 
 /** p50 / p99, the unit once where both have the same. */
