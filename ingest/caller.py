@@ -59,11 +59,15 @@ class Allowance:
 
     def hold(self, size: int) -> None:
         """Count bytes of rows. Raises: Invalid if they are too many."""
+        self.expect_room(size)
         self._held += size
-        if self._size and self._held > self._size:
+
+    def expect_room(self, size: int) -> None:
+        """Raises: Invalid if so many bytes of rows would be too many."""
+        if self._size and self._held + size > self._size:
             raise Invalid(
-                f"the read gathered more than daemon.query_memory = {self._size} bytes; ask for fewer rows or columns, "
-                "use a scan without an order, which streams, or raise the setting",
+                f"the read needs more than daemon.query_memory = {self._size} bytes; ask for fewer rows or columns, a "
+                "smaller k or refine_factor, use a scan without an order, which streams, or raise the setting",
                 {"reason": MEMORY},
             )
 
@@ -148,6 +152,13 @@ def hold(size: int) -> None:
     caller = _PRESENT.get()
     if caller is not None and caller.allowance is not None:
         caller.allowance.hold(size)
+
+
+def expect_room(size: int) -> None:
+    """Raises: Invalid if this thread's call may not gather so many bytes of rows beside those that it has."""
+    caller = _PRESENT.get()
+    if caller is not None and caller.allowance is not None:
+        caller.allowance.expect_room(size)
 
 
 def given_up() -> Unavailable:

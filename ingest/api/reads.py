@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from memwal.ingest.api.arguments import (
+    COUNT_MAX,
     at_least_one,
     best,
     checked_limit,
@@ -267,7 +268,7 @@ class Reads(ABC):
         most, both = best(k, offset), checked_weights(weights)
         if rerank is not None and not callable(rerank):
             raise Invalid(f"rerank = {shown(rerank)}: give a function of the candidates, or memwal.lancedb_reranker(…)")
-        depth = max(5 * most, 50) if candidates is None else at_least_one(candidates, "candidates")
+        depth = min(max(5 * most, 50), COUNT_MAX) if candidates is None else at_least_one(candidates, "candidates")
         how = _how(metric, nprobes, refine_factor, distance_range)
         request = _arms(vector, text, depth, filter, columns, vector_column, text_column) | how
         watch = watching("hybrid", level, explain)

@@ -34,11 +34,12 @@ from lance.dataset import ColumnOrdering
 from memwal.flush import BaseTable
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.ordering import Order
-from memwal.ingest.caller import hold
+from memwal.ingest.caller import expect_room, hold
 from memwal.ingest.read.base_match import BaseMatch
 from memwal.ingest.read.gathered import awaited, gathered
-from memwal.ingest.read.request import VectorQuery
+from memwal.ingest.read.request import LARGE, VectorQuery, at_most
 from memwal.ingest.read.scalar_index import filtered
+from memwal.memtable.converted_size import null_bytes
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.filter.predicate import evaluate, referenced, shown, translate
 from memwal.memtable.text.columns import ColumnsQuery
@@ -47,6 +48,8 @@ from memwal.wal.errors import first_line
 DISTANCE = "_distance"
 ROW_ID = "_rowid"
 """Lance's own, one for each row of a version; `search` and `match` take it as a column."""
+OF_A_CANDIDATE = 16
+"""Bytes of a row's number and its score."""
 ROWS_PER_KEY = 100
 KEYS_PER_FILTER = 1000
 INT64_MIN = -(2**63)
@@ -111,7 +114,7 @@ class BaseReads:
     def count(self, filter: str | None) -> int:
         """Return the number of rows that pass `filter`."""
         if (live := self._live(filter)) is None:
-            return self._rows
+            return self.rows
         return self._counted(live)
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
@@ -124,7 +127,7 @@ class BaseReads:
         """Return the first `limit` rows in `order` that pass `filter`, with `columns` and `_rowid`."""
         by: list[ColumnOrdering | str] = [ColumnOrdering(name, ascending=ascending) for name, ascending in order]
         wanted = list(dict.fromkeys([*columns, *(name for name, _ in order)]))  # Lance fetches no others after a sort
-        live = self._filtered(filter)
+        live, limit = self._filtered(filter), self._expected(limit, wanted)
         scanner = self._dataset.scanner(columns=wanted, **live, order_by=by, limit=limit, with_row_id=True)
         return gathered(scanner).select([*columns, ROW_ID])
 
@@ -134,8 +137,9 @@ class BaseReads:
         Fewer than `k` only if fewer rows pass: when the index finds too few, an exact scan follows. Vectors that no
         index could take (with NaN or inf) are not found, and take no other row's place.
         """
+        k = self._expected(k, columns)
         rows = self._nearest(query, k, filter, columns, use_index=not query.exact)
-        too_few = not query.exact and (finite := _finite(rows)) < min(k, self._rows)
+        too_few = not query.exact and (finite := _finite(rows)) < min(k, self.rows)
         # Rows that the index does not cover are compared without a bound: -inf may have taken the places of others.
         if too_few and (finite < rows.num_rows or self._is_built(query.column)):
             rows = self._nearest(query, k, filter, columns, use_index=False)
@@ -146,6 +150,7 @@ class BaseReads:
 
         Rows that the index does not cover yet are searched too.
         """
+        k = self._expected(k, columns)
         return BaseMatch(self._dataset, self._base.indexes).best(query, k, self._live(filter), columns)
 
     def check(self, filter: str) -> None:
@@ -195,20 +200,37 @@ class BaseReads:
             raise pa.ArrowInvalid(str(error)) from error
 
     @cached_property
-    def _rows(self) -> int:
+    def rows(self) -> int:
+        """The number of rows of the version, whatever their buckets, expired ones too."""
         return int(self._dataset.count_rows())
 
-    def _refine(self, k: int) -> int:
-        """How many candidates Lance re-ranks for each of the `k` rows."""
-        wanted = RERANKED + RERANKED_PER_ROW * k
-        return math.ceil((2 * wanted if self._rows <= SMALL_ROWS else wanted) / k)
+    def _expected(self, wanted: int, columns: Sequence[str]) -> int:
+        """Return how many rows to ask Lance for. Raises: Invalid if the caller may not gather so many."""
+        wanted = at_most(wanted, lambda: self.rows)
+        schema = self._dataset.schema
+        kinds = [schema.field(name).type for name in columns if name in schema.names] if wanted > LARGE else []
+        expect_room(wanted * (OF_A_CANDIDATE + sum(map(null_bytes, kinds))))
+        return wanted
+
+    def _refine(self, query: VectorQuery, k: int) -> int:
+        """Return how many candidates Lance re-ranks for each of the `k` rows, at most all rows of the table.
+
+        Raises: Invalid if the caller may not gather their vectors.
+        """
+        if query.refine is None:
+            wanted = RERANKED + RERANKED_PER_ROW * k
+            refine = math.ceil((2 * wanted if self.rows <= SMALL_ROWS else wanted) / k)
+        else:
+            refine = max(1, math.ceil(at_most(query.refine * k, lambda: self.rows) / k))
+        expect_room(k * refine * (OF_A_CANDIDATE + null_bytes(self._dataset.schema.field(query.column).type)))
+        return refine
 
     def _is_built(self, column: str) -> bool:
         """Whether `column` has an index yet; a vector index is built once the table has enough rows."""
         return self._specs[column].name in {index.name for index in self._dataset.describe_indices()}
 
     def _many(self, keys: int) -> bool:
-        return keys * ROWS_PER_KEY > self._rows
+        return keys * ROWS_PER_KEY > self.rows
 
     def _get_by_filter(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
         wanted = list(dict.fromkeys([*columns, *self._key]))
@@ -235,7 +257,7 @@ class BaseReads:
         nearest: dict[str, Any] = {"column": query.column, "q": query.vector, "k": k, "metric": query.metric}
         nearest["use_index"] = use_index
         if use_index:
-            nearest |= {"minimum_nprobes": query.probes or PROBES, "refine_factor": query.refine or self._refine(k)}
+            nearest |= {"minimum_nprobes": query.probes or PROBES, "refine_factor": self._refine(query, k)}
             if query.probes is not None:
                 nearest["maximum_nprobes"] = query.probes
         else:

@@ -21,6 +21,7 @@ from memwal.ingest.caller import expect_waiting, hold
 from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
 from memwal.ingest.read.beside import Beside
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
+from memwal.ingest.read.request import at_most
 from memwal.ingest.read.top_k import Candidates, HiddenShare, Visible, best_visible, concatenate
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.memtable.vector.index import Way
@@ -126,6 +127,7 @@ class MergedView:
         `columns` has those of `order`.
         """
         by = [name for name, _ in order]
+        limit = limit if limit is None else self._at_most(limit)
         parts = []
         for level, positions in self._visible_above(filter):
             first = first_rows(level.take(positions, by), order, limit)
@@ -148,6 +150,7 @@ class MergedView:
 
     def best(self, k: int, filter: str | None, columns: list[str], *rankings: Ranking) -> list[list[Visible]]:
         """Return by ranking the `k` best visible rows of every level, newest levels first, the base last."""
+        k = self._at_most(k)
         searches = [partial(self._best_of_base, k, columns, ranking.base, ranking.score) for ranking in rankings]
         bases = [self._beside(search) for search in searches]
         try:
@@ -217,6 +220,10 @@ class MergedView:
         return Beside(search, alone=not self.stacks)
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _at_most(self, wanted: int) -> int:
+        """Return how many rows to look for: no more than there are, visible or not."""
+        return at_most(wanted, lambda: self.base.rows + self.rows_above)
 
     def _best_above(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> Iterator[Visible]:
         for stack in self.stacks:

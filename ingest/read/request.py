@@ -247,6 +247,19 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
     return values
 
 
+LARGE = 10_000
+"""Numbers of rows up to which a read may ask for more than there are: counting the rows costs more."""
+
+
+def at_most(wanted: int, rows: Callable[[], int]) -> int:
+    """Return how many rows to look for: `wanted`, but no more than there are. `rows`: counts them.
+
+    Lance, DataFusion and faiss allocate memory for as many rows as they are asked for, and end the process if they get
+    none.
+    """
+    return wanted if wanted <= LARGE else max(1, min(wanted, rows()))
+
+
 _TOKEN = re.compile(
     r"""(?P<text>'(?:[^']|'')*' | "(?:[^"]|"")*") | (?P<quoted>`[^`]*`) | (?P<number>\d[\w.]*)
       | (?P<word>[^\W\d]\w*) | (?P<other>\S)""",

@@ -267,13 +267,25 @@ def test_a_query_of_the_page_that_got_no_answer_in_time_works_no_longer(
 def test_a_read_that_gathers_too_much_is_refused_and_one_that_streams_is_not(serve: Callable[..., Served]) -> None:
     served = serve(query_bytes=10_000)
     for read in (READS["ordered scan"], lambda table: table.get(list(range(3000)))):
-        with pytest.raises(Invalid, match=r"gathered more than daemon.query_memory = 10000 bytes") as refused:
+        with pytest.raises(Invalid, match=r"needs more than daemon.query_memory = 10000 bytes") as refused:
             read(served.client)
         assert refused.value.details["reason"] == "memory"
     assert served.refused("memory") == 2
     assert served.client.scan().read_all().num_rows == 3000
     assert served.client.get([1, 2500]).num_rows == 2
     assert served.client.scan(order_by="id", limit=3).read_all().num_rows == 3
+
+
+def test_a_read_looks_for_no_more_rows_than_there_are(serve: Callable[..., Served]) -> None:
+    """A number of rows is memory that Lance and faiss allocate at once."""
+    served = serve(query_bytes=100_000)
+    assert served.client.match("v", "word3", k=2**31 - 1).num_rows == 429
+    assert served.client.match("v", "word3", k=100_000, columns=["id"], offset=2**31 - 1 - 100_000).num_rows == 0
+    assert served.client.scan(limit=2**61).read_all().num_rows == 3000
+    assert served.client.scan(order_by="id", limit=2**61, columns=["id"]).read_all().num_rows == 3000
+    with pytest.raises(Invalid, match=r"needs more than daemon.query_memory = 20000 bytes; .* a smaller k") as refused:
+        serve(query_bytes=20_000).client.match("v", "word3", k=2**31 - 1)
+    assert refused.value.details["reason"] == "memory"
 
 
 def test_zero_is_no_limit_of_reads(serve: Callable[..., Served]) -> None:
