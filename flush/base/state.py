@@ -181,10 +181,11 @@ def versions(store: ObjectStore) -> list[int]:
     return sorted(version for version in numbers if version is not None)
 
 
-def read_state(store: ObjectStore, version: int) -> TableState:
+def read_state(store: ObjectStore, version: int, *, transaction: bool = True) -> TableState:
     """Return `version` of the table at the root of `store`. Reads two or three small objects.
 
-    Raises Corrupt where its manifest is missing or cannot be parsed; StoreUnavailable, StoreRefused.
+    `transaction`: False leaves it out and reads one object less. Raises Corrupt where its manifest is missing or cannot
+    be parsed; StoreUnavailable, StoreRefused.
     """
     key, data = manifest_file(store, "", version)
     with named_errors(key):
@@ -199,7 +200,7 @@ def read_state(store: ObjectStore, version: int) -> TableState:
         indexes=indexes,
         settings={entry.key: entry.value for entry in settings},
         committed=committed,
-        transaction=_transaction(store, manifest.transaction_file),
+        transaction=_transaction(store, manifest.transaction_file) if transaction else None,
         marked=marked,
         transaction_key=f"_transactions/{manifest.transaction_file}" if manifest.transaction_file else "",
         is_shallow=bool(manifest.base_paths),
