@@ -17,6 +17,9 @@ from lance.fragment import FragmentMetadata
 
 _NEW = 0
 """Id of a new fragment; Lance replaces it by the next free one at the commit."""
+BARRIER = "memwal: barrier"
+"""Commit message of a version that changes nothing and conflicts with writes that were planned on older ones
+(flush.commits.maintenance)."""
 
 
 def as_new_fragments(written: Sequence[FragmentMetadata]) -> list[FragmentMetadata]:
@@ -29,15 +32,19 @@ def append_if_unchanged(
     fragments: Sequence[FragmentMetadata],
     metadata: Mapping[str, bytes],
     storage_options: Mapping[str, str],
+    *,
+    message: str = "",
 ) -> lance.LanceDataset:
     """Make the version above that of `dataset`, with `fragments` appended (may be none) and schema `metadata` set.
 
-    Raises OSError (CommitConflictError is one) where that version exists already; nothing was changed then.
+    `message`: the commit message of the version, "" for none. Raises OSError (CommitConflictError is one) where that
+    version exists already; nothing was changed then.
     """
     operation = lance.LanceOperation.Merge(
         [*(fragment.metadata for fragment in dataset.get_fragments()), *fragments], _with_metadata(dataset, metadata)
     )
-    transaction = lance.Transaction(read_version=dataset.version, operation=operation)
+    properties = {"__lance_commit_message": message} if message else {}
+    transaction = lance.Transaction(dataset.version, operation, transaction_properties=properties)
     return lance.LanceDataset.commit(dataset, transaction, storage_options=dict(storage_options), max_retries=0)
 
 

@@ -8,21 +8,28 @@ commit of its own:
    segments become one is built anew instead, up to `TRAINED_ROWS_MAX` rows.
 2. **Compact** fragments that are in the same segments (Lance puts no others together) once at least `fragments_min` of
    them belong together, and any fragment with more than `deleted_min` of its rows deleted.
-3. **Clean up** versions that are older than `versions_age_min` and not among the newest `versions_min`. Tagged versions
-   stay, and so do versions from before the table was set up: they are another program's history. The minimum age does
-   more than save disk space: Lance checks a write from an old handle against the versions since, as far as they exist.
-   From a handle that is older than all of them deleted rows come back (`flush.verification.history`). With
-   `changes_age_min` versions that readers of changes need stay too.
+3. **Clean up** versions that `flush.commits.thinning` does not keep. Tagged versions stay, and so do versions from
+   before the table was set up: they are another program's history. With `changes_age_min` versions that readers of
+   changes need stay too. Lance deletes them, with the files that no other version refers to.
 
 What belongs together is decided by size (`worth_merging`): as many as possible while the largest is no larger than the
 sum of the others. So a rewrite at least doubles the size, and a row is rewritten at most log2(rows / rows of a batch of
 `fragments_min` commits) times. Fragments of `rows_max` rows and more are never rewritten for their size. At most
 `fragments_min` plus that logarithm of fragments are left unmerged.
 
-Crash points. 1 and 2 each make one version of Lance's: it exists or not. 3 deletes what no kept version refers to,
-manifests first; the next run deletes the rest. It syncs the newest version before that: a power cut, which takes back
-versions that nobody has synced, then leaves one (model: Commit!CleanUp). Every run decides from the state of the
-table. After a conflict with another writer the step is tried again at its next interval.
+Invariant of 3: **above every version that was deleted there is a kept version made by Merge**, the *barrier*. Lance
+checks a write from an old handle against the versions since, as far as they exist. Without the barrier a write that was
+planned on an older version than the deleted ones would bring rows back that these had deleted, and insert keys twice
+that these had inserted. With it Lance reports a conflict: it plans an update, a delete or a merge anew on the newest
+version, and refuses an append, a compaction or a change of columns until the program opens the table again. So every
+run that deletes versions first makes a barrier, a version that changes nothing, above all of them.
+
+Crash points. 1 and 2 each make one version of Lance's: it exists or not. 3 makes the barrier, syncs it, and deletes
+what no kept version refers to, manifests first. *Crash before the first deletion: one more version. Crash later: the next
+run deletes the rest.* The sync is needed: a power cut takes back versions that were not synced, the barrier among
+them, and could leave none (model: Commit!CleanUp). Two runs at once each make a barrier above what they delete; the
+later barrier is above what both delete. Every run decides from the state of the table. After a conflict with another
+writer the step is tried again at its next interval.
 """
 
 from __future__ import annotations
@@ -32,17 +39,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import lance
 
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.manifest import MEM_WAL_INDEX
+from memwal.flush.base.swap import BARRIER, append_if_unchanged
+from memwal.flush.base.version_files import StoredVersion, VersionFiles, stored_versions, tagged_versions
 from memwal.flush.commits.index_catchup import train_anew
+from memwal.flush.commits.thinning import VersionRules, kept_by_age, recent_versions, within_space
 from memwal.memtable import IndexSpec
+from memwal.wal import ObjectStore
 
 TRAINED_ROWS_MAX = 1 << 16
 """Lance trains 256 codes on at most 256 rows each: an index of more rows is no better trained."""
+_BARRIERS = 5
+"""Attempts to make one; each fails only where another writer commits within milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +68,7 @@ class MaintenanceRules:
     rows_max: int = 1 << 20
     deleted_min: float = 0.25
     versions_interval: float = 3600.0
-    versions_age_min: float = 604_800.0
-    versions_min: int = 10
+    versions: VersionRules = VersionRules()
     changes_age_min: float = 0.0
     """Versions that were the newest in this time stay for readers of changes. 0: none stays for them."""
 
@@ -125,42 +136,75 @@ def compact(dataset: lance.LanceDataset, fragments_min: int, rows_max: int, dele
     return done.fragments_removed, done.fragments_added
 
 
-def clean_up(dataset: lance.LanceDataset, age_min: float, versions_min: int, changes_since: float | None = None) -> int:
-    """Step 3; returns the number of versions deleted. `age_min` in seconds. Reads the manifest of every version.
+def clean_up(
+    store: ObjectStore,
+    dataset: lance.LanceDataset,
+    rules: VersionRules,
+    now: float,
+    changes_since: float | None = None,
+) -> int:
+    """Step 3; returns the number of versions deleted. Moves `dataset` to the barrier, if one is made.
 
-    `dataset`: at the newest version, which is synced to the disk before, and stays.
-
+    `store`: of the table. `dataset`: at the newest version. `now`: Unix seconds.
     `changes_since`: Unix seconds; the version that was the newest then, and all after it, stay for readers of changes.
     It may be much older than that, where the table was idle.
 
-    Raises OSError, RuntimeError, ValueError of Lance.
+    Lists the versions; where some are too many by their age, reads the manifests of the others, for their bytes.
+    Raises OSError, RuntimeError, ValueError of Lance; Corrupt, StoreUnavailable, StoreRefused.
     """
-    present = sorted(ref["version"] for ref in dataset.version_refs())
-    # Version numbers ascend with time, and no later version lacks the MemWAL index.
-    own = present[bisect_left(present, True, key=lambda version: _is_set_up(dataset, version)) :]
-    if len(own) <= versions_min:
+    gone = _to_delete(store, dataset, rules, now, changes_since)
+    if not gone:
         return 0
-    if changes_since is not None and not (own := own[: _superseded(dataset, own, changes_since)]):
-        return 0
+    _raise_barrier(store, dataset)
     sync_table(dataset)  # the newest versions may all be unsynced, and a power cut would leave none
     done = dataset.cleanup_old_versions(
-        older_than=timedelta(seconds=age_min),
-        retain_versions=versions_min,
-        versions=[version for version in own if version < dataset.version],
+        older_than=timedelta(seconds=rules.age_min),
+        retain_versions=rules.newest,
+        versions=gone,
         error_if_tagged_old_versions=False,
     )
     return int(done.old_versions)
 
 
-def _superseded(dataset: lance.LanceDataset, versions: Sequence[int], since: float) -> int:
+def _to_delete(
+    store: ObjectStore, dataset: lance.LanceDataset, rules: VersionRules, now: float, changes_since: float | None
+) -> list[int]:
+    """Return the versions that do not stay, ascending."""
+    present = [each for each in stored_versions(store) if each.version <= dataset.version]
+    recent = recent_versions(present, rules, now)
+    if len(recent) == len(present):
+        return []
+    # Version numbers ascend with time, and no later version lacks the MemWAL index.
+    first = bisect_left(present, True, key=lambda each: _is_set_up(dataset, each.version))
+    protected = {each.version for each in present[:first]} | tagged_versions(dataset)
+    if changes_since is not None:
+        protected |= {each.version for each in present[_superseded(present, changes_since) :]}
+    kept = kept_by_age(present, protected, rules, now)
+    kept = within_space(kept, protected, recent, VersionFiles(store).of, rules.space_max)
+    return sorted({each.version for each in present}.difference(kept))
+
+
+def _raise_barrier(store: ObjectStore, dataset: lance.LanceDataset) -> None:
+    """Make a version that changes nothing and that conflicts with writes planned on older versions.
+
+    Moves `dataset` to it. Raises OSError after _BARRIERS conflicts in a row.
+    """
+    for attempt in range(1, _BARRIERS + 1):
+        dataset.checkout_latest()  # type: ignore[no-untyped-call]
+        try:
+            append_if_unchanged(dataset, (), {}, store.storage_options, message=BARRIER)
+            break
+        except OSError:
+            if attempt == _BARRIERS or dataset.latest_version == dataset.version:
+                raise
+    dataset.checkout_latest()  # type: ignore[no-untyped-call]
+
+
+def _superseded(versions: Sequence[StoredVersion], since: float) -> int:
     """Return how many of `versions`, ascending, were no longer the newest at `since`, in Unix seconds, less one: by
     the version before it a reader of changes tells that it was the first with its progress.
     """
-    written: dict[int, float] = {}
-    for each in dataset.versions():
-        moment: Any = each["timestamp"]  # pylance's type is a union
-        written[int(each["version"])] = moment.timestamp()
-    superseded = sum(written.get(version, since) <= since for version in versions) - 1
+    superseded = sum(each.written <= since for each in versions) - 1
     return max(superseded - 1, 0)
 
 

@@ -16,19 +16,20 @@ Versions that are neither recent nor tagged need no SST: each is complete by its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 import lance
 
-from memwal.flush.base.manifest import compacted_generations, indexed_generations, manifest_version
+from memwal.flush.base.manifest import compacted_generations, indexed_generations
 from memwal.flush.base.table import BaseTable
+from memwal.flush.base.version_files import stored_versions, tagged_versions
 from memwal.wal import Corrupt, ObjectStore
 
 _LISTINGS = 3
-"""Attempts to read a version before it is cleaned up, or the tags before one is deleted; two in a row fail only
-where two clean-ups come within milliseconds."""
+"""Attempts to read a version before it is cleaned up; two in a row fail only where two clean-ups come within
+milliseconds."""
 
 Generations = Mapping[UUID, int]
 
@@ -65,19 +66,18 @@ def base_needs(store: ObjectStore, base: BaseTable, since: float) -> BaseNeeds:
         committed=base.committed,
         opened=held_at(store, since),
         indexed=_indexed(store, base),
-        tagged=tuple(compacted_generations(store, version) for version in sorted(_tags(base.dataset))),
+        tagged=tuple(_tagged(store, base.dataset)),
     )
 
 
-def _tags(dataset: lance.LanceDataset) -> set[int]:
-    """Return the tagged versions. Lance lists the tags, then reads each; it fails where one was deleted in between."""
-    for attempt in range(1, _LISTINGS + 1):
+def _tagged(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[Generations]:
+    """Yield what each tagged version held. A tag that was made while its version was being deleted needs nothing."""
+    for version in sorted(tagged_versions(dataset)):
         try:
-            return {int(tag["version"]) for tag in dataset.tags.list().values() if tag.get("branch") is None}
-        except (OSError, ValueError):
-            if attempt == _LISTINGS:
+            yield compacted_generations(store, version)
+        except Corrupt:
+            if version in _version_times(store):
                 raise
-    raise AssertionError("unreachable")
 
 
 def held_at(store: ObjectStore, since: float) -> Generations:
@@ -100,11 +100,7 @@ def held_at(store: ObjectStore, since: float) -> Generations:
 
 def _version_times(store: ObjectStore) -> dict[int, float]:
     """Return when each version was written, by the storage's clock."""
-    times = {}
-    for info in store.describe("_versions/"):
-        if (version := manifest_version(info.key)) is not None:
-            times[version] = info.modified
-    return times
+    return {each.version: each.written for each in stored_versions(store)}
 
 
 def _indexed(store: ObjectStore, base: BaseTable) -> dict[str, Generations]:

@@ -28,6 +28,7 @@ from uuid import UUID
 from memwal.flush.base.load_id import ended_id, is_ended, is_load
 from memwal.flush.base.manifest import COMMITTED, MEM_WAL_INDEX
 from memwal.flush.base.state import Fragment, TableState, read_state, versions
+from memwal.flush.base.swap import BARRIER
 from memwal.flush.base.ttl import EXPIRED
 from memwal.wal import Corrupt, ObjectStore
 
@@ -43,7 +44,7 @@ class Action:
     kind: str
     """create, append, insert, update, delete, expire, overwrite, restore, commit, mark, compact, reserve, index
     built, index extended, index dropped, column added, column dropped, column changed, columns rewritten, ingestion,
-    settings, other."""
+    settings, barrier, other."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -246,7 +247,9 @@ def _mem_wal(before: TableState, after: TableState) -> Iterator[Action]:
 
 
 def _no_change(after: TableState) -> Action:
-    """Return the action of a version that no step reports: an empty pass, reserved fragment numbers."""
+    """Return the action of a version that no step reports: a barrier, an empty pass, reserved fragment numbers."""
+    if after.transaction is not None and after.transaction.message == BARRIER:
+        return Action("barrier")
     operation = _operation(after)
     return Action("reserve" if operation == "reserve_fragments" else "other", {"operation": operation})
 

@@ -1,8 +1,9 @@
 """A check of the base table's retained versions: deleted rows that live again.
 
 Lance checks a write against the versions since the one that its handle has open, but only against those that still
-exist. A handle from before a clean-up of versions writes as if their deletes had not happened: its deletion vectors
-replace newer ones, its compaction rewrites rows that were deleted. Lance refuses no version, and the rows are back.
+exist. A handle from before another program's clean-up of versions writes as if their deletes had not happened: its
+deletion vectors replace newer ones, its compaction rewrites rows that were deleted. Lance refuses no version, and the
+rows are back. (memwal's own clean-up makes a barrier against that, see `flush.commits.maintenance`.)
 
 Two neighbouring versions that both exist show it:
 
@@ -27,8 +28,8 @@ from memwal.wal import Corrupt
 _NEWEST = 1000
 _ON_PURPOSE = ("restore", "overwrite")
 _REMEDY = (
-    "a program wrote from a handle older than all versions kept: have it open the table again before it writes, raise "
-    "gc.versions_age_min, and delete these rows or restore the version before"
+    "another program cleaned up versions, and one wrote from a handle that is older: have it open the table again before "
+    "it writes, clean up less often, and delete these rows or restore the version before"
 )
 
 

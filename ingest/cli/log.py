@@ -235,6 +235,7 @@ _PHRASES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "columns rewritten": lambda details: f"rewrite columns of {count(details['rows'], 'row')}",
     "ingestion": lambda details: f"ingestion {details['state']}",
     "settings": lambda details: f"set {', '.join(details['keys'])}",
+    "barrier": lambda _: "older versions are deleted; writes that were planned on them conflict",
     "other": lambda details: f"nothing changed (Lance: {details['operation']})",
 }
 

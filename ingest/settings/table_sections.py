@@ -306,12 +306,25 @@ class GcSettings(Section):
         ),
     )
     versions_age_min: Duration = Field(
-        604_800.0,
+        3600.0,
         description=(
-            "minimum age before a version of the base table is deleted; tagged and pre-setup versions "
-            "are kept; 0 = never delete. Must exceed the time that another program holds the table "
-            "open between two writes: a write from a handle to a deleted version restores deleted "
-            "rows"
+            "keep every version of the base table that was the newest within this time; older ones are thinned out. "
+            "Must exceed the duration of any read; 0 = never delete a version"
+        ),
+    )
+    versions_hourly: Duration = Field(
+        86400.0, description="keep the last version of each hour for this time; 0 = none by the hour"
+    )
+    versions_daily: Duration = Field(
+        604_800.0, description="keep the last version of each day for this time; 0 = none by the day"
+    )
+    space_max: float = Field(
+        2.0,
+        ge=0,
+        allow_inf_nan=False,
+        description=(
+            "most bytes of the newest version and those older than versions_age_min, as a multiple of the newest "
+            "version's; above it the oldest are deleted. Tagged and pre-setup versions stay; 0 = no limit"
         ),
     )
     versions_min: int = Field(10, ge=1, description="number of newest versions to keep regardless of age")

@@ -13,7 +13,7 @@ from memwal.flush.base.fsync import sync_table
 from memwal.flush.commits.expiry import GRACE, ExpiredRows
 from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments
 from memwal.ingest.errors import classify
-from memwal.wal import Clock
+from memwal.wal import Clock, open_store
 from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.maintenance")
@@ -40,6 +40,7 @@ class BaseUpkeep:
         rows that were deleted.
         """
         self._base, self._clock, self._tell_expired = base, clock, expired
+        self._store = open_store(base.uri, base.storage_options)
         self._expired, self._expired_at = ExpiredRows(), -math.inf
         self._indexes = tuple(spec.name for spec in base.indexes)
         self._vectors = tuple(spec for spec in base.indexes if spec.kind == "ivf_pq")
@@ -52,7 +53,7 @@ class BaseUpkeep:
         self._due = {
             name: clock.monotonic()
             for name, (interval, _) in self._steps.items()
-            if interval and (name != "clean up" or rules.versions_age_min)
+            if interval and (name != "clean up" or rules.versions.age_min)
         }
 
     def run(self, newest: flush.BaseTable | None = None) -> Sequence[str]:
@@ -127,5 +128,5 @@ class BaseUpkeep:
 
     def _clean_up(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
         since = self._clock.now() - rules.changes_age_min - _CHANGES_MARGIN if rules.changes_age_min else None
-        gone = clean_up(dataset, rules.versions_age_min, rules.versions_min, since)
+        gone = clean_up(self._store, dataset, rules.versions, self._clock.now(), since)
         return f"old versions removed: {gone}" if gone else ""

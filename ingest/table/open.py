@@ -16,6 +16,7 @@ import pyarrow as pa
 from memwal import flush, wal
 from memwal.flush.base.caches import LanceCaches
 from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.flush.commits.thinning import VersionRules
 from memwal.ingest import tracing
 from memwal.ingest.api import arguments
 from memwal.ingest.errors import Invalid, translate_errors
@@ -270,8 +271,13 @@ def maintenance_rules(settings: Settings) -> MaintenanceRules:
         rows_max=commit.compact_rows_max,
         deleted_min=commit.compact_deleted_percent / 100,
         versions_interval=gc.versions_interval,
-        versions_age_min=gc.versions_age_min,
-        versions_min=gc.versions_min,
+        versions=VersionRules(
+            age_min=gc.versions_age_min,
+            hourly=gc.versions_hourly,
+            daily=gc.versions_daily,
+            newest=gc.versions_min,
+            space_max=gc.space_max,
+        ),
         changes_age_min=gc.changes_age_min,
     )
 

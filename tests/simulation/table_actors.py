@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -16,6 +17,7 @@ from memwal.flush.commits.expiry import ExpiredRows
 from memwal.flush.commits.load import RowsToLoad, load
 from memwal.flush.commits.load_notes import begin_load, end_abandoned
 from memwal.flush.commits.maintenance import clean_up, compact, merge_segments
+from memwal.flush.commits.thinning import VersionRules
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import EXPECTED
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _WAY_OFF = 1e6
 """Seconds by which a hungry collector's clock is ahead: everything is old enough."""
+_FEW_VERSIONS = VersionRules(age_min=0.0, hourly=0.0, daily=0.0, newest=1)
 
 
 class Inspector(Visitor):
@@ -106,8 +109,8 @@ class Upkeep(Visitor):
             elif chosen == "compact":
                 compact(dataset, 2, 1 << 20, 0.1)
             else:
-                clean_up(dataset, 0.0, 3)
-        except (OSError, RuntimeError, ValueError) as error:
+                clean_up(self.store, dataset, _FEW_VERSIONS, self.clock.now() + _WAY_OFF)
+        except (*EXPECTED, RuntimeError, ValueError) as error:
             world.say(f"upkeep, {chosen}: {type(error).__name__}")
         else:
             world.say(f"upkeep: {chosen}, version {dataset.version}")
@@ -152,10 +155,15 @@ class Meddler(Stranger):
     def step(self) -> None:
         world = self.world
         deeds = (self._append, self._append, self._merge, self._delete, self._compact, self._build, self._extend)
-        deed = world.random.choice((*deeds, self._clean_up))
+        deed = world.random.choice(deeds if world.has_sleeper else (*deeds, self._clean_up))
+        self._do(deed, (0.0, 0.05, 0.3))
+
+    def _do(self, deed: Callable[[lance.LanceDataset], None], pauses: tuple[float, ...]) -> None:
+        """Open the table, wait, and change it from this handle."""
+        world = self.world
         try:
             dataset = lance.dataset(world.uri)
-            world.scheduler.pause(world.random.choice((0.0, 0.05, 0.3)))
+            world.scheduler.pause(world.random.choice(pauses))
             deed(dataset)
         except (OSError, RuntimeError, ValueError) as error:
             world.say(f"{deed.__name__}: {type(error).__name__}")
@@ -208,6 +216,28 @@ class Meddler(Stranger):
 
     def _rows(self, keys: list[int]) -> pa.Table:
         return pa.table({"id": keys, "v": [0] * len(keys)}, schema=self.world.base.schema)
+
+
+class Sleeper(Meddler):
+    """A program that changes the table from a handle that is older than versions that were deleted since.
+
+    Where it is, no other program deletes versions: only memwal makes a barrier above those that it deletes.
+    """
+
+    pace = (0.2, 1.0)
+    first_key = 30_000
+
+    def step(self) -> None:
+        deed = self.world.random.choice((self._merge, self._delete, self._delete, self._delete, self._compact))
+        self._do(deed, (2.0, 5.0, 10.0))
+
+    def _delete(self, dataset: lance.LanceDataset) -> None:
+        """Of a row that its version has: Lance deletes nothing where the version has none."""
+        has = dataset.to_table(columns=["id"])["id"].to_pylist()
+        if there := sorted(key for key in has if self.world.strangers.get(key)):
+            gone = self.world.random.choice(there)
+            dataset.delete(f"id = {gone}")
+            self.world.strangers[gone] = False
 
 
 class Loader(Visitor):

@@ -54,6 +54,7 @@ from tests.simulation.table_actors import (
     Loader,
     Meddler,
     RestartChaos,
+    Sleeper,
     Upkeep,
 )
 from tests.simulation.world import Shape, World
@@ -75,9 +76,10 @@ _VISITORS: Mapping[str, type[Visitor]] = {
     "query": Driver,
     "inspector": Inspector,
     "loader": Loader,
+    "sleeper": Sleeper,
 }
-_LOADS_EVERY, _EXPIRES_EVERY = 5, 7
-"""Seeds; in one of so many a loader is at work, or rows expire."""
+_LOADS_EVERY, _EXPIRES_EVERY, _SLEEPS_EVERY = 5, 7, 4
+"""A loader is at work, rows expire, or another program writes from old handles in every seed that this divides."""
 _BEINGS = ("committer0", "committer1", "collector0", "upkeep0", "meddler0", "reader0", "query0")
 
 
@@ -91,6 +93,7 @@ class TableWorld(World):
     def __init__(self, seed: int, directory: str, trace: Trace) -> None:
         self._has_loader = seed % _LOADS_EVERY == 0
         self._has_expirer = seed % _EXPIRES_EVERY == 0
+        self.has_sleeper = seed % _SLEEPS_EVERY == 0
         super().__init__(seed, directory, trace)
         self.synced: dict[UUID, int] = {}
         """Per region the highest generation in a base version that was synced."""
@@ -119,6 +122,8 @@ class TableWorld(World):
             shape = replace(shape, visitors=(*shape.visitors, "loader0"))
         if self._has_expirer:
             shape = replace(shape, visitors=(*shape.visitors, "expirer0"))
+        if self.has_sleeper:
+            shape = replace(shape, visitors=tuple(dict.fromkeys((*shape.visitors, "upkeep0", "sleeper0"))))
         weather = Weather(
             rate=chance.choice((0.0, 0.005, 0.01, 0.02)),
             put_faults=PUT_FAULTS,

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from memwal.flush.base import fsync
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.maintenance import clean_up
+from memwal.flush.commits.thinning import VersionRules
 from memwal.ingest.region import core
 from memwal.wal import LocalStore, ManifestStore, regions
 from memwal.wal.layout import UNSYNCED_KEY
@@ -241,7 +243,8 @@ def test_the_newest_version_is_on_the_disk_before_older_ones_are_deleted(
         return deletes(*args, **more)
 
     monkeypatch.setattr(lance.LanceDataset, "cleanup_old_versions", deleting)
-    assert clean_up(dataset, 1e-6, 1) > 0
+    rules = VersionRules(age_min=1e-6, hourly=0, daily=0, newest=1)
+    assert clean_up(LocalStore(uri), dataset, rules, time.time()) > 0
     newest = f"{2**64 - 1 - dataset.version}.manifest"
     assert newest in order[: order.index("deleted")]
     assert [each["version"] for each in lance.dataset(uri).version_refs()][-1] == dataset.version

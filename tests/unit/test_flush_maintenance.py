@@ -16,10 +16,11 @@ from lance.mem_wal import CompactedSsTable
 from memwal.flush import BaseTable
 from memwal.flush.commits.index_catchup import catch_up
 from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments, worth_merging
+from memwal.flush.commits.thinning import VersionRules
 from memwal.ingest.table import maintenance as base_upkeep
 from memwal.ingest.table.maintenance import BaseUpkeep
 from memwal.memtable import IndexSpec
-from memwal.wal import bucket_region
+from memwal.wal import LocalStore, bucket_region
 from tests.support.clock import FakeClock
 
 WIDTH = 8
@@ -269,13 +270,14 @@ def test_old_versions_go_but_the_newest_the_tagged_and_those_before_the_set_up(t
         lance.write_dataset(pa.table({"id": [n]}, schema=lance.dataset(uri).schema), uri, mode="append")
     dataset = lance.dataset(uri)
     dataset.tags.create("release", set_up + 2)
-    assert clean_up(dataset, age_min=3600, versions_min=2) == 0
-    assert clean_up(dataset, age_min=0.0, versions_min=50) == 0
+    store = LocalStore(uri)
+    for rules in (VersionRules(age_min=3600), VersionRules(age_min=0.001, hourly=0, daily=0, newest=50)):
+        assert clean_up(store, dataset, rules, time.time()) == 0
     time.sleep(0.01)
-    assert clean_up(dataset, age_min=0.001, versions_min=2) > 0
+    assert clean_up(store, dataset, VersionRules(age_min=0.001, hourly=0, daily=0, newest=2), time.time()) > 0
     left = [each["version"] for each in lance.dataset(uri).version_refs()]
     newest = lance.dataset(uri).version
-    assert [version for version in left if version >= set_up] == [set_up + 2, newest - 1, newest]
+    assert [version for version in left if version >= set_up] == [set_up + 2, newest - 2, newest - 1, newest]
     assert left[:3] == [1, 2, 3]
     assert lance.dataset(uri, version=3).count_rows() == 3
     assert lance.dataset(uri, version=set_up + 2).count_rows() == 5
@@ -305,7 +307,9 @@ def test_each_step_is_done_at_its_interval_and_not_at_0(crowded: Base) -> None:
     clock.advance(50)
     assert upkeep.run() == ["index segments merged: price_idx", "fragments compacted: 11 into 1"]
     assert len(crowded.versions()) > 20
-    off = MaintenanceRules(optimize_interval=0, compact_interval=0, versions_interval=1, versions_age_min=0)
+    off = MaintenanceRules(
+        optimize_interval=0, compact_interval=0, versions_interval=1, versions=VersionRules(age_min=0)
+    )
     assert BaseUpkeep(crowded.table, clock, off).run() == []
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import lance
 import pyarrow as pa
 import pytest
 
 from memwal import flush
+from memwal.flush.commits import maintenance
+from memwal.flush.commits.maintenance import clean_up
+from memwal.flush.commits.thinning import VersionRules
 from memwal.flush.verification.runner import verify_table
 from memwal.wal import LocalStore
 
@@ -37,6 +43,11 @@ class Scene:
     def clean_up(self) -> None:
         lance.dataset(self.uri).cleanup_old_versions(older_than=timedelta(0))
 
+    def thin_out(self) -> int:
+        """Delete all versions but the newest and tagged ones."""
+        rules = VersionRules(age_min=1e-6, hourly=0, daily=0, newest=1)
+        return clean_up(LocalStore(self.uri), lance.dataset(self.uri), rules, time.time())
+
     def ids(self) -> list[int]:
         return sorted(lance.dataset(self.uri).to_table()["id"].to_pylist())
 
@@ -55,6 +66,17 @@ WRITES: dict[str, Callable[[lance.LanceDataset], object]] = {
     "delete": lambda dataset: dataset.delete("id = 3"),
     "compact": lambda dataset: dataset.optimize.compact_files(),
 }
+NEW_KEYS = pa.table({"id": [40, 88], "v": [5, 5]}, schema=SCHEMA)
+MORE_WRITES: dict[str, Callable[[lance.LanceDataset], object]] = WRITES | {
+    "merge": lambda dataset: dataset.merge_insert("id").when_not_matched_insert_all().execute(NEW_KEYS),
+    "upsert": lambda dataset: (
+        dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(NEW_KEYS)
+    ),
+    "append": lambda dataset: dataset.insert(pa.table({"id": [99], "v": [0]}, schema=SCHEMA)),
+    "index": lambda dataset: dataset.create_scalar_index("v", "BTREE"),
+    "rename": lambda dataset: dataset.alter_columns({"path": "v", "name": "w"}),
+}
+REFUSED = ("compact", "append", "rename")
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -74,6 +96,110 @@ def test_while_the_versions_are_kept_no_row_comes_back(scene: Scene, write: str)
     with suppress(OSError, RuntimeError, ValueError):
         WRITES[write](scene.stale)
     assert 2 not in scene.ids()
+    assert scene.findings(deep=True) == []
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+@pytest.mark.parametrize("write", MORE_WRITES)
+def test_a_handle_older_than_deleted_versions_brings_nothing_back(scene: Scene, write: str, tagged: bool) -> None:
+    """Whether its own version was deleted, or only those between it and the newest one."""
+    if tagged:
+        scene.stale.tags.create("report", scene.stale.version)
+    assert scene.thin_out() >= 3
+    before, refused = scene.ids(), False
+    try:
+        MORE_WRITES[write](scene.stale)
+    except OSError as error:
+        refused = "conflict" in str(error)
+    assert refused == (write in REFUSED)
+    gone = {3} if write == "delete" else set()
+    new = {88} if write in ("merge", "upsert") else set()
+    assert scene.ids() == sorted({*before, *new} - gone)
+    assert scene.findings(deep=True) == []
+    again = lance.dataset(scene.uri)
+    again.insert(pa.table({"id": [99], "v": [0]}, schema=again.schema))  # once it opened the table again
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_without_the_barrier_they_come_back(scene: Scene, write: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault that the test above finds."""
+    monkeypatch.setattr(maintenance, "_raise_barrier", lambda *_: None)
+    assert scene.thin_out() >= 3
+    MORE_WRITES[write](scene.stale)
+    assert 2 in scene.ids()
+
+
+def test_two_runs_at_once_leave_a_barrier_above_what_both_delete(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    deletes, runs = lance.LanceDataset.cleanup_old_versions, list[int]()
+
+    def overtaken(dataset: lance.LanceDataset, *given: Any, **named: Any) -> Any:
+        runs.append(dataset.version)
+        if len(runs) == 1:
+            scene.insert([50])
+            assert scene.thin_out() > 0
+        return deletes(dataset, *given, **named)
+
+    monkeypatch.setattr(lance.LanceDataset, "cleanup_old_versions", overtaken)
+    scene.thin_out()
+    assert len(runs) == 2
+    before = scene.ids()
+    scene.stale.update({"v": "100"}, where="id = 3")
+    assert scene.ids() == before
+
+
+def test_a_conflict_with_another_writer_makes_the_barrier_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, tried = maintenance.append_if_unchanged, list[int]()
+
+    def overtaken(dataset: lance.LanceDataset, *given: Any, **named: Any) -> Any:
+        tried.append(dataset.version)
+        if len(tried) < 3:
+            scene.insert([60 + len(tried)])
+        return make(dataset, *given, **named)
+
+    monkeypatch.setattr(maintenance, "append_if_unchanged", overtaken)
+    assert scene.thin_out() > 0
+    assert len(tried) == 3
+    assert {61, 62} <= set(scene.ids())
+
+
+def test_a_run_that_is_killed_before_it_deletes_leaves_one_more_version(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(lance.LanceDataset, "cleanup_old_versions", Mock(side_effect=OSError("no answer")))
+        with pytest.raises(OSError, match="no answer"):
+            scene.thin_out()
+    assert scene.findings(deep=True) == []
+    assert scene.thin_out() > 0
+    scene.stale.update({"v": "100"}, where="id = 3")
+    assert 2 not in scene.ids()
+
+
+def test_nothing_to_delete_makes_no_version(scene: Scene) -> None:
+    before = lance.dataset(scene.uri).version
+    assert clean_up(LocalStore(scene.uri), lance.dataset(scene.uri), VersionRules(), time.time()) == 0
+    assert lance.dataset(scene.uri).version == before
+
+
+def test_a_tag_of_a_version_that_is_being_deleted_stops_no_collection(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deletes = lance.LanceDataset.cleanup_old_versions
+
+    def tagged_meanwhile(dataset: lance.LanceDataset, *given: Any, **named: Any) -> Any:
+        # After Lance has listed the tags.
+        done = deletes(dataset, *given, **named)
+        tag = Path(scene.uri, "_refs", "tags", "late.json")
+        tag.write_text((tag.parent / "early.json").read_text().replace(str(newest), str(scene.stale.version)))
+        return done
+
+    newest = lance.dataset(scene.uri).version
+    lance.dataset(scene.uri).tags.create("early", newest)
+    monkeypatch.setattr(lance.LanceDataset, "cleanup_old_versions", tagged_meanwhile)
+    assert scene.thin_out() > 0
+    assert lance.dataset(scene.uri).tags.list()["late"]["version"] == scene.stale.version
+    base = flush.BaseTable.open(scene.uri)
+    assert len(flush.base_needs(LocalStore(scene.uri), base, time.time()).tagged) == 1
     assert scene.findings(deep=True) == []
 
 
