@@ -14,18 +14,22 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import lance
 import pyarrow as pa
 
+from memwal.flush.base.adoptable import unfit_for_files
 from memwal.flush.errors import InvalidFileOptions
+from memwal.wal.errors import first_line
+from memwal.wal.panics import panics_as_errors
 
 STORAGE_VERSIONS = ("2.0", "2.1", "2.2")
 SCHEMES = ("zstd", "lz4", "fsst", "none")
 PAGE_SIZE = 256 << 10
 """Bytes. A page of Lance's own 8 MiB leaves the processor's cache before it is written: a file of vectors takes 1.35
 times as long."""
-PAGE_SIZE_MIN = 4 << 10
+PAGE_SIZE_MIN, PAGE_SIZE_MAX = 4 << 10, 1 << 30
 
 _SCHEME, _LEVEL = b"lance-encoding:compression", b"lance-encoding:compression-level"
 _ZSTD_LEVELS = range(1, 23)
@@ -52,8 +56,8 @@ class FileOptions:
         if self.storage_version not in (None, *STORAGE_VERSIONS):
             versions = ", ".join(STORAGE_VERSIONS)
             raise InvalidFileOptions(f"storage_version = {self.storage_version!r}: use one of {versions}")
-        if self.page_size < PAGE_SIZE_MIN:
-            raise InvalidFileOptions(f"page_size = {self.page_size}: use at least {PAGE_SIZE_MIN} bytes")
+        if not PAGE_SIZE_MIN <= self.page_size <= PAGE_SIZE_MAX:
+            raise InvalidFileOptions(f"page_size = {self.page_size}: use {PAGE_SIZE_MIN} to {PAGE_SIZE_MAX} bytes")
         check_compression(self.compression)
         check_metadata(self.metadata)
 
@@ -67,6 +71,42 @@ class FileOptions:
             return rows
         fields = [self._compressed(column) for column in rows]
         return pa.schema(fields, metadata=dict(self.metadata) or None)
+
+    def expect_fit(self, columns: pa.Schema, base: str | None) -> None:
+        """Raise InvalidFileOptions, naming the column, where Lance cannot write SSTs of these columns with the options.
+
+        `columns`: of the base table. `base`: its format version, None for Lance's default. Writes one row of nulls, as
+        a delete is one, to memory: a few milliseconds.
+        """
+        version = self.version(base)
+        if (reason := unfit_for_files(columns, version or "")) is not None:
+            raise InvalidFileOptions(f"storage_version = {version!r}: {reason}; choose another version")
+        if self._write_error(columns, version) is None:
+            return
+        for column in columns:
+            if (error := self._write_error(pa.schema([column]), version)) is not None:
+                chosen = next((each for each in self.compression if fnmatch.fnmatchcase(column.name, each)), None)
+                what = "" if chosen is None else f" with compression {self.compression[chosen]!r}"
+                raise InvalidFileOptions(
+                    f"storage_version = {version!r}: Lance cannot write column {column.name!r} of type {column.type}"
+                    f"{what} ({first_line(error)}); choose another version or compression"
+                )
+        error = self._write_error(columns, version)
+        raise InvalidFileOptions(f"Lance cannot write SSTs with these settings ({error and first_line(error)})")
+
+    def _write_error(self, columns: pa.Schema, version: str | None) -> Exception | None:
+        """Return the error of writing a row of nulls, None where Lance writes it."""
+        schema = self.schema(pa.schema([field.with_nullable(True).remove_metadata() for field in columns]))
+        row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+        of_lance: Any = version  # pylance's type is a list of literals
+        try:
+            with panics_as_errors:
+                lance.write_dataset(
+                    row, "memory://", data_storage_version=of_lance, data_cache_bytes=self.page_size * len(schema)
+                )
+        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+            return error
+        return None
 
     def _compressed(self, column: pa.Field) -> pa.Field:
         for pattern, wanted in self.compression.items():

@@ -22,7 +22,7 @@ from memwal.ingest.source.kafka.rows import record_mapping
 from memwal.ingest.source.kafka.stream import check_reachable
 from memwal.ingest.spark.names import check_spark_names
 from memwal.ingest.spark.session import check_java, check_master, check_spark
-from memwal.ingest.table.create import find_or_create
+from memwal.ingest.table.create import check_flush, find_or_create
 from memwal.ingest.tracing import check_installed
 from memwal.wal import SystemClock
 
@@ -131,6 +131,8 @@ def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
         raise Invalid(
             f"{settings.table.uri}: the table does not exist; write its columns and key in [table] to create it"
         )
+    if base is None:
+        check_flush(settings, schema)
     return schema
 
 

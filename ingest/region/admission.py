@@ -23,13 +23,14 @@ Somebody may change the columns of an open table with Lance. How the regions fol
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush import BaseTable, SstFormat
+from memwal.flush import BaseTable, FileOptions, InvalidFileOptions, SstFormat
 from memwal.flush.base.shape import Shape
 from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import Deletes, check_encoding
@@ -38,6 +39,7 @@ from memwal.ingest.region.write_queue import Write
 from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema
 from memwal.wal.codec.columns import EntryColumns
 
+_LOG = logging.getLogger("memwal.table")
 _PUT = pa.array(np.zeros(1 << 14, dtype=np.bool_))
 """The `_tombstone` column of most groups, made once."""
 
@@ -148,10 +150,21 @@ def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
         indexes=base.indexes,
         required=base.required,
         rules=base.rules,
-        sst_format=SstFormat.of(base, context.sst_format.files, context.sst_format.indexes.over(base.indexes)),
+        sst_format=SstFormat.of(base, _files(context, base), context.sst_format.indexes.over(base.indexes)),
         shape=base.shape,
         route_into=base.route_into,
     )
+
+
+def _files(context: RegionContext, base: BaseTable) -> FileOptions:
+    """Return the settings of the SST writer; without format and compression where they do not fit a new column."""
+    files = context.sst_format.files
+    try:
+        files.expect_fit(base.schema, base.storage_version)
+    except InvalidFileOptions as error:
+        _LOG.warning("%s: SSTs get the file format of the base table and no compression: [flush] %s", base.uri, error)
+        return replace(files, storage_version=None, compression={})
+    return files
 
 
 def fitted(rows: pa.Table, of: Shape, to: Shape, *, partly: bool = False) -> pa.Table:

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from memwal.flush.base.caches import CACHE_BYTES
-from memwal.flush.sst.file_options import PAGE_SIZE, PAGE_SIZE_MIN, FileOptions, check_compression, check_metadata
+from memwal.flush.sst.file_options import (
+    PAGE_SIZE,
+    PAGE_SIZE_MAX,
+    PAGE_SIZE_MIN,
+    FileOptions,
+    check_compression,
+    check_metadata,
+)
 from memwal.ingest.settings.values import (
     OFF,
     ColumnType,
@@ -214,6 +221,7 @@ class FlushSettings(Section):
     page_size: Size = Field(
         PAGE_SIZE,
         ge=PAGE_SIZE_MIN,
+        le=PAGE_SIZE_MAX,
         description="bytes per column that Lance collects before it writes a page of an SST",
     )
     compression: Annotated[dict[str, str], AfterValidator(check_compression)] = Field(

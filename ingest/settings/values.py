@@ -25,6 +25,8 @@ BYTES: Mapping[str, int] = {
 }
 _LONGEST = 36500 * 86_400.0
 """Seconds. Threads cannot wait for three times as long."""
+_LARGEST = 1 << 50
+"""Bytes: 1 PiB. Larger numbers do not fit where Lance and Arrow add some of them up in 64 bits."""
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -39,7 +41,9 @@ def parse_duration(value: object) -> float:
 def parse_size(value: object) -> int:
     """Return the bytes of a size such as "256MiB". Raises: ValueError that names the remedy."""
     number, factor = _split(value, BYTES, 'a size such as "64KiB", "256MiB" or "1GiB"')
-    return round(number * factor)
+    if (size := round(number * factor)) > _LARGEST:
+        raise ValueError("is too large; give at most 1024TiB")
+    return size
 
 
 def format_duration(seconds: float) -> str:

@@ -29,6 +29,7 @@ def find_or_create(
     base = flush.BaseTable.find(table.uri, options, to_write=True)
     if base is not None:
         check_same_table(settings, base)
+        check_flush(settings, base.schema, base.storage_version)
         return _with_ttl(settings, base), False
     wanted = schema if schema is not None else settings.arrow_schema()
     if not len(wanted) or not (table.key or table.append_only):
@@ -39,6 +40,7 @@ def find_or_create(
     wanted, indexes = _with_key(wanted, table.key), settings.index_specs()
     row_schema(wanted, table.key)
     check_indexes(wanted, indexes)
+    check_flush(settings, wanted)
     regions, wal_format, by = settings.regions.count, settings.wal.format, _append_by(settings)
     try:
         created = flush.BaseTable.create(
@@ -50,6 +52,7 @@ def find_or_create(
         if (base := flush.BaseTable.find(table.uri, options, to_write=True)) is None:
             raise
         check_same_table(settings, base)
+        check_flush(settings, base.schema, base.storage_version)
         return _with_ttl(settings, base), False
 
 
@@ -68,7 +71,19 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
             table.uri, table.key, regions, indexes, options, wal_format, by, _rules(settings), _ttl(settings)
         )
         check_same_table(settings, adopted)
+        check_flush(settings, adopted.schema, adopted.storage_version)
         return _with_ttl(settings, adopted), f"adopted ({adopted.wal_format})"
+
+
+def check_flush(settings: Settings, columns: pa.Schema, storage_version: str | None = None) -> None:
+    """Raise Invalid where no SST of these columns can be written with [flush].
+
+    `storage_version`: of the files of the base table, None for a table that does not exist yet.
+    """
+    try:
+        settings.flush.file_options().expect_fit(columns, storage_version)
+    except flush.InvalidFileOptions as error:
+        raise Invalid(f"[flush] {error}") from error
 
 
 def _with_key(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:

@@ -26,6 +26,8 @@ FOUND = [
     ({"source": {"path": "in", "options": {"maxFilesPerTriger": "1"}}}, ["did you mean 'maxFilesPerTrigger'"]),
     ({"source": {"path": "in", "spark": {"spark.mastr": "local[2]"}}}, ["did you mean 'spark.master'"]),
     ({"source": {"path": "in", "spark": {"master": "local[2]"}}}, ["begin with 'spark.'"]),
+    ({"flush": {"page_size": "9000000TiB"}}, ["[flush] page_size", "too large"]),
+    ({"flush": {"storage_version": "2.0", "compression": {"*": "fsst"}}}, ["[flush] storage_version = '2.0'"]),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileReader
 
+import memwal
 from memwal.flush import FileOptions, InvalidFileOptions, SstFormat, read_sst, write_sst
+from memwal.flush.sst.file_options import PAGE_SIZE_MAX, PAGE_SIZE_MIN
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.memtable import MemTable, row_schema, with_tombstone
@@ -95,6 +98,7 @@ def test_schema_metadata_is_in_the_dataset_and_not_in_what_is_read(tmp_path: Pat
         ({"metadata": {"lance:field_id": "3"}}, "'lance:field_id'"),
         ({"storage_version": "2.3"}, "2.3"),
         ({"page_size": 4095}, "page_size"),
+        ({"page_size": (1 << 30) + 1}, "page_size"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(given: Mapping[str, Any], said: str) -> None:
@@ -112,3 +116,61 @@ def test_settings_become_options() -> None:
     loaded = load(source, {"MEMWAL__FLUSH__COMPRESSION": '{"*_text" = "lz4"}'})
     assert loaded.flush.file_options() == FileOptions("2.1", 1 << 20, {"*_text": "lz4"}, {"a": "b"})
     assert load({"table": {"uri": "t"}}, {}).flush.file_options() == FileOptions()
+
+
+STRUCT = pa.struct([("x", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"storage_version": "2.0"}, STRUCT, "column 'c' has the type struct<x: int64>"),
+        ({"storage_version": "2.0"}, pa.list_(STRUCT), "files of the format 2.0 hold no null structs"),
+        ({"storage_version": "2.0", "compression": {"*": "fsst"}}, pa.string(), "column 'c'"),
+        ({"storage_version": "2.0", "compression": {"c": "fsst"}}, pa.large_string(), "compression 'fsst'"),
+    ],
+)
+def test_options_that_no_sst_of_the_columns_could_be_written_with(
+    given: Mapping[str, Any], kind: pa.DataType, said: str
+) -> None:
+    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("c", kind)])
+    with pytest.raises(InvalidFileOptions, match=re.escape(said)) as refused:
+        FileOptions(**given).expect_fit(columns, "2.2")
+    assert "\n" not in str(refused.value)
+    FileOptions(**given).expect_fit(columns.remove(1), "2.2")
+
+
+@pytest.mark.parametrize("scheme", ["zstd:22", "lz4", "fsst", "none"])
+@pytest.mark.parametrize("page_size", [PAGE_SIZE_MIN, PAGE_SIZE_MAX])
+def test_options_that_fit_write_every_sst(tmp_path: Path, scheme: str, page_size: int) -> None:
+    options = FileOptions("2.1", page_size, {"*": scheme})
+    options.expect_fit(SCHEMA, "2.2")
+    assert Written(tmp_path, options).dataset.count_rows()
+
+
+def test_settings_that_stop_every_flush_are_found_before_a_row_is_put(tmp_path: Path) -> None:
+    uri, columns = str(tmp_path / "t.lance"), {"id": "int64", "doc": "string"}
+    fsst = {"storage_version": "2.0", "compression": {"doc": "fsst"}}
+    with pytest.raises(Invalid, match=r"\[flush\] .*'doc'"):
+        memwal.open(uri, settings={"table": {"key": ["id"], "columns": columns}, "flush": fsst})
+    assert not (tmp_path / "t.lance").exists()
+    with memwal.open(uri, settings={"table": {"key": ["id"], "columns": columns}}) as table:
+        table.put([{"id": 1, "doc": "a"}])
+    with pytest.raises(Invalid, match=r"\[flush\] .*'doc'"):
+        memwal.open(uri, settings={"flush": fsst})
+    for section, name in (("flush", "page_size"), ("memtable", "size_max")):
+        with pytest.raises(Invalid, match="too large"):
+            memwal.open(uri, settings={section: {name: "9000000TiB"}})
+
+
+def test_a_struct_added_by_another_program_stops_no_flush(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("a", pa.string())])
+    settings = {"commit": {"interval": "0s"}, "flush": {"storage_version": "2.0"}}
+    with memwal.open(uri, schema=schema, key="id", settings=settings) as table:
+        table.put([{"id": 1, "a": "x"}])
+        lance.dataset(uri).add_columns(pa.field("s", STRUCT))
+        table.put([{"id": 2, "s": {"x": 5}}, {"id": 3}])
+        table.flush()
+        table.commit()
+        assert table.scan(["s"], "id > 1", level="committed").read_all()["s"].to_pylist() == [{"x": 5}, None]
