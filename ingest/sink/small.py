@@ -51,9 +51,12 @@ PATHS_NEEDED = "paths of files are wanted"
 then."""
 
 _HASH_BITS = 20
-PACKED = f"shiftleft(unix_millis({LANDED}), {_HASH_BITS}) | (xxhash64({FILE}, {BLOCK}) & {(1 << _HASH_BITS) - 1})"
-"""Spark's expression of `PART` (int64): the milliseconds of the file's moment, good until the year 2248, above a hash.
-Of parts with the same time, one pair in a million has the same number; those are ordered as Spark reads them."""
+_LAST = (1 << 63 - _HASH_BITS) - 1
+_MILLIS = f"least(unix_millis({LANDED}), {_LAST})"
+PACKED = f"shiftleft({_MILLIS}, {_HASH_BITS}) | (xxhash64({FILE}, {BLOCK}) & {(1 << _HASH_BITS) - 1})"
+"""Spark's expression of `PART` (int64): the modification time of the file in milliseconds, above a hash. Files dated
+after 2248 have the last time that fits; if there are several, paths are needed. Of parts with the same time, one pair
+in a million has the same number; those are ordered as Spark reads them."""
 
 
 @dataclass(frozen=True, slots=True)

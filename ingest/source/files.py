@@ -45,7 +45,10 @@ FILES_CHECKED = 256
 
 NO_GLOB = ("__globPaths__", "false")
 """Option of a reader: paths are names of files, whatever their characters; Spark's file stream reads them so too."""
-_FAR = "36500d"  # Spark's default of 7 days leaves out, without a message, files that are that much older than others
+_ANY_AGE = f"{2**63 - 1}ms"
+"""The longest time that Spark takes: files of any age are read. Spark leaves out, without a message, files that are
+older than the newest file that it has seen by more than this (by default 7 days), so one file with a time far in the
+future would hide all others. Spark begins with 1970 as the newest time, so the difference cannot overflow."""
 _STRICT = "FAILFAST"  # Spark's default replaces unreadable values with null
 
 _PLACE = {LANDED: "file_modification_time", FILE: "file_path", BLOCK: "file_block_start"}
@@ -145,7 +148,7 @@ def _check_type(file: Path, found: pa.Field, wanted: pa.DataType) -> None:
 
 def file_limits(source: SourceSettings) -> dict[str, str]:
     """Return the options of a stream of files: the number of files per micro-batch, and no limit of their age."""
-    return {"maxFilesPerTrigger": str(source.files_per_trigger), "maxFileAge": _FAR}
+    return {"maxFilesPerTrigger": str(source.files_per_trigger), "maxFileAge": _ANY_AGE}
 
 
 def files_of(frame: DataFrame) -> list[str]:

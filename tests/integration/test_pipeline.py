@@ -24,6 +24,8 @@ from memwal.ingest.pipeline.checks import check
 from memwal.ingest.settings.load import load
 from memwal.ingest.table.create import find_or_create
 
+_YEAR_2300 = 10_413_792_000.0
+
 
 def write_feed(directory: Path, *tables: pa.Table) -> str:
     directory.mkdir(exist_ok=True)
@@ -95,6 +97,21 @@ def test_a_source_without_a_feed_is_drained(
     ran = cli("run", small_config(source={"path": directory, "files_per_trigger": 5}), "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert sorted(names(uri)) == list(range(50))
+
+
+def test_a_file_dated_far_ahead_hides_no_later_file(
+    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
+) -> None:
+    directory = write_feed(tmp_path / "in", made.table(range(30)))
+    os.utime(Path(directory) / "000.parquet", (_YEAR_2300, _YEAR_2300))
+    config = small_config(source={"path": directory})
+    assert cli("run", config, "--once").code == 0
+    pq.write_table(made.table(range(30, 50)), Path(directory) / "later.parquet")
+    pq.write_table(made.table(range(50, 60)), Path(directory) / "older.parquet")
+    os.utime(Path(directory) / "older.parquet", (-86_400, -86_400))
+    ran = cli("run", config, "--once")
+    assert (ran.code, ran.error_lines) == (0, [])
+    assert sorted(names(uri)) == list(range(60))
 
 
 def test_the_daemon_killed_in_the_middle_costs_time_only(

@@ -24,8 +24,8 @@ from memwal.ingest.sink.prepared import PreparedTask
 from memwal.ingest.sink.receipts import BatchReceipt
 from memwal.ingest.sink.route import RouteTask
 from memwal.ingest.sink.send import SendTask
-from memwal.ingest.sink.small import OneTask, in_order
-from memwal.ingest.source.columns import BLOCK, BUCKET, DELETE, FILE, LANDED, ROW
+from memwal.ingest.sink.small import PACKED, OneTask, in_order, needs_paths, unpacked
+from memwal.ingest.source.columns import BLOCK, BUCKET, DELETE, FILE, LANDED, PART, ROW
 from memwal.ingest.source.feed import Feed
 from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import of_spark
@@ -47,6 +47,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session = start_session(configuration(settings, 2, once=True))
     yield session
     session.stop()
+
+
+_LAST_SECOND = ((1 << 43) - 1) // 1_000
+"""Of 2248, the last that fits into the number."""
 
 
 class Stream:
@@ -416,6 +420,17 @@ def test_only_narrow_rows_are_handed_over_without_being_measured(spark: Any, col
         assert (spark.conf.get(name) == before) is measured
     assert spark.conf.get(name) == before
     assert task.collected(frame, 7) == []
+
+
+def test_one_number_orders_files_of_any_time(spark: Any) -> None:
+    seconds = [-86_400, 0, 1_700_000_000, _LAST_SECOND, 10_413_792_000, 60_000_000_000]
+    times = ", ".join(f"({at}, timestamp_seconds({at}), 'file:/{at}', 0)" for at in seconds)
+    packed = spark.sql(f"SELECT {PACKED} FROM VALUES {times} AS (at, {LANDED}, {FILE}, {BLOCK}) ORDER BY at").toArrow()
+    (batch,) = pa.table({PART: packed[0]}).combine_chunks().to_batches()
+    landed = unpacked(batch)[LANDED].cast(pa.int64()).to_pylist()
+    assert [at // 1_000_000 for at in landed] == [*seconds[:4], _LAST_SECOND, _LAST_SECOND]
+    late = unpacked(batch).slice(4).append_column(BUCKET, pa.array([0, 0]))
+    assert needs_paths(pa.Table.from_batches([late])), "these are ordered by their true times, which come with paths"
 
 
 def test_one_task_orders_rows_as_spark_does(spark: Any) -> None:
