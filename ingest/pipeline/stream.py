@@ -34,12 +34,15 @@ from memwal.ingest.settings.paths import local_path, with_absolute_paths
 from memwal.ingest.settings.process_sections import KAFKA
 from memwal.ingest.sink.foreach_batch import MemWalSink
 from memwal.ingest.source.csv_header import ByHeader, has_header
+from memwal.ingest.source.deleted_files import log_deleted_files
 from memwal.ingest.source.feed import Feed
 from memwal.ingest.source.kafka.stream import read_kafka, topic_guard
 from memwal.ingest.source.kafka.topics import TopicGuard
 from memwal.ingest.source.source_rows import SourceRows
 from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark.checkpoint_files import checkpoint_files
 from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.wal import Clock
 
 if TYPE_CHECKING:
@@ -210,7 +213,7 @@ class PipelineStream:
                 self._sink.warm_up(self._services.spark)
             refuse_set_back(self._settings, lambda query: self._services.owner.table.applied(query).newest)
             mark_checkpoint(self._settings, self._base)
-            self._begin_guard()
+            self._check_replay()
             self._pages.stats.begin()
             query = writer.start()
         except Exception as error:
@@ -222,12 +225,17 @@ class PipelineStream:
             self._feed.start()
         return query
 
-    def _begin_guard(self) -> None:
-        """Compare the topics of Kafka, and let the sink compare them in each micro-batch. Raises: as `TopicGuard`."""
+    def _check_replay(self) -> None:
+        """Compare the topics of Kafka, and let the sink compare them in each micro-batch; name deleted files.
+        Raises: as `TopicGuard`."""
         self._end_guard()
-        if self._settings.source.format == KAFKA:
-            self._guard = self._sink.guard = topic_guard(self._services.spark, self._settings)
+        spark, source = self._services.spark, self._settings.source
+        if source.format == KAFKA:
+            self._guard = self._sink.guard = topic_guard(spark, self._settings)
             self._guard.start()
+        elif source.format in FILE_FORMATS:
+            files = checkpoint_files(spark, self._settings.checkpoint)
+            log_deleted_files(spark, self._settings.table.uri, files)
 
     def _end_guard(self) -> None:
         if self._guard is not None:

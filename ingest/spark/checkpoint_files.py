@@ -21,8 +21,8 @@ class CheckpointFiles(Protocol):
     def write(self, name: str, text: str) -> None:
         """Create or replace a file, atomically. The file survives a crash once this returns."""
 
-    def has_files(self, directory: str) -> bool:
-        """Return whether `directory` exists and is not empty."""
+    def names(self, directory: str) -> list[str]:
+        """Return the names of the files in `directory`, in no order; none if it does not exist."""
 
 
 def checkpoint_files(spark: SparkSession, checkpoint: str) -> CheckpointFiles:
@@ -56,10 +56,10 @@ class LocalFiles:
         finally:
             os.close(directory)
 
-    def has_files(self, directory: str) -> bool:
+    def names(self, directory: str) -> list[str]:
         """See `CheckpointFiles`."""
         found = self._root / directory
-        return found.is_dir() and any(found.iterdir())
+        return [file.name for file in found.iterdir()] if found.is_dir() else []
 
 
 class SparkFiles:
@@ -91,10 +91,11 @@ class SparkFiles:
         stream.write(bytearray(text.encode()))
         stream.close()
 
-    def has_files(self, directory: str) -> bool:
+    def names(self, directory: str) -> list[str]:
         """See `CheckpointFiles`."""
         found = self._at(directory)
-        return bool(self._files.exists(found)) and len(self._files.listStatus(found)) > 0
+        statuses = self._files.listStatus(found) if self._files.exists(found) else []
+        return [str(status.getPath().getName()) for status in statuses]
 
     def _at(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._path, name)

@@ -232,10 +232,10 @@ def test_files_of_a_checkpoint_are_the_same_through_spark(kafka_connector: dict[
             for text in ("first é\n", "second\n"):
                 files.write("note-é", text)
                 assert files.read("note-é") == (at / "note-é").read_text() == text
-            assert not files.has_files("offsets")
+            assert files.names("offsets") == []
             (at / "offsets").mkdir()
-            assert not files.has_files("offsets")
+            assert files.names("offsets") == []
             (at / "offsets" / "0").touch()
-            assert files.has_files("offsets")
+            assert files.names("offsets") == ["0"]
     finally:
         spark.stop()

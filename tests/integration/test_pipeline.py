@@ -42,6 +42,14 @@ def names(uri: str) -> dict[int, str]:
     return found
 
 
+def narrow_vector(made: Any) -> pa.Table:
+    """Rows of which one has a vector that is too short for the table: readable, and refused in the stream."""
+    rows = made.rows(range(5))
+    rows[3]["vector"] = [1.0, 2.0]
+    loose = pa.schema([*list(made.schema)[:4], pa.field("vector", pa.list_(pa.float32()))])
+    return pa.Table.from_pylist(rows, schema=loose)
+
+
 @pytest.fixture
 def fed(small_config: Callable[..., Path], tmp_path: Path, made: Any) -> Callable[..., Path]:
     """A configuration with a feed of ten files: 200 rows, and 100 of them once more."""
@@ -112,6 +120,25 @@ def test_a_file_dated_far_ahead_hides_no_later_file(
     ran = cli("run", config, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert sorted(names(uri)) == list(range(60))
+
+
+@pytest.mark.parametrize("batches", [1, 9])  # Spark compacts its list of files at the tenth
+def test_a_deleted_file_of_a_failed_micro_batch_is_named(
+    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any], batches: int
+) -> None:
+    landing = tmp_path / "in"
+    write_feed(landing, *(made.table(range(at * 10, at * 10 + 10)) for at in range(batches)))
+    config = small_config(source={"path": str(landing), "files_per_trigger": 1})
+    if batches > 1:
+        assert cli("run", config, "--once").code == 0
+    pq.write_table(narrow_vector(made), landing / "has a problem.parquet")
+    assert cli("run", config, "--once").code == 2
+    (landing / "has a problem.parquet").unlink()
+    for lines in (1, 0):
+        ran = cli("run", config, "--once")
+        assert (ran.code, len(ran.error_lines)) == (0, lines)
+        assert ran.err.count("has%20a%20problem.parquet; to load a file, land it under another name") == lines
+    assert sorted(names(uri)) == list(range(batches * 10))
 
 
 def test_the_daemon_killed_in_the_middle_costs_time_only(
@@ -228,10 +255,7 @@ def test_without_java_one_line_says_what_to_install(
 def test_a_refused_row_in_the_stream_is_one_line(
     small_config: Callable[..., Path], tmp_path: Path, made: Any, cli: Callable[..., Any]
 ) -> None:
-    rows = made.rows(range(5))
-    rows[3]["vector"] = [1.0, 2.0]
-    loose = pa.schema([*list(made.schema)[:4], pa.field("vector", pa.list_(pa.float32()))])
-    directory = write_feed(tmp_path / "in", pa.Table.from_pylist(rows, schema=loose))
+    directory = write_feed(tmp_path / "in", narrow_vector(made))
     config = small_config(source={"path": directory})
     ran = cli("run", config, "--once")
     assert ran.code == 2

@@ -137,7 +137,7 @@ def check_places(settings: Settings, found: Mapping[str, Topic], files: Checkpoi
 
 def has_begun(files: CheckpointFiles) -> bool:
     """Return whether Spark has noted offsets in the checkpoint: those of a micro-batch, or those to begin at."""
-    return files.has_files("offsets") or files.has_files("sources/0")
+    return bool(files.names("offsets") or files.names("sources/0"))
 
 
 def noted(files: CheckpointFiles) -> dict[str, str]:
