@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from memwal.flush import WriteRules
+from memwal.ingest.api.missing import keeps
 from memwal.ingest.api.rows import Deletes, check_encoding
 from memwal.memtable import Checked, MemTable, tombstones, with_tombstone
 
@@ -51,9 +52,9 @@ class RowChecker:
         return self._memtable.check(rows, size)
 
     def _required_among(self, columns: Collection[str]) -> tuple[str, ...]:
-        """Return the columns that must be in a put with `columns`: all of `required`; with upsert = "merge" only those
-        that the put has, and the version column.
+        """Return the columns that must be in a put with `columns`: all of `required`; if missing columns are kept, only
+        those that the put has, and the version column.
         """
-        if self._rules.upsert != "merge":
+        if not keeps(self._memtable.key, self._rules.upsert):
             return self._required
         return tuple(name for name in self._required if name in columns or name == self._rules.version)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from memwal.ingest.api.arguments import brief, given_by
 from memwal.ingest.api.keys import NO_KEY
+from memwal.ingest.api.missing import Missing
 from memwal.ingest.api.python_values import NOT_TAKEN, column_of
 from memwal.ingest.errors import Invalid
 from memwal.memtable import TOMBSTONE
@@ -29,17 +30,17 @@ ROWS_NAMED = 300
 _REPEATED = 'an earlier row of the same put has the key, which the table refuses (on_duplicate = "fail")'
 
 
-def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
+def as_table(rows: Any, schema: pa.Schema, missing: Missing | None = "null") -> pa.Table:
     """Return `rows` as a `pa.Table`, without a copy if they are Arrow already.
 
     `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) |
-    list of dicts, whose values take the types of `schema` (the base schema) by name. `alike`: all dicts must have the
-    same names, because in a table whose upserts merge a missing name differs from a null.
+    list of dicts, whose values take the types of `schema` (the base schema) by name. `missing`: as `missing_rule`;
+    unless it is "null", all dicts must have the same names, because a missing name differs from a null.
     Raises: Invalid for another type, for rows that cannot be read, and for a value that does not fit its column, which
     it names.
     """
     try:
-        table = given_by("rows", rows, partial(_as_arrow, schema=schema, alike=alike))
+        table = given_by("rows", rows, partial(_as_arrow, schema=schema, missing=missing))
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise Invalid(f"rows: cannot read the {type(rows).__name__}: {first_line(error):.200}") from error
     if table is None:
@@ -50,7 +51,7 @@ def as_table(rows: Any, schema: pa.Schema, *, alike: bool = False) -> pa.Table:
     return table
 
 
-def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
+def _as_arrow(rows: Any, schema: pa.Schema, *, missing: Missing | None) -> pa.Table | None:
     if isinstance(rows, pa.Table):
         return rows
     if _is_pandas_frame(rows) and rows.index.names == [None]:
@@ -65,8 +66,8 @@ def _as_arrow(rows: Any, schema: pa.Schema, *, alike: bool) -> pa.Table | None:
     if isinstance(rows, Sequence) and not rows:
         return schema.empty_table()
     if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
-        if alike:
-            _check_alike(rows)
+        if missing != "null":
+            _check_alike(rows, missing)
         return _from_dicts(rows, schema)
     return None
 
@@ -121,15 +122,16 @@ def _fault(column: pa.ChunkedArray) -> str:
     return ""
 
 
-def _check_alike(rows: Sequence[Mapping[str, Any]]) -> None:
+def _check_alike(rows: Sequence[Mapping[str, Any]], missing: Missing | None) -> None:
     names = rows[0].keys()
     for number, row in enumerate(rows):
         if row.keys() != names:
             odd = next(iter(row.keys() ^ names))
             here, there = ("lacks", "has") if odd in names else ("has", "lacks")
+            remedy = 'write None for a null, or missing="null"' if missing is None else "write None for a null"
             raise Invalid(
-                f"rows: row {number} {here} {brief(odd)}, row 0 {there} it; columns that a put lacks keep their "
-                "stored values, so put rows with other columns separately, or write None for a null"
+                f"rows: row {number} {here} {brief(odd)}, row 0 {there} it; {remedy}; to keep stored values, put rows "
+                'with other columns separately, with missing="keep"'
             )
 
 

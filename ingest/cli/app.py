@@ -289,6 +289,10 @@ def load(
     format: Annotated[
         str | None, typer.Option(help="format of the files: parquet, csv, ndjson or arrow; default: by their endings")
     ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(help="null: columns that the files lack become null; default: such files are refused"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check every row, but load nothing")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -296,7 +300,9 @@ def load(
     from memwal.ingest.cli.load import Asked
     from memwal.ingest.cli.load import load as load_files
 
-    return load_files(settings_of(config), os.environ, Asked(files, token, format, dry_run, as_json), console())
+    return load_files(
+        settings_of(config), os.environ, Asked(files, token, format, dry_run, as_json, missing), console()
+    )
 
 
 app.command()(pause)

@@ -112,7 +112,8 @@ def replay(
     target = opened(settings.table.uri, options)
     mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
     with ending_spark(), _writable(settings, environ, console) as table:
-        replaying = Replaying(letters, target, table, mapping, partial(noted, settings), force=force)
+        missing = settings.sink.missing or None
+        replaying = Replaying(letters, target, table, mapping, partial(noted, settings), missing=missing, force=force)
         outcome = replaying.replay(condition, limit)
     replayed, remain = count(outcome.replayed, "dead letter"), outcome.stay.total()
     console.out(f"replayed {replayed} into {settings.table.uri}; {remain:,} remain", highlight=False)

@@ -23,6 +23,7 @@ from rich.filesize import decimal
 from memwal import flush, wal
 from memwal.flush.base.load_id import load_id
 from memwal.flush.commits.load_notes import RENEW_EVERY
+from memwal.ingest.api.missing import Missing
 from memwal.ingest.cli.open import open_base, open_for_reading
 from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.cli.quiet import CommandConsole
@@ -50,6 +51,7 @@ class Asked:
     format: str | None
     dry_run: bool
     as_json: bool
+    missing: str | None = None
 
 
 def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: CommandConsole) -> int:
@@ -62,6 +64,7 @@ def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: 
     began, progress = clock.monotonic(), _Progress(Console(stderr=True, emoji=False, quiet=console.is_quiet))
     if asked.token is not None:
         _check_token(asked.token)
+    missing = _checked_missing(asked.missing)
     base, store = open_base(settings, environ)
     check_rules(base)
     files = find_files(asked.files, asked.format, settings.storage_options(environ))
@@ -74,7 +77,7 @@ def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: 
             asked.dry_run or _finish(settings, base, store, token, clock)
         ):
             return _already(base.uri, token, landed, console, as_json=asked.as_json)
-        checked = check_files(base, files, progress.rows)
+        checked = check_files(base, files, progress.rows, missing)
         progress.tell(f"checked {count(checked.read, 'row')} of {count(len(files), 'file')}")
         if asked.dry_run:
             return _dry(base.uri, checked, token, console, as_json=asked.as_json)
@@ -155,6 +158,15 @@ def _finish(settings: Settings, base: flush.BaseTable, store: wal.ObjectStore, t
         clock=clock,
         retries=settings.commit.retries,
         options=settings.wal.options(),
+    )
+
+
+def _checked_missing(text: str | None) -> Missing | None:
+    if text is None or text == "null":
+        return text  # type: ignore[return-value]  # checked just now
+    raise Invalid(
+        f"--missing {text[:40]}: write null; a load replaces whole rows, so it cannot keep stored values: put the rows "
+        'instead, for example by `memwal run --once` with sink.missing = "keep"'
     )
 
 

@@ -23,6 +23,7 @@ from memwal.ingest import tracing
 from memwal.ingest.api.arguments import keys_or_filter, seconds, yes_or_no
 from memwal.ingest.api.deletes import FilterDelete
 from memwal.ingest.api.keys import normalise_keys
+from memwal.ingest.api.missing import CallersColumns, Missing, missing_rule
 from memwal.ingest.api.reads import READS, Reads, check_level
 from memwal.ingest.api.rows import as_table, size_bound
 from memwal.ingest.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
@@ -34,8 +35,8 @@ from memwal.ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_o
 from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
 from memwal.ingest.client.stream import RegionStream
 from memwal.ingest.client.writes import InFlight, RoutedWrite, deciding_failure
-from memwal.ingest.errors import NOT_OWNER, RESIZED, MemWalError, Unavailable, translate_errors
-from memwal.ingest.rpc.connection import Connection, as_vector
+from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable, translate_errors
+from memwal.ingest.rpc.connection import Connection, as_vector, kept_columns
 from memwal.ingest.rpc.protocol import known
 from memwal.ingest.rpc.tls import NO_TLS, ClientTls
 from memwal.ingest.rpc.wire import without_views
@@ -109,17 +110,27 @@ class RemoteTable(Reads):
     # ---- write ---------------------------------------------------------------------------------------------------
 
     @translate_errors
-    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
+    def put(
+        self,
+        rows: Any,
+        *,
+        missing: Missing | None = None,
+        durable: bool = True,
+        token: TokenLike = None,
+        timeout: float | None = None,
+    ) -> Receipt:
         """As `Table.put`. A put of which surely nothing was applied is sent again until `timeout` (two minutes without
         one), one that may be applied only with its `token`. Raises also: UnknownOutcome if an owner was lost before its
         answer.
         """
-        given = as_table(rows, self.schema, alike=self.upsert == "merge")
+        rule = missing_rule(missing, self.key, self.upsert)
+        given = as_table(rows, self.schema, rule)
         if not set(given.column_names) <= set(self.schema.names):
             self.refresh()
             if isinstance(rows, Sequence):
-                given = as_table(rows, self.schema, alike=self.upsert == "merge")
+                given = as_table(rows, self.schema, rule)
         request = {"op": "write", "delete": False, "durable": yes_or_no("durable", durable)}
+        request |= self._nulls(given.column_names, rule)
         return self._write(without_views(given), request, Token.parse(token), timeout)
 
     @translate_errors
@@ -150,11 +161,13 @@ class RemoteTable(Reads):
         deletes: bool = False,
         routing: int = 1,
         rows: int | None = None,
+        nulls: Sequence[str] = (),
     ) -> RegionStream:
         """Start the stream of one region and micro-batch; nothing is applied before `finish`.
 
-        `columns`: the columns of the rows, in the order of the schema, None for all; only a table whose upserts merge
-        takes fewer. `deletes`: whether the rows have a last column `_tombstone`, true where a row deletes its key.
+        `columns`: the columns of the rows, in the order of the schema, None for all; stored values of the others are
+        kept, except that the columns `nulls` become null. `deletes`: whether the rows have a last column `_tombstone`,
+        true where a row deletes its key.
         `routing`: version of the routing by which the caller found `region`.
         `rows`: number of rows that will be written, if known; the region applies nothing of a stream with another.
         `timeout`: seconds from now to the ack, after which the stream is abandoned; None for no limit.
@@ -167,12 +180,14 @@ class RemoteTable(Reads):
         attempts = Attempts(router.clock, router.ids, limit, repeatable=True, restarts=self._restarts)
 
         name, asked, trace = str(region), list[Callable[[], bool]](), tracing.headers() if tracing.on else ()
+        said = kept_columns(len(schema) - deletes + len(nulls) < len(self.schema), nulls)
 
         def open_put() -> Any:
             patience, to = attempts.patience(alone=router.alone), router.owner(name)
             asked[:] = [router.watch(to.endpoint, [name])]
             with tracing.continued(trace):
-                return to.open_put(name, token, schema, None if patience == float("inf") else patience, routing, rows)
+                left = None if patience == float("inf") else patience
+                return to.open_put(name, token, schema, left, routing, rows, said)
 
         def again(error: MemWalError) -> None:
             router.before_next(attempts, error, router.rounds)
@@ -258,12 +273,26 @@ class RemoteTable(Reads):
         """Routes rows; created when rows first go to several daemons, and again after a change of columns."""
         return Splitter(self.schema, self.key, self._description)
 
+    def _nulls(self, given: Sequence[str], rule: Missing | None) -> dict[str, Any]:
+        """Return what a request says of columns that its rows lack. Raises: as `CallersColumns.nulls`."""
+        if not set(given) <= set(self.schema.names):
+            return {"nulls": []}  # the owner refuses the unknown column, by its name
+        try:
+            nulls = self._callers_columns.nulls(given, self.schema, self.key, self.required, rule)
+        except Invalid:
+            self.refresh()  # columns that the rows lack may have been dropped
+            nulls = self._callers_columns.nulls(given, self.schema, self.key, self.required, rule)
+        return kept_columns(len(given) + len(nulls) < len(self.schema), nulls)
+
     def _describe(self, request: dict[str, Any], patience: float | None) -> None:
         described = self.router.describe(request, patience)
         self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(described["schema"])))
         self.key = tuple(described["key"])
         self.upsert: str = described["upsert"]
         self.version: str = described["version"]
+        self.required = tuple(described["required"])
+        if "_callers_columns" not in self.__dict__:
+            self._callers_columns = CallersColumns(self.schema.names)
         self._description = described
         self.__dict__.pop("splitter", None)
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from memwal.flush import WriteRules
 from memwal.flush.base.sharding import Routing
 from memwal.ingest.api.fusion import best_of_arms
+from memwal.ingest.api.missing import keeps
 from memwal.ingest.api.ordering import first_rows
 from memwal.ingest.api.reads import ReadKind
 from memwal.ingest.api.results import RowStream, gathered
@@ -142,7 +143,7 @@ class Splitter:
         self.regions: tuple[str, ...] = tuple(described["ids"])
         """The region of bucket n at n."""
         self._key = tuple(key)
-        self._merges, self._on_duplicate = described["upsert"] == "merge", described["on_duplicate"]
+        self._keeps, self._on_duplicate = keeps(key, described["upsert"]), described["on_duplicate"]
         indexes = [known(IndexSpec, each) for each in described["indexes"]]
         rules = WriteRules(described["upsert"], described["on_duplicate"], described["version"])
         memtable = MemTable(row_schema(schema, key), key, indexes, generation=0)
@@ -150,12 +151,13 @@ class Splitter:
         self._bucket = Routing.parse(described["routing"]).hash(schema)
 
     def checked(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of a put in the table's columns, with equal keys settled by the table's rule.
+        """Return the rows of a put in the table's columns, with equal keys settled by the table's rule. Columns that
+        they lack are left out, unless the table can only set these to null.
 
         Raises: InvalidRows or Invalid, naming column and row.
         """
         whole, given = self._checker.check(rows), set(rows.column_names)
-        left_out = [name for name in whole.column_names if self._merges and name not in given]
+        left_out = [name for name in whole.column_names if self._keeps and name not in given]
         conformed = whole.drop_columns([*{TOMBSTONE, *left_out}])
         if self._on_duplicate == "last":
             return conformed

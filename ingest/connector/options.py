@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast, get_args
 
 from pydantic import SecretStr
 
 from memwal.ingest.api.changes import Images, Position, checked_end, checked_images
+from memwal.ingest.api.missing import Missing
 from memwal.ingest.api.reads import Level, check_level
 from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.credentials import Access
@@ -124,7 +125,7 @@ class ChangeOptions(TableOptions):
 class WriteOptions(TableOptions):
     """The options of one `df.writeStream…start()`."""
 
-    NAMES = ("config", "checkpointlocation", *TableOptions.NAMES)
+    NAMES = ("config", "checkpointlocation", "missing", *TableOptions.NAMES)
     USE = (
         'df.writeStream.format("memwal").option("config", "config.toml"), or .option("path", "s3://bucket/table.lance")'
     )
@@ -133,6 +134,8 @@ class WriteOptions(TableOptions):
     """Seconds for the rows of one region in a micro-batch."""
     in_flight_max: int = SinkSettings().in_flight_max
     """Bytes that are sent before they are acknowledged."""
+    missing: Missing | None = None
+    """What happens to columns of the table that the frame lacks; None: as `missing_rule`."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
@@ -157,6 +160,7 @@ class WriteOptions(TableOptions):
             storage=tuple((name, value.get_secret_value()) for name, value in table.storage_options.items()),
             stream_timeout=sink.stream_timeout,
             in_flight_max=sink.in_flight_max,
+            missing=sink.missing or None,
         )
 
 
@@ -190,6 +194,12 @@ def _sql(text: str) -> str:
     return text
 
 
+def _missing(text: str) -> Missing:
+    if text not in get_args(Missing):
+        raise ValueError("write null or keep")
+    return cast("Missing", text)
+
+
 def _since(text: str) -> str | Position:
     text = text.strip()
     if not text.startswith("{"):
@@ -208,4 +218,5 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
     SINCE: _since,
     "images": checked_images,
     "max_rows_per_batch": _rows,
+    "missing": _missing,
 }

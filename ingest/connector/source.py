@@ -96,10 +96,9 @@ class MemWalSource(DataSource):
     @translate_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Return a writer of micro-batches. Raises: Invalid, Unavailable."""
-        del schema
         if overwrite:
             raise Invalid('outputMode "complete" replaces the table; use "append" or "update"')
-        return MemWalStreamWriter(WriteOptions.of(self._given))
+        return MemWalStreamWriter(WriteOptions.of(self._given), schema.names)
 
     def _captured(self, options: ReadOptions) -> Moment:
         if self._moment is None:

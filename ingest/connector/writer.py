@@ -16,14 +16,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from memwal import wal
+from memwal.ingest.api.missing import OPTION, CallersColumns, choices, missing_rule
 from memwal.ingest.connector.options import WriteOptions, resolved
 from memwal.ingest.connector.planning import opened_table
 from memwal.ingest.errors import Invalid, Unavailable, translate_errors
 from memwal.ingest.rpc.owner_notes import NotesFinder
 from memwal.ingest.sink.receipts import refuse_older
 from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
+from memwal.ingest.sink.send import SendTask, required_of
 from memwal.ingest.sink.staged import Staged, StageTask, delete_staged, send_staged
+from memwal.ingest.source.columns import of_table
 from memwal.ingest.spark.task import source_edge
 from memwal.wal.retries import with_retried_reads
 
@@ -49,12 +51,15 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
     Invariants. See the README.
     """
 
-    def __init__(self, options: WriteOptions) -> None:
-        """Find the table and its daemons. Raises: Invalid, Unavailable."""
+    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
+        """Find the table and its daemons. `columns`: of the frame. Raises: Invalid, Unavailable."""
         base = opened_table(options.uri, options.storage_options())
         self._options, self._routing = options, base.routing_version
         self._uri = base.uri  # an executor has another working directory
         self._regions, self._id = base.regions, base.table_id
+        self._columns, self._schema, self._key = tuple(columns), base.schema, base.key
+        self._required = required_of(columns, base.required)
+        self._rule = missing_rule(options.missing, base.key, base.rules.upsert)
         self._find = NotesFinder(base.uri, options.storage, base.regions)
         self._endpoint = ",".join(options.endpoints or self._find())
         if not self._endpoint:
@@ -80,6 +85,8 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
         Raises: what the owners answer; Unavailable if the table was resized or staged rows are gone.
         """
         told = _in_order(messages)
+        if batchId == 0:
+            self._expect_columns()
         staged = [each for message in told for each in message.staged]
         if len(told) < len(messages):
             raise Unavailable("Spark has lost the message of a task; start the query again, it replays the micro-batch")
@@ -118,7 +125,19 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
             self._routing,
             find=self._find,
             table=self._id or None,
+            # Columns that are added while the query runs must not end it. No writer outlives a micro-batch, so only the
+            # first one of a query checks the columns (`_expect_columns`); later ones keep stored values.
+            known=tuple(self._schema.names) if options.missing == "null" else (),
+            missing=options.missing,
+            form=OPTION,
         )
+
+    def _expect_columns(self) -> None:
+        """Raise Invalid if the frame lacks columns of the table, and the option missing does not say what happens to
+        these.
+        """
+        of = (of_table(self._columns), self._schema, self._key, self._required, self._rule)
+        CallersColumns(self._schema.names).nulls(*of, remedy=choices(OPTION))
 
     def _store(self) -> wal.ObjectStore:
         return _opened(self._uri, self._options.storage)

@@ -10,12 +10,14 @@ from functools import cache
 from inspect import signature
 from typing import Any
 
+from memwal.ingest.api.arguments import brief
 from memwal.ingest.api.reads import READS, Reads
+from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.connection import ASK_WHO
 from memwal.ingest.rpc.protocol import expect_caller, expect_known
 from memwal.ingest.table.embedded import Table
 
-_OF_WRITES = ("region", "producer", "sequence", "routing", "rows", "delete", "durable", "token", "timeout")
+_OF_WRITES = ("region", "producer", "sequence", "routing", "rows", "delete", "durable", "token", "timeout", "nulls")
 _OF_REST = ("filter", "version", "regions", "since", "until", "images", "columns", "at", "column", "kind", "parameters")
 _OF_TOKENS = ("logged",)
 _OF_PEERS = ("name", "look", "flush", "read", "from")
@@ -36,6 +38,14 @@ def expect(request: Mapping[str, Any], call: str = "") -> None:
 def arguments(read: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that the read `read` takes."""
     return {name: request[name] for name in _taken(read) if name in request}
+
+
+def names(request: Mapping[str, Any], field: str) -> list[str] | None:
+    """Return a field of a request that is a list of names, None if it is missing. Raises: Invalid."""
+    told = request.get(field)
+    if told is None or (isinstance(told, list) and all(isinstance(name, str) for name in told)):
+        return told
+    raise Invalid(f"not a request of memwal: {field} = {brief(told)} is not a list of names")
 
 
 def described(table: Table) -> dict[str, Any]:

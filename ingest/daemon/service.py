@@ -275,7 +275,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             if request["op"] == "put":
                 token = Token(request["producer"], request["sequence"])
                 routing = request.get("routing", 1)  # senders without it have never seen a resized table
-                return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing))
+                nulls = fields.names(request, "nulls")
+                return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing, nulls))
             table = self.table  # a resize may replace it at any moment
             expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
             parsed = Token.parse(request["token"])
@@ -286,8 +287,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             }
             if request["op"] == "delete":
                 return asdict(table.deletes.piece(rows, Where(request["filter"], request["version"]), **options))
-            write = table.delete if request["delete"] else table.put
-            return asdict(write(rows, **options))
+            if request["delete"]:
+                return asdict(table.delete(rows, **options))
+            return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))
 
     def _read(self, request: dict[str, Any], rows: pa.Table | None, told: list[Explanation]) -> pa.Table | RowStream:
         op, is_explained = read_named(request.pop("op"))

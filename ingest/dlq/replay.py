@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from memwal.ingest.api.missing import Missing
 from memwal.ingest.api.tokens import Applied, Receipt, Token
 from memwal.ingest.client.target import Target
 from memwal.ingest.dlq.bad_rows import conformed_to, unfit_of
@@ -55,7 +56,7 @@ Noted = tuple[str, int, int]
 class Puts(Protocol):
     """The table that dead letters are put into, open here or at its owner."""
 
-    def put(self, rows: pa.Table, *, token: Token) -> Receipt:
+    def put(self, rows: pa.Table, *, missing: Missing | None, token: Token) -> Receipt:
         """As `Table.put`."""
         ...
 
@@ -87,12 +88,14 @@ class Replaying:
         mapping: Map,
         noted: Callable[[], Noted | None] = lambda: None,
         *,
+        missing: Missing | None = None,
         force: bool = False,
     ) -> None:
-        """`noted`: returns what the checkpoint of one query notes, None if it cannot be read; called after the dead
-        letters were read. `force`: take micro-batches of other queries as finished."""
+        """`missing`: as of a put. `noted`: returns what the checkpoint of one query notes, None if it cannot be read;
+        called after the dead letters were read. `force`: take micro-batches of other queries as finished.
+        """
         self._letters, self._target, self._table, self._map = letters, target, table, mapping
-        self._noted, self._force = noted, force
+        self._noted, self._missing, self._force = noted, missing, force
         self._outcome = Outcome()
 
     def replay(self, condition: str | None, limit: int | None) -> Outcome:
@@ -202,7 +205,7 @@ class Replaying:
         given = pa.Table.from_batches([rows]).select([name for name in rows.schema.names if name != DELETE])
         if _deletes(rows)[0]:
             return self._table.delete(given.select(list(self._target.base.key)), token=token)
-        return self._table.put(given, token=token)
+        return self._table.put(given, missing=self._missing, token=token)
 
     def _fitting(self, ids: Sequence[str], *, tell: bool = True) -> tuple[list[str], pa.RecordBatch]:
         """Do step 1: return ids and rows of the dead letters that fit, in order. `tell`: count why others do not."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush import BaseTable, RowsToLoad
+from memwal.ingest.api.missing import CallersColumns, Missing, missing_rule
 from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import key_codes, key_text
 from memwal.ingest.errors import Invalid
@@ -55,12 +56,14 @@ def check_rules(base: BaseTable) -> None:
         )
 
 
-def check_files(base: BaseTable, files: Sequence[InputFile], tell: Tell = lambda *_: None) -> CheckedRows:
-    """Read and check every row of `files` for the table `base`.
+def check_files(
+    base: BaseTable, files: Sequence[InputFile], tell: Tell = lambda *_: None, missing: Missing | None = None
+) -> CheckedRows:
+    """Read and check every row of `files` for the table `base`. `missing`: None or "null", as of a put.
 
     Raises: Invalid for the first wrong row, naming file, row (from 1) and column.
     """
-    reader, keys, numbers = _Reader(base, files, tell), list[pa.Table](), list[int]()
+    reader, keys, numbers = _Reader(base, files, tell, missing), list[pa.Table](), list[int]()
     for rows in reader.read():
         numbers.append(rows.num_rows)
         if base.key:
@@ -105,10 +108,12 @@ def _counting(keys: pa.Table, base: BaseTable, reader: _Reader) -> npt.NDArray[n
 class _Reader:
     """Reads and checks the files from the first to the last, any number of times. Thread safety. One thread."""
 
-    def __init__(self, base: BaseTable, files: Sequence[InputFile], tell: Tell) -> None:
+    def __init__(self, base: BaseTable, files: Sequence[InputFile], tell: Tell, missing: Missing | None) -> None:
         memtable = MemTable(row_schema(base.schema, base.key), base.key, base.indexes, generation=0)
         self._checker = RowChecker(memtable, base.required, base.rules)
         self._schema, self._key, self._files, self._tell = base.schema, base.key, files, tell
+        self._required, self._missing = base.required, missing_rule(missing, base.key, base.rules.upsert)
+        self._columns = CallersColumns(base.schema.names)
         self._ends: list[int] = []
         """Rows up to the end of each file."""
 
@@ -154,6 +159,8 @@ class _Reader:
     def _checked(self, file: InputFile, rows: pa.Table, before: int) -> pa.Table:
         try:
             whole = self._checker.check(rows)
+            of = (rows.column_names, self._schema, self._key, self._required, self._missing)
+            self._columns.nulls(*of, remedy="give --missing null (set them to null)")
         except (InvalidRows, Invalid) as error:
             said = _ROW.sub(lambda found: f"row {int(found[1]) + before + 1:,}", str(error), count=1)
             raise Invalid(f"{file.name}: {said}") from error

@@ -8,15 +8,19 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from memwal.flush import BaseTable
+from memwal.ingest.api.missing import missing_rule, named
 from memwal.ingest.daemon.serve import check_addresses
 from memwal.ingest.dlq.table import DeadLetters
+from memwal.ingest.drift.avro_fields import fields_of_schema
 from memwal.ingest.errors import Invalid, MemWalError, classify
+from memwal.ingest.mapping.avro import inline_schema
+from memwal.ingest.mapping.spec import VALUE, RecordMapping
 from memwal.ingest.pipeline.checkpoint import check_checkpoint, refuse_old_checkpoint
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.rpc.guard import Guard, check_address
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.process_sections import KAFKA, SourceSettings
 from memwal.ingest.source.files import check_source
 from memwal.ingest.source.kafka.rows import record_mapping
 from memwal.ingest.source.kafka.stream import check_reachable
@@ -75,7 +79,8 @@ def find_problems(
     schema = step("columns", _schema, settings, base) if len(problems) == known else None
     if pipeline and schema is not None:
         step("old checkpoint", refuse_old_checkpoint, settings, base)
-        step("source", _source, settings, schema, tuple(settings.table.key) if base is None else base.key)
+        key, rules = (settings.table.key, settings.table.upsert) if base is None else (base.key, base.rules.upsert)
+        step("source", _source, settings, schema, tuple(key), rules)
         if settings.dlq.mode == "table":
             step(
                 "dead letters",
@@ -136,20 +141,40 @@ def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
     return schema
 
 
-def _source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> None:
+def _source(settings: Settings, schema: pa.Schema, key: tuple[str, ...], upsert: str) -> None:
     check_source(settings.source, schema)
     if settings.source.format == KAFKA:
-        record_mapping(settings.source, schema, key)
+        mapping = record_mapping(settings.source, schema, key)
+        if missing_rule(settings.sink.missing or None, key, upsert) != "null":
+            _expect_fields(settings.source, mapping)
         check_reachable(settings.source)
 
 
-def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
-    """Return the columns that a file source is read with: those of the table.
+def _expect_fields(source: SourceSettings, mapping: RecordMapping) -> None:
+    """Raise Invalid if `avro_schema` has no field for a column: every row would set it to null."""
+    if source.value_format != "avro" or not source.avro_schema:
+        return
+    fields = fields_of_schema(inline_schema(source.avro_schema), source.envelope)
+    lacking = [
+        column.name
+        for column in mapping.columns
+        if column.leaf is not None and column.leaf.origin.root == VALUE and column.default is None
+        if column.leaf.origin.path and column.leaf.origin.path[0] not in fields
+    ]
+    if fields and lacking:
+        raise Invalid(
+            f"[source] avro_schema has no field for the {named(lacking)} of the table; name it in [source.columns], or "
+            "write the columns that the values have in [table] columns and set sink.missing"
+        )
 
-    If upserts merge and [table] columns is set, only those: Spark reads a column that a file does not have as null, and
-    a null would replace the stored value.
+
+def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
+    """Return the columns that a source is read with: those of the table.
+
+    If it is decided how missing columns are handled and [table] columns is set, only those: a source gives null for a
+    column that it does not have, and a null would replace the stored value.
     """
     named = settings.table.columns
-    if base.rules.upsert != "merge" or not named:
+    if not named or not (settings.sink.missing or base.rules.upsert == "merge"):
         return base.schema
     return pa.schema([field for field in base.schema if field.name in named])

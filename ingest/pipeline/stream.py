@@ -202,6 +202,8 @@ class PipelineStream:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
             rows = self._rows()
+            if not has_header(source):  # of such files the frame has only the names
+                self._sink.expect_columns(rows.frame.columns)
             self._sink.small = rows.small
             writer = rows.frame.writeStream.foreachBatch(self._pausing.gate.before(self._writer()))
             writer = writer.queryName(f"memwal {self._settings.checkpoint}")

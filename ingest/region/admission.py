@@ -24,7 +24,7 @@ Somebody may change the columns of an open table with Lance. How the regions fol
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +32,7 @@ import pyarrow as pa
 
 from memwal.flush import BaseTable, FileOptions, InvalidFileOptions, SstFormat
 from memwal.flush.base.shape import Shape
+from memwal.ingest.api.missing import keeps
 from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import Deletes, check_encoding
 from memwal.ingest.region.context import RegionContext
@@ -53,7 +54,8 @@ class Admission:
     def __init__(self, context: RegionContext) -> None:
         self._required = context.required
         self.context = context
-        self._partial = context.rules.upsert == "merge"
+        self.keeps = keeps(context.key, context.rules.upsert)
+        """Whether a column that a write lacks keeps its stored values; else it is null."""
         self._checker = RowChecker(context.memtable(0), context.required, context.rules)
         self._columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
         self._tombstone = context.schema.field(TOMBSTONE)
@@ -63,7 +65,7 @@ class Admission:
     def conform(self, given: pa.Table, deletes: Deletes = False) -> pa.Table:
         """Return a caller's rows in the table's columns; nothing is copied if they have these columns already.
 
-        In a table whose upserts merge, columns that the caller does not give are left out, required ones too.
+        Columns that the caller does not give are left out, required ones too, if their stored values are kept.
         Of rows that `deletes` marks only key and version are read and kept.
         Raises: InvalidRows, Invalid if the rows do not fit the columns; other faults are found by `check`.
         """
@@ -77,9 +79,20 @@ class Admission:
             return pa.Table.from_arrays(given.columns, schema=self._columns)
         check_encoding(given)  # a cast reads the values
         whole = self._checker.whole(given, deletes if among is not None else False).drop_columns(TOMBSTONE)
-        if self._partial and given.num_columns < whole.num_columns:
+        if self.keeps and given.num_columns < whole.num_columns:
             return whole.select([name for name in whole.column_names if name in given.column_names])
         return whole
+
+    def with_nulls(self, rows: pa.Table, names: Collection[str]) -> pa.Table:
+        """Return conforming rows with nulls in the columns `names` that they lack; other names are ignored."""
+        if rows.num_columns == len(self._columns) or not names:
+            return rows
+        chosen = {*rows.column_names, *names}
+        return self._whole(rows).select([name for name in self._columns.names if name in chosen])
+
+    def is_partial(self, write: Write) -> bool:
+        """Return whether `write` keeps stored values of columns that it lacks."""
+        return write.rows.num_columns < len(self._columns) and write.deletes is not True and self.keeps
 
     def check(self, rows: pa.Table, *, deletes: Deletes) -> None:
         """Raise InvalidRows or Invalid, naming column and row, for conforming rows that a memtable would refuse."""
@@ -90,7 +103,7 @@ class Admission:
 
         Raises: anything if they do not pass as a whole; `check` then finds the write at fault and the reason.
         """
-        whole = [self._whole(write.rows) for write in writes] if self._partial else [write.rows for write in writes]
+        whole = [self._whole(write.rows) for write in writes]
         rows = whole[0] if len(whole) == 1 else pa.concat_tables(whole)
         rows.validate(full=True)  # before the copy, which trusts the offsets of texts and lists
         for name in self._required:
@@ -170,7 +183,7 @@ def _files(context: RegionContext, base: BaseTable) -> FileOptions:
 def fitted(rows: pa.Table, of: Shape, to: Shape, *, partly: bool = False) -> pa.Table:
     """Bring conforming rows (no `_tombstone`) of one shape into another: renamed columns follow, new ones are null.
 
-    `partly`: `rows` may lack columns; these are left out of the result, new ones too.
+    `partly`: columns that `rows` lack, and new ones, are left out of the result.
     Raises: Corrupt if a column that may not be null is missing.
     """
     whole = EntryColumns(to.rows).conform(rows, of.ids).drop_columns(TOMBSTONE)

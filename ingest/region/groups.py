@@ -8,9 +8,10 @@ for writes that have gathered:
 2. Writes whose token was applied before are set aside (`Repeats`); they are answered with the group. Each token is
    applied once, even if the table was resized meanwhile.
 3. The rows of the others are checked and copied as a whole (`ingest.region.admission`), and completed to whole rows if
-   the table's rules depend on stored rows (`ingest.region.resolve`). A delete with a condition is a group by itself:
-   its keys are narrowed to those whose newest row passes (`ingest.region.conditions`). Where the rules depend on stored
-   rows, a write with rows that have expired already is one too: to the writes after it, its keys have no row.
+   they depend on stored rows: by the table's rules, or because they lack columns (`ingest.region.resolve`). A delete
+   with a condition is a group by itself: its keys are narrowed to those whose newest row passes
+   (`ingest.region.conditions`). Where writes depend on stored rows, a write with rows that have expired already is one
+   too: to the writes after it, its keys have no row.
 4. If that refuses some writes they get their error, and the others start again at 2: their result may have built on
    rows of a refused one.
 """
@@ -27,7 +28,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.region.admission import Admission, fitted
 from memwal.ingest.region.conditions import Conditions
 from memwal.ingest.region.context import RegionContext
-from memwal.ingest.region.resolve import Refused, resolver_of
+from memwal.ingest.region.resolve import Refused, Resolver
 from memwal.ingest.region.stored_rows import View
 from memwal.ingest.region.write_queue import Ack, Write
 from memwal.memtable import Checked
@@ -81,12 +82,17 @@ class WriteGroups:
         """`repeats`: belongs to the claim, so it outlives this object; `view`: captures the region's levels."""
         self._context, self._repeats, self._view = context, repeats, view
         self._admission = Admission(context)
-        self._resolver = resolver_of(context, self._admission)
+        self._resolver = Resolver(context, self._admission)
         self._conditions = Conditions(context, self._admission)
 
     def runs(self, writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Write]]:
         """Yield `writes` in runs that may become a group each; see `entry_sized`."""
-        return entry_sized(writes, size_max, _is_conditional if self._resolver is None else self._is_alone)
+        return entry_sized(writes, size_max, self._is_alone if self._depend(writes) else _is_conditional)
+
+    def _depend(self, writes: Sequence[Write]) -> bool:
+        """Return whether what is logged of `writes` depends on stored rows, by the table's rules or missing columns."""
+        rules = self._context.rules
+        return rules.upsert == "insert" or bool(rules.version) or any(map(self._admission.is_partial, writes))
 
     def _is_alone(self, write: Write) -> bool:
         any_expired = self._context.any_expired
@@ -109,7 +115,7 @@ class WriteGroups:
         if write.shape is None or shape is None or write.shape is shape:
             return True
         try:
-            partly = self._context.rules.upsert == "merge"
+            partly = self._admission.keeps and write.deletes is not True
             write.rows, write.shape = fitted(write.rows, write.shape, shape, partly=partly), shape
         except Exception as error:  # noqa: BLE001 - handed on with the answer
             write.done.set_exception(error)
@@ -124,8 +130,9 @@ class WriteGroups:
             rows = self._admission.gather(fresh) if fresh else None
         except Exception as error:  # noqa: BLE001 - handed on to the writes at fault
             return self._without_faulty(writes, error)
-        resolver = self._resolver if not fresh or fresh[0].where is None else self._conditions
-        if rows is not None and rows.num_rows and resolver is not None:
+        is_conditional = bool(fresh) and fresh[0].where is not None
+        if rows is not None and rows.num_rows and (is_conditional or self._depend(fresh)):
+            resolver = self._conditions if is_conditional else self._resolver
             _copied(fresh)  # storage may take its time now
             try:
                 rows, skipped = resolver.resolve(fresh, rows, self._view)

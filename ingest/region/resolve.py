@@ -3,9 +3,9 @@
 The log, the memtables, SSTs and the base table hold only whole rows of which the newest counts, so their readers
 (Lance's own, a replay, a flush, a commit) need no rules. In steps:
 
-1. Find the keys whose stored row matters: all except those whose first row in the group is a delete, or (merge) has
-   every column. In a table with a version: all except those whose first row is a delete without a version; stored
-   tombstones matter too, since they keep their version.
+1. Find the keys whose stored row matters: all except those whose first row in the group is a delete, or (unless upsert
+   is "insert") has every column. In a table with a version: all except those whose first row is a delete without a
+   version; stored tombstones matter too, since they keep their version.
 2. Look these up, all at once, in the region's levels and then the newest base table. The region has no other writer, so
    the result is still true when the group is logged. Rows that a commit moves meanwhile are in a level of the view, or
    in the base table, which is opened after the view.
@@ -44,13 +44,10 @@ class Resolver:
     """
 
     def __init__(self, context: RegionContext, admission: Admission) -> None:
-        """Requires: `context.find`, and rules that depend on stored rows."""
-        if context.find is None:
-            raise ValueError("the table's puts depend on stored rows, but context.find, which looks them up, is None")
         self._context, self._admission = context, admission
         self._key, self._required = list(context.key), frozenset(context.required)
         self._columns = [name for name in context.schema.names if name not in (*self._key, TOMBSTONE)]
-        self._merges, self._version = context.rules.upsert == "merge", context.rules.version
+        self._inserts, self._version = context.rules.upsert == "insert", context.rules.version
         self._told = [self._version, TOMBSTONE] if self._version else []
 
     def resolve(self, writes: Sequence[Write], checked: Checked, view: View) -> tuple[Checked, Sequence[int]]:
@@ -68,12 +65,11 @@ class Resolver:
             [write.rows.num_rows for write in writes],
             checked.rows.column(TOMBSTONE).to_numpy(),
         )
-        names = [name for name in self._columns if self._merges and any(name in each for each in missing)]
-        if not self._version:
-            if group.deletes.all() or (self._merges and not names):
-                return checked, ()
-            if not self._merges:
-                return self._insert(group, checked, len(writes), view)
+        if self._inserts:
+            return (checked, ()) if group.deletes.all() else self._insert(group, checked, len(writes), view)
+        names = [name for name in self._columns if any(name in each for each in missing)]
+        if not self._version and (group.deletes.all() or not names):
+            return checked, ()
         partial = np.array([bool(each) for each in missing])
         asked = self._asked(group, checked.rows, partial)
         at, stored = self._stored(group, checked, asked, [*self._key, *names, *self._told], view)
@@ -187,9 +183,3 @@ class Resolver:
         rows, places = match_keys(stored.select(self._key), keys)
         at[wanted[places]] = rows
         return at, stored
-
-
-def resolver_of(context: RegionContext, admission: Admission) -> Resolver | None:
-    """Return the resolver of a region's writes; None if a put just replaces the stored row."""
-    rules = context.rules
-    return Resolver(context, admission) if rules.version or rules.upsert != "replace" else None

@@ -107,8 +107,8 @@ class Ack:
 class Write:
     """Rows on their way into one region.
 
-    `rows`: in the columns of the row schema without `_tombstone`; of a put into a table whose upserts merge maybe
-    fewer, the key's at least. They may share memory with the waiting caller: the region copies them before its ack.
+    `rows`: in the columns of the row schema without `_tombstone`; of a put that keeps stored values fewer, the key's at
+    least. They may share memory with the waiting caller: the region copies them before its ack.
     `deletes`: which rows delete their key: all, none, or a bool for each, in order. Such rows have no other values.
     `shape`: the shape of the rows; None if the columns of the table never change.
     `since`: monotonic seconds at which its caller submitted it.

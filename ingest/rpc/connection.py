@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -156,13 +156,15 @@ class Connection:
         timeout: float | None = None,
         routing: int = 1,
         rows: int | None = None,
+        kept: Mapping[str, Any] | None = None,
     ) -> OpenPut:
         """Open the stream of one region and micro-batch; nothing is applied before it is finished.
 
         `routing`: version of the routing by which `region` was computed. `rows`: how many rows follow, None: unknown.
+        `kept`: as `kept_columns`.
         """
         request: dict[str, Any] = {"op": "put", "region": region, "routing": routing}
-        request |= {"producer": token.producer, "sequence": token.sequence, "rows": rows}
+        request |= {"producer": token.producer, "sequence": token.sequence, "rows": rows, **(kept or {})}
         return self._open_put(request, schema, timeout)
 
     def close(self) -> None:
@@ -267,6 +269,14 @@ def _told_of(answer: pa.Table, told: Told) -> pa.Table:
     metadata = dict(answer.schema.metadata or {})
     told(json.loads(metadata.pop(EXPLANATION)))
     return answer.replace_schema_metadata(metadata or None)
+
+
+def kept_columns(keeps: bool, nulls: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a put about columns that its rows lack: those in `nulls` become null, the others are kept.
+
+    `keeps`: whether there are others; a daemon that does not know the field would set them to null, and must refuse.
+    """
+    return {"nulls": list(nulls), **({"needs": ["nulls"]} if keeps else {})}
 
 
 def _no_answer(endpoint: str) -> UnknownOutcome:

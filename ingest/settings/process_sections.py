@@ -112,6 +112,13 @@ class SinkSettings(Section):
             "time limit for sending the rows of one region in a micro-batch, retries after a change of owner included"
         ),
     )
+    missing: Literal["", "null", "keep"] = Field(
+        "",
+        description=(
+            "what happens to columns of the table that the rows lack: set to null, or keep their stored values; the "
+            "source then has the columns in `table.columns`. Empty = refuse the run, or keep if table.upsert is merge"
+        ),
+    )
     in_flight_max: Size = Field(64 << 20, gt=0, description="most bytes that one task sends before they are acked")
     http_host: str = Field(
         "127.0.0.1", min_length=1, description="address that http_port listens on; the same rules as for `daemon.host`"

@@ -145,9 +145,12 @@ def _of_drift(settings: Settings) -> Iterator[Problem]:
         text = f'schema_drift = "{source.schema_drift}" is for JSON and Avro of Kafka, and for JSON, Parquet and ORC'
         text += " files; remove it, other sources do not name their fields"
         yield Problem("source", "schema_drift", text, needs=(("source", "format"), ("source", "value_format")))
-    if source.schema_drift == "add" and table.upsert == "merge" and table.columns:
-        text = 'schema_drift = "add": with upsert = "merge" only the columns in [table] columns are put; remove them'
-        yield Problem("source", "schema_drift", text, needs=(("table", "upsert"),))
+    chosen, needs = ('upsert = "merge"', ("table", "upsert")) if table.upsert == "merge" else ("", ("table", "upsert"))
+    if settings.sink.missing:
+        chosen, needs = f'sink.missing = "{settings.sink.missing}"', ("sink", "missing")
+    if source.schema_drift == "add" and chosen and table.columns:
+        text = f'schema_drift = "add": with {chosen} only the columns in [table] columns are put; remove them'
+        yield Problem("source", "schema_drift", text, needs=(needs,))
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal.flush import BaseTable
 from memwal.ingest import tracing
+from memwal.ingest.api.missing import SETTING, CallersColumns, choices, missing_rule
 from memwal.ingest.caller import Caller
 from memwal.ingest.client.retry import Attempts
 from memwal.ingest.daemon.child import RestartingDaemon
@@ -35,7 +36,7 @@ from memwal.ingest.settings.paths import with_absolute_paths
 from memwal.ingest.sink.prepared import PreparedTask, fits_one_task, places
 from memwal.ingest.sink.receipts import BatchReceipt, _added, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
+from memwal.ingest.sink.send import SendTask, required_of
 from memwal.ingest.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask
 from memwal.ingest.source.columns import (
     ADDED,
@@ -45,6 +46,7 @@ from memwal.ingest.source.columns import (
     NOT_SHUFFLED,
     PLACE,
     ROW,
+    of_table,
 )
 from memwal.ingest.source.source_rows import SmallReader, SourceGuard
 from memwal.ingest.spark.driver_read import MOST_ROWS
@@ -109,6 +111,7 @@ class MemWalSink:
         self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
         self._child: RestartingDaemon | None = None
         self._base: BaseTable | None = None
+        self._known: tuple[str, ...] = ()
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
         self._last: int | None = None  # rows of the last micro-batch; the next one probably has about as many
@@ -137,6 +140,15 @@ class MemWalSink:
         self.failure = None
         if self._on_batch is not None:
             self._on_batch(receipt)
+
+    def expect_columns(self, columns: Sequence[str]) -> None:
+        """Raise Invalid if rows with `columns` lack columns of the table, and `sink.missing` does not say what happens
+        to these.
+        """
+        base = self._table()
+        rule = missing_rule(self._settings.sink.missing or None, base.key, base.rules.upsert)
+        of = (of_table(columns), base.schema, base.key, required_of(columns, base.required), rule)
+        CallersColumns(self._known).nulls(*of, remedy=choices(SETTING))
 
     def warm_up(self, spark: SparkSession) -> None:
         """Start Spark's Python workers and let them open the table, so that the first micro-batch need not."""
@@ -177,8 +189,10 @@ class MemWalSink:
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         access = Access.of(self._settings)
         found = (self._find(), base.table_id or None)
-        trace = tracing.headers() if tracing.on else ()
-        send = SendTask(endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found, trace)
+        trace, missing = tracing.headers() if tracing.on else (), (self._known, sink.missing or None)
+        send = SendTask(
+            endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found, trace, *missing
+        )
         refused: dict[Place, BadRow] = {}
         if self.guard is not None:
             self.guard.begin(batch_id)
@@ -383,6 +397,7 @@ class MemWalSink:
         if self._base is None:
             options = self._settings.storage_options(os.environ)
             self._base = BaseTable.open(self._settings.table.uri, options)
+            self._known = self._known or tuple(self._base.schema.names)
         return self._base
 
     def _explained(self, error: Exception) -> MemWalError:

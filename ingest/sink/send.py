@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest import tracing
+from memwal.ingest.api.missing import SETTING, CallersColumns, Missing, choices, missing_rule
 from memwal.ingest.api.tokens import Applied, StreamReceipt, Token
 from memwal.ingest.caller import carried
 from memwal.ingest.client.remote import IN_FLIGHT_MAX, RemoteTable
@@ -76,6 +77,12 @@ class SendTask:
     """Id of the table; None accepts any table that the daemons serve."""
     trace: tracing.Headers = ()
     """Names the span of the micro-batch."""
+    known: tuple[str, ...] = ()
+    """Columns that the table had when the sender began; those added later keep their stored values."""
+    missing: Missing | None = None
+    """What happens to known columns that the rows lack, as `missing_rule`."""
+    form: str = SETTING
+    """How the user writes `missing`, for messages."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -128,8 +135,15 @@ class SendTask:
         token, region = Token(self.producer, self.sequence), self.regions[rows.bucket]
         columns = [*of_table(rows.columns), *([TOMBSTONE] if DELETE in rows.columns else [])]
         with tracing.continued(self.trace):
-            stream = opened_stream(table, region, token, self.timeout, columns, rows.count, self.routing)
+            said = (self.timeout, columns, rows.count, self.routing, self._nulls(table, rows.columns))
+            stream = opened_stream(table, region, token, *said)
         return _Sending(table, stream, SystemClock(), Refusals(ROW) if self.letters.mode != "fail" else None)
+
+    def _nulls(self, table: RemoteTable, columns: Sequence[str]) -> list[str]:
+        rule = missing_rule(self.missing, table.key, table.upsert)
+        required = required_of(columns, table.required)
+        of = (of_table(columns), table.schema, table.key, required, rule)
+        return CallersColumns(self.known).nulls(*of, remedy=choices(self.form))
 
 
 class _Sending:
@@ -189,6 +203,11 @@ class _Sending:
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 
 
+def required_of(columns: Sequence[str], required: Sequence[str]) -> Sequence[str]:
+    """Return the columns that rows with `columns` may not lack: none if some may be deletes, which need no value."""
+    return () if DELETE in columns else required
+
+
 @lru_cache(maxsize=8)
 def connected(
     endpoint: str,
@@ -206,18 +225,26 @@ def connected(
 
 
 def opened_stream(
-    table: RemoteTable, region: UUID, token: Token, timeout: float, columns: Sequence[str], rows: int, routing: int = 1
+    table: RemoteTable,
+    region: UUID,
+    token: Token,
+    timeout: float,
+    columns: Sequence[str],
+    rows: int,
+    routing: int = 1,
+    nulls: Sequence[str] = (),
 ) -> RegionStream:
-    """Open a stream for `rows` rows with all columns of the table; if upserts merge, only with `columns`, in the
-    table's order. `_tombstone` is added if `columns` has it.
+    """Open a stream for `rows` rows with `columns`, in the table's order. `_tombstone` is added if `columns` has it.
+    Columns that the rows lack keep their stored values, except `nulls`.
 
     Raises: as `RemoteTable.open_stream`.
     """
     if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
         table.refresh()  # `RouteTask` knows columns that were added since this client last asked
-    names = [name for name in table.schema.names if name in columns or table.upsert != "merge"]
+    names = [name for name in table.schema.names if name in columns]
+    deletes = TOMBSTONE in columns
     return table.open_stream(
-        region, token, timeout=timeout, columns=names, deletes=TOMBSTONE in columns, routing=routing, rows=rows
+        region, token, timeout=timeout, columns=names, deletes=deletes, routing=routing, rows=rows, nulls=nulls
     )
 
 

@@ -93,8 +93,9 @@ class ByHeader:
         missing = [name for name in self._schema.names if name not in names]
         if names and missing:
             raise Invalid(
-                f"{file}: its header has no column {missing[0]!r}{suggestion(missing[0], names)}; add it, or set "
-                'header = "false" in [source.options] for files without a header, which are read by position'
+                f"{file}: its header has no column {missing[0]!r}{suggestion(missing[0], names)}; add it, or write the "
+                "columns that the files have in [table] columns and set sink.missing; files without a header are read "
+                'by position with header = "false" in [source.options]'
             )
         more = [name for name in names if name not in self._schema.names and name not in self._told]
         if more:

@@ -107,8 +107,8 @@ def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
         # If columns are added while a stream runs, older files do not have them.
         if name not in found.names and (drift == "ignore" or not schema.field(name).nullable):
             raise Invalid(
-                f"source.path: {file} has no column {name!r}; add it to the files or remove it from [table] columns"
-                f"{suggestion(name, found.names)}"
+                f"source.path: {file} has no column {name!r}{suggestion(name, found.names)}; add it to the files, or "
+                "write the columns that they have in [table] columns and set sink.missing"
             )
     for field in found:
         if field.name not in schema.names and drift != "fail":

@@ -95,8 +95,7 @@ class TableColumns:
             return rows
         former = (shape for shape in reversed(self._former) if names == [n for n in shape.rows.names if n != TOMBSTONE])
         shape = next(former, None)
-        partly = self.base.rules.upsert == "merge"
-        return rows if shape is None else fitted(rows, shape, now, partly=partly)
+        return rows if shape is None else fitted(rows, shape, now, partly=self.admission.keeps)
 
 
 def difference(old: Shape, new: Shape) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +21,7 @@ from memwal.flush import BaseTable, CommitReport, Upsert
 from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.api.arguments import keys_or_filter
 from memwal.ingest.api.deletes import FilterDelete
+from memwal.ingest.api.missing import CallersColumns, Missing, missing_rule
 from memwal.ingest.api.reads import Level
 from memwal.ingest.api.rows import as_table
 from memwal.ingest.api.tokens import Applied, Receipt, Token, TokenLike
@@ -30,6 +31,7 @@ from memwal.ingest.read.levels import RegionView
 from memwal.ingest.read.local import LevelReads
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.refusals import expect_routing
+from memwal.ingest.region.admission import Admission
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.stored_rows import StoredRows
 from memwal.ingest.region.write_queue import Ack
@@ -69,6 +71,7 @@ class Table(LevelReads):
         self.regions = RegionSet(base, context)
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
+        self._callers_columns = CallersColumns(base.schema.names)
         self._writes = TableWrites(self._columns, self.regions)
         self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
@@ -94,10 +97,23 @@ class Table(LevelReads):
     # ---- write ---------------------------------------------------------------------------------------------------
 
     @translate_errors
-    def put(self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None) -> Receipt:
+    def put(
+        self,
+        rows: Any,
+        *,
+        missing: Missing | None = None,
+        durable: bool = True,
+        token: TokenLike = None,
+        timeout: float | None = None,
+    ) -> Receipt:
         """Insert or replace rows by key, or what `table.upsert` says instead; append them where the table has none.
 
         `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
+        `missing`: what happens to columns of the table that the rows lack. "null": they become null. "keep": stored
+        values stay, which costs a lookup of the keys; all rows must have the same columns. Without it the put is
+        refused, except that `upsert = "merge"` keeps. New rows have nulls, as have all rows of a table without a key or
+        with `upsert = "insert"`. Columns that another program added after this table was opened are kept until a put
+        names them.
         `token`: a name and a rising number; the same token is applied once per region, however often it is sent, and
         the receipt has the number of repeated rows per region. Other rows under a used token are taken for its repeat;
         a number that goes down is Invalid if the regions show that it is no retry. Use few names: every region
@@ -106,11 +122,51 @@ class Table(LevelReads):
         written.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
-        admission, conforming = self._columns.conforming(as_table(rows, self.schema, alike=self.upsert == "merge"))
-        once, _ = self._writes.once_per_key(admission, conforming)
+        rule = missing_rule(missing, self.key, self.upsert)
+        given = as_table(rows, self.schema, rule)
+        try:
+            admission, whole = self._whole(given, rule)
+        except Invalid:
+            self._refuse_if_closed()
+            self._columns.take_over()  # columns that the rows lack may have been dropped
+            admission, whole = self._whole(given, rule)
+        return self._put(admission, whole, Token.parse(token), durable=durable, timeout=timeout)
+
+    def _whole(self, given: pa.Table, rule: Missing | None) -> tuple[Admission, pa.Table]:
+        """Return rows in the table's columns, without those whose stored values are kept. Raises: as `put`."""
+        admission, conforming = self._columns.conforming(given)
+        names, base = conforming.column_names, self.base
+        nulls = self._callers_columns.nulls(names, base.schema, base.key, base.required, rule)
+        return admission, admission.with_nulls(conforming, nulls)
+
+    @translate_errors
+    def put_of_client(
+        self,
+        rows: pa.Table,
+        nulls: Collection[str] | None,
+        *,
+        durable: bool = True,
+        token: Token | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """As `put`, of rows whose missing columns are kept, except `nulls`. None: a client that does not say."""
+        admission, conforming = self._columns.conforming(rows)
+        whole = admission.with_nulls(conforming, self._nulls_of_client(nulls))
+        return self._put(admission, whole, token, durable=durable, timeout=timeout)
+
+    def _put(
+        self, admission: Admission, rows: pa.Table, token: Token | None, *, durable: bool, timeout: float | None
+    ) -> Receipt:
+        once, _ = self._writes.once_per_key(admission, rows)
         self._refuse_if_closed()
-        receipt = self._writes.write(admission, once, Token.parse(token), durable=durable, timeout=timeout)
-        return receipt if once is conforming else replace(receipt, rows=conforming.num_rows)
+        receipt = self._writes.write(admission, once, token, durable=durable, timeout=timeout)
+        return receipt if once is rows else replace(receipt, rows=rows.num_rows)
+
+    def _nulls_of_client(self, nulls: Collection[str] | None) -> Collection[str]:
+        """Return the columns that a client sets to null. None: those that its rows lack, unless upserts merge."""
+        if nulls is None:
+            return () if self.upsert == "merge" else self.base.schema.names
+        return nulls
 
     @translate_errors
     def delete(
@@ -139,20 +195,28 @@ class Table(LevelReads):
         return self._writes.delete(keys, Token.parse(token), durable=durable, timeout=timeout)
 
     @translate_errors
-    def put_region(self, region: UUID, rows: pa.Table, token: Token | None, routing: int | None = None) -> Ack:
+    def put_region(
+        self,
+        region: UUID,
+        rows: pa.Table,
+        token: Token | None,
+        routing: int | None = None,
+        nulls: Collection[str] | None = None,
+    ) -> Ack:
         """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
 
         With the column `_tombstone` (bool, null = false) rows where it is true delete their key, and need no other
         value. The last row of a key decides; by the table's rules each run of puts of a key between two of its deletes
         is a put of its own.
-        `routing`: version of the routing by which the sender found the region, None for this table's.
+        `routing`: version of the routing by which the sender found the region, None for this table's. `nulls`: as in
+        `put_of_client`.
         Raises: Unavailable (reason "resized") if the table's is another; Invalid also if a row belongs to another
         region, or if the table's rule for equal keys in one put refuses rows, whatever other regions' streams of the
         same micro-batch hold.
         """
         self._refuse_if_closed()
         expect_routing(self.base.uri, routing, self.base.routing_version)
-        return self._writes.put_region(region, rows, token)
+        return self._writes.put_region(region, rows, token, self._nulls_of_client(nulls))
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Self
 
 from memwal import flush, wal
 from memwal.ingest.api.arguments import keys_or_filter
+from memwal.ingest.api.missing import Missing
 from memwal.ingest.api.reads import Level
 from memwal.ingest.api.tokens import TokenLike
 from memwal.ingest.changes.pieces import StoredChanges
@@ -48,10 +49,16 @@ class StoredTable(LevelReads):
 
     @translate_errors
     def put(
-        self, rows: Any, *, durable: bool = True, token: TokenLike = None, timeout: float | None = None
+        self,
+        rows: Any,
+        *,
+        missing: Missing | None = None,
+        durable: bool = True,
+        token: TokenLike = None,
+        timeout: float | None = None,
     ) -> NoReturn:
         """Raises: Invalid."""
-        del rows, durable, token, timeout
+        del rows, missing, durable, token, timeout
         self._refuse("put")
 
     @translate_errors

@@ -8,7 +8,7 @@ and the caller is told that the outcome is unknown; the call returns only when t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -80,11 +80,12 @@ class TableWrites:
         deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
         return self.write(admission, deleting, token, durable=durable, timeout=timeout, deletes=True, where=where)
 
-    def put_region(self, region: UUID, rows: pa.Table, token: Token | None) -> Ack:
+    def put_region(self, region: UUID, rows: pa.Table, token: Token | None, nulls: Collection[str]) -> Ack:
         """See `Table.put_region`."""
         base = self._columns.base
         given, deletes = split_deletes(rows, base.key)
         admission, conforming = self._columns.conforming(self._columns.brought_up(given), deletes)
+        conforming = admission.with_nulls(conforming, nulls)
         admission.check(conforming, deletes=deletes)
         writer = self._regions.serving(region)
         if np.any(base.route(conforming) != writer.bucket):

@@ -38,7 +38,10 @@ READS = {
     "changes": ["since", "until", "images", "columns", "follow"],
     "changes_position": ["at"],
 }
-WRITES = {"put": ["rows", "durable", "token", "timeout"], "delete": ["keys", "filter", "durable", "token", "timeout"]}
+WRITES = {
+    "put": ["rows", "missing", "durable", "token", "timeout"],
+    "delete": ["keys", "filter", "durable", "token", "timeout"],
+}
 STEPS: dict[str, list[str]] = {
     "create_index": ["column", "kind", "parameters"],
     "drop_index": ["name"],
@@ -52,7 +55,7 @@ COMMANDS = {
     "run": {"config", "once"},
     "serve": {"config", "on-spark", "take-over"},
     "init": {"config"},
-    "load": {"config", "files", "token", "format", "dry-run", "json"},
+    "load": {"config", "files", "token", "format", "missing", "dry-run", "json"},
     "status": {"config", "json", "watch"},
     "query": {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),

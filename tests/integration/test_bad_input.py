@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[pa.Table | list[dict[str, Any]], str]] = {
 def test_rows_that_cannot_be_found_again_are_refused_with_column_and_row(case: str, table: Any) -> None:
     rows, column = REFUSED[case]
     with pytest.raises(memwal.Invalid) as refused:
-        table.put(rows)
+        table.put(rows, missing="null")
     said = str(refused.value)
     assert len(said.splitlines()) == 1
     assert f"'{column}'" in said
@@ -104,7 +104,7 @@ def test_the_row_named_is_the_callers_however_the_rows_are_chunked(table: Any) -
         table.put(pa.concat_tables([good, pa.table({"id": [4, 5, 6], "body": not_utf8(3)})]))
     good, bad = vectors([1.0] * WIDTH), vectors([NAN] * WIDTH)
     with pytest.raises(memwal.Invalid, match=r"'vector'.*row 5\b"):
-        table.put(pa.concat_tables([good, bad]))
+        table.put(pa.concat_tables([good, bad]), missing="null")
     reads_as_before(table, {})
 
 
@@ -124,7 +124,7 @@ TAKEN: dict[str, str | None] = {
 @pytest.mark.parametrize("case", TAKEN)
 def test_any_text_is_taken_and_found_at_every_level(case: str, table: Any, settings: Any, tmp_path: Path) -> None:
     text = TAKEN[case]
-    table.put([{"id": 1, "body": text}, {"id": 2, "body": "needle copper"}])
+    table.put([{"id": 1, "body": text}, {"id": 2, "body": "needle copper"}], missing="null")
     wanted = [1, 2] if text is not None and "needle" in text else [2]
     for step in (lambda: None, table.flush, table.commit):
         step()
@@ -137,7 +137,7 @@ def test_any_text_is_taken_and_found_at_every_level(case: str, table: Any, setti
 
 @pytest.mark.parametrize("vector", [None, [0.0] * WIDTH, [-0.0] * WIDTH], ids=["null", "zero", "negative zero"])
 def test_a_vector_that_is_near_nothing_is_taken_and_found_by_key(vector: Any, table: Any) -> None:
-    table.put([{"id": n, "vector": vector} for n in range(50)])
+    table.put([{"id": n, "vector": vector} for n in range(50)], missing="null")
     for step in (lambda: None, table.flush, table.commit):
         step()
         assert table.get(7, columns=["vector"]).to_pylist() == [{"vector": vector}]
@@ -147,7 +147,7 @@ def test_a_vector_that_is_near_nothing_is_taken_and_found_by_key(vector: Any, ta
 
 
 def test_rows_that_are_null_in_every_indexed_column(table: Any) -> None:
-    table.put([{"id": n} for n in range(50)])
+    table.put([{"id": n} for n in range(50)], missing="null")
     for step in (lambda: None, table.flush, table.commit):
         step()
         reads_as_before(table, dict.fromkeys(range(50)))

@@ -201,7 +201,8 @@ def test_a_token_outlives_its_rows_in_no_crash(tmp_path: Any, script: Callable[.
         with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
             kept = 500 in names(table)
             outcomes.add(kept)
-            assert table.put([{"id": 500, "name": "sent again"}], token=("writer", 1)).applied is not kept
+            again = table.put([{"id": 500, "name": "sent again"}], missing="null", token=("writer", 1))
+            assert again.applied is not kept
             assert names(table)[500] == ("row 500 v1" if kept else "sent again")
     assert outcomes == {True, False}, "the kill points should lie on both sides"
 

@@ -214,8 +214,8 @@ def test_a_program_that_has_rows_in_memory_is_not_fenced(
     open_small().close()
     program = (
         f"import memwal\nt = memwal.open({uri!r}, settings={{'commit': {{'interval': '0s'}}}})\n"
-        "t.put([{'id': 1, 'name': 'mine'}])\nprint('open', flush=True)\ninput()\n"
-        "t.put([{'id': 2}])\nprint('done', flush=True)\ninput()\n"
+        "t.put([{'id': 1, 'name': 'mine'}], missing='null')\nprint('open', flush=True)\ninput()\n"
+        "t.put([{'id': 2}], missing='null')\nprint('done', flush=True)\ninput()\n"
     )
     running = start([sys.executable, "-c", program])
     running.line_with("open")
@@ -415,7 +415,10 @@ def test_on_s3(cli: Callable[..., Any], s3_table: S3Table, made: Made, tmp_path:
     for number in range(3):
         store.put(f"part-{number}.csv", f"id,name\n{number},of {number}\n".encode())
     lance.write_dataset(pa.table({"id": [7, 8]}), f"{place}/more.lance", storage_options=options)
-    ran = cli("load", config, f"{place}/in/part-*.csv", f"{place}/more.lance")
+    lacking = cli("load", config, f"{place}/in/part-*.csv", f"{place}/more.lance")
+    assert (lacking.code, "the column 'name' of the table is missing" in lacking.err) == (2, True)
+    assert "a load replaces whole rows" in cli("load", config, f"{place}/more.lance", "--missing", "keep").err
+    ran = cli("load", config, f"{place}/in/part-*.csv", f"{place}/more.lance", "--missing", "null")
     assert ran.out.startswith("loaded 5 rows inserted as version "), ran.err
     assert cli("load", config, f"{place}/in/part-*.csv", f"{place}/more.lance").out.startswith("already loaded")
     missing = cli("load", config, f"{place}/in/none-*.csv")

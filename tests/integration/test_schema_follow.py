@@ -90,7 +90,7 @@ def test_the_recipe_in_the_readme(open_small: Callable[..., Any], uri: str, made
     opened = Open(table, table, uri, made)
     expected = {id: row | {"grade": None} for id, row in opened.expected(range(10), price=None, body="text").items()}
     assert opened.there() == expected
-    table.put([{"id": 3, "grade": 7, "text": "harbor"}])
+    table.put([{"id": 3, "grade": 7, "text": "harbor"}], missing="null")
     opened.drain()
     assert opened.there("committed") == expected | {
         3: {"id": 3, "name": None, "text": "harbor", "vector": None, "grade": 7}
@@ -170,7 +170,7 @@ def test_a_put_with_an_added_column_is_taken_at_once(opened: Open, made: Made) -
     """Nobody read or committed since: the put itself finds out."""
     opened.lance.add_columns(pa.field("grade", pa.int64()))
     writer(opened).put([made.row(5, 1) | {"grade": 7}, made.row(40) | {"grade": 8}])
-    writer(opened).put(made.rows([41]))  # and one without it
+    writer(opened).put(made.rows([41]), missing="null")  # and one without it
     expected = {id: row | {"grade": None} for id, row in opened.expected([*range(30), 40, 41]).items()}
     expected[5] = made.row(5, 1) | {"grade": 7}
     expected[40]["grade"] = 8
@@ -372,7 +372,7 @@ def test_lingering_rows_are_appended_in_the_columns_they_were_put_in(
     lance.dataset(uri).alter_columns({"path": "price", "name": "cost"})
     opened = Open(table, table, uri, made)
     assert opened.there() == opened.expected(range(10), price="cost")
-    table.put([{"id": 10, "cost": 1}], durable=False)
+    table.put([{"id": 10, "cost": 1}], durable=False, missing="null")
     table.close()
     with memwal.open(uri, settings={"commit": {"interval": "0s"}}) as again:
         found = Open(again, again, uri, made).there()
@@ -389,10 +389,10 @@ def test_a_search_after_the_vector_column_of_a_large_table_was_renamed(
     table.flush()
     table.commit()
     lance.dataset(uri).alter_columns({"path": "vector", "name": "at"})
-    table.put([{"id": 1000, "at": [9.0] * 8}, {"id": 1001, "at": None}])
+    table.put([{"id": 1000, "at": [9.0] * 8}, {"id": 1001, "at": None}], missing="null")
     assert table.search("at", np.full(8, 9.0), k=1)["id"].to_pylist() == [1000]
     table.flush()
-    table.put([{"id": 1002, "at": [8.9] * 8}])
+    table.put([{"id": 1002, "at": [8.9] * 8}], missing="null")
     assert table.search("at", np.full(8, 9.0), k=2)["id"].to_pylist() == [1000, 1002]
     table.flush()
     table.commit()

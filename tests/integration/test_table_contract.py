@@ -422,7 +422,7 @@ def test_rows_come_in_every_promised_form(table: Any, made: Any) -> None:
         assert by_id(table.scan().read_all()) == by_id(rows), form
         table.delete(list(range(10)))
         assert table.count() == 0, form
-    table.put([{"id": 1}, {"id": 2, "price": 5}])
+    table.put([{"id": 1}, {"id": 2, "price": 5}], missing="null")
     assert by_id(table.scan(columns=["id", "price", "body"]).read_all()) == {
         1: {"id": 1, "price": None, "body": None},
         2: {"id": 2, "price": 5, "body": None},
@@ -588,7 +588,7 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "delete neither": (lambda table: table.delete(), ("keys", "filter")),
     "delete timeout": (lambda table: table.delete(filter="true", timeout=0), ("timeout",)),
     "delete token": (lambda table: table.delete(filter="true", token="loader"), ("loader", "name:number")),
-    "token": (lambda table: table.put([{"id": 1}], token="loader"), ("loader", "name:number")),
+    "token": (lambda table: table.put([{"id": 1}], missing="null", token="loader"), ("loader", "name:number")),
 }
 
 

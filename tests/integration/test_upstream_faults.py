@@ -182,7 +182,7 @@ def test_the_memory_of_indexes_counts_and_age_freezes(open_small: Callable[..., 
     assert indexed.bytes > 1.2 * plain.bytes
 
     with open_small(memtable={"age_max": "50ms"}) as table:
-        table.put([{"id": 1}])
+        table.put([{"id": 1}], missing="null")
         assert wait_until(lambda: sum(len(region["ssts"]) for region in table.status()["regions"]) == 1)
 
 

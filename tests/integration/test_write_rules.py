@@ -165,13 +165,13 @@ def test_dicts_with_other_names_than_the_first_are_refused(tmp_path: Path, way_i
         assert called.count() == 0
 
 
-def test_other_tables_take_missing_columns_as_nulls_still(tmp_path: Path) -> None:
-    for upsert in ("replace", "insert"):
+def test_missing_columns_are_nulls_where_the_caller_says_so_or_no_stored_row_changes(tmp_path: Path) -> None:
+    for upsert, said in (("replace", {"missing": "null"}), ("insert", {})):
         with opened(tmp_path / upsert, upsert) as table:
-            table.put([{"k": "", "n": 0, "must": 1, "m": 5}, {"k": "", "n": 1, "must": 1}])
+            table.put([{"k": "", "n": 0, "must": 1, "m": 5}, {"k": "", "n": 1, "must": 1}], **said)
             assert [each["m"] for each in table.scan(["m", "n"]).read_all().sort_by("n").to_pylist()] == [5, None]
             with pytest.raises(Invalid, match="required column 'must' is missing: add it to the rows"):
-                table.put([{"k": "", "n": 0}])
+                table.put([{"k": "", "n": 0}], **said)
 
 
 def test_keys_that_another_program_commits_to_the_base_table_count(tmp_path: Path) -> None:

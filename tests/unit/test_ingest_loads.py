@@ -154,12 +154,20 @@ def test_several_files_and_columns_that_some_lack(base: BaseTable, tmp_path: Pat
     (tmp_path / "2.csv").write_text("name,id\nx,20000\n,20001\n")
     told: list[tuple[int, str]] = []
     files = find_files([str(tmp_path / "*.parquet"), str(tmp_path / "2.csv")], None, {})
-    checked = check_files(base, files, lambda read, name: told.append((read, Path(name).name)))
+    checked = check_files(base, files, lambda read, name: told.append((read, Path(name).name)), missing="null")
     assert told == [(8192, "1.parquet"), (9000, "1.parquet"), (9002, "2.csv")]
     assert read_back(checked).slice(9000).select(["id", "name", "ok"]).to_pylist() == [
         {"id": 20000, "name": "x", "ok": None},
         {"id": 20001, "name": None, "ok": None},
     ]
+
+
+def test_a_file_that_lacks_columns_is_refused_where_rows_are_replaced(base: BaseTable, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,name\n1,x\n")
+    (tmp_path / "a.ndjson").write_text('{"id": 1, "name": "x"}\n')
+    with pytest.raises(Invalid, match=r"a.csv: rows: the columns .* are missing; add them, or give --missing null"):
+        check_files(base, find_files([str(tmp_path / "a.csv")], None, {}))
+    assert check_files(base, find_files([str(tmp_path / "a.ndjson")], None, {})).read == 1
 
 
 def test_no_rows(base: BaseTable, tmp_path: Path) -> None:
@@ -222,7 +230,7 @@ def test_wrong_columns_of_parquet(base: BaseTable, tmp_path: Path, column: str, 
     table = pa.table({"id": pa.array(range(9001)), column: values} if column != "id" else {"id": values})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(Invalid, match=f"a.parquet: .*{said}"):
-        check_files(base, find_files([str(tmp_path / "a.parquet")], None, {}))
+        check_files(base, find_files([str(tmp_path / "a.parquet")], None, {}), missing="null")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.ipc"])
@@ -285,7 +293,7 @@ def test_of_several_rows_with_one_key_one_counts(tmp_path: Path, rule: Any, name
     base = BaseTable.create(str(tmp_path / "t"), SCHEMA, ["id"], 1, [], rules=WriteRules(on_duplicate=rule))
     (tmp_path / "1.csv").write_text("id,name\n1,a\n2,b\n")
     (tmp_path / "2.csv").write_text("id,name\n1,c\n")
-    checked = check_files(base, find_files([str(tmp_path / "[12].csv")], None, {}))
+    checked = check_files(base, find_files([str(tmp_path / "[12].csv")], None, {}), missing="null")
     assert (checked.read, checked.duplicates, checked.rows.number) == (3, 1, 2)
     found = {row["id"]: row["name"] for row in read_back(checked).to_pylist()}
     assert [found[1], found[2]] == names
@@ -299,7 +307,7 @@ def test_keys_that_stand_twice_may_be_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("id,name\n1,a\n2,b\n1,b\n")
     (tmp_path / "2.csv").write_text("id,name\n3,b\n2,b\n1,b\n")
     with pytest.raises(Invalid, match=r"the key id = 2, name = 'b' is in row 2 of .*1.csv and in row 2 of .*2.csv"):
-        check_files(base, find_files([str(tmp_path / "[12].csv")], None, {}))
+        check_files(base, find_files([str(tmp_path / "[12].csv")], None, {}), missing="null")
 
 
 def test_a_pipe_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -311,7 +319,7 @@ def test_a_pipe_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_the_first_row_of_csv_may_have_a_long_text_of_several_lines(base: BaseTable, tmp_path: Path) -> None:
     text = "line\n" * 300_000
     (tmp_path / "a.csv").write_text(f'id,name\n1,"{text}"\n2,x\n')
-    checked = check_files(base, find_files([str(tmp_path / "a.csv")], None, {}))
+    checked = check_files(base, find_files([str(tmp_path / "a.csv")], None, {}), missing="null")
     assert read_back(checked)["name"].to_pylist() == [text, "x"]
 
 
@@ -321,7 +329,7 @@ def test_a_table_with_rows_that_are_not_committed_is_refused(tmp_path: Path) -> 
     settings = {"commit": {"interval": "0s"}}
     uri, other = str(tmp_path / "from.lance"), BaseTable.create(str(tmp_path / "to.lance"), schema, ["id"], 1, [])
     with memwal.open(uri, schema=schema, key="id", settings=settings) as table:
-        table.put([{"id": 1}, {"id": 2}])
+        table.put([{"id": 1}, {"id": 2}], missing="null")
         for step in (table.flush, table.commit):
             with pytest.raises(
                 Invalid, match=r"from.lance: the table has rows that are not committed yet; commit them"
@@ -352,7 +360,7 @@ def test_a_file_that_changes_is_found_out(tmp_path: Path, how: str, has_key: boo
     base = BaseTable.create(str(tmp_path / "t"), SCHEMA, ["id"] if has_key else [], 1, [], **append)
     path = tmp_path / "a.csv"
     path.write_text("id,name\n1,a\n2,b\n")
-    checked = check_files(base, find_files([str(path)], None, {}))
+    checked = check_files(base, find_files([str(path)], None, {}), missing="null")
     before = path.stat()
     path.write_text("id,name\n1,a\n3,b\n" if how != "appended" else "id,name\n1,a\n2,b\n3,c\n")
     if how != "appended":

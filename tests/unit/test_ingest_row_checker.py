@@ -38,14 +38,15 @@ def test_rows_get_every_column_and_say_that_they_delete_nothing() -> None:
 @pytest.mark.parametrize("given", [{"id": [1], "at": [1]}, {"id": [1], "name": [None], "at": [1]}])
 def test_a_required_column_is_there_and_not_null(given: dict[str, list[object]]) -> None:
     with pytest.raises(InvalidRows, match="name"):
-        checker().check(pa.table(given, schema=pa.schema([SCHEMA.field(name) for name in given])))
+        checker(upsert="insert").check(pa.table(given, schema=pa.schema([SCHEMA.field(name) for name in given])))
 
 
-def test_a_put_that_merges_may_leave_out_all_but_the_version() -> None:
-    merging = checker(upsert="merge", version="at")
-    assert merging.check(pa.table({"id": [1], "at": [1]})).num_rows == 1
+@pytest.mark.parametrize("upsert", ["replace", "merge"])
+def test_a_put_that_keeps_stored_values_may_lack_all_but_the_version(upsert: str) -> None:
+    keeping = checker(upsert=upsert, version="at")
+    assert keeping.check(pa.table({"id": [1], "at": [1]})).num_rows == 1
     with pytest.raises(InvalidRows, match="at"):
-        merging.check(pa.table({"id": [1], "count": [1]}))
+        keeping.check(pa.table({"id": [1], "count": [1]}))
 
 
 def test_rows_that_delete_need_their_key_alone() -> None:
