@@ -28,7 +28,7 @@ DEAR = "price >= 500"
 
 
 def rows(ids: Sequence[int], price: int, name: str = "") -> list[dict[str, Any]]:
-    return [{"id": id, "price": price, "name": name} for id in ids]
+    return [{"id": id, "price": price, "name": name, "body": None, "vector": None} for id in ids]
 
 
 def reached(owner: Any, way: str, stack: ExitStack) -> Any:

@@ -92,9 +92,9 @@ class Dying:
     def __init__(self, table: Any, after: bool) -> None:
         self._table, self._after, self.applied = table, after, table.applied
 
-    def put(self, rows: pa.Table, *, token: Any) -> Any:
+    def put(self, rows: pa.Table, *, missing: Any, token: Any) -> Any:
         if self._after:
-            self._table.put(rows, token=token)
+            self._table.put(rows, missing=missing, token=token)
         raise KeyboardInterrupt
 
 
@@ -203,8 +203,8 @@ def test_what_was_applied_before_is_gone_though_less_of_it_fits_now(
     class Unanswered:
         applied = at.table.applied
 
-        def put(self, rows: pa.Table, *, token: Any) -> Any:
-            return replace(at.table.put(rows, token=token), applied=True)
+        def put(self, rows: pa.Table, *, missing: Any, token: Any) -> Any:
+            return replace(at.table.put(rows, missing=missing, token=token), applied=True)
 
     fitting = Replaying._fitting
 
@@ -277,9 +277,9 @@ def test_two_replays_at_once_put_each_letter_once(world: Callable[..., World]) -
     class BesideAnother:
         applied = at.table.applied
 
-        def put(self, rows: pa.Table, *, token: Any) -> Any:
+        def put(self, rows: pa.Table, *, missing: Any, token: Any) -> Any:
             at.replay()  # from its beginning to its end
-            return at.table.put(rows, token=token)
+            return at.table.put(rows, missing=missing, token=token)
 
     assert at.replay(BesideAnother()).replayed == 0
     assert at.ids() == list(range(20))
@@ -293,10 +293,10 @@ def test_rows_that_their_region_refuses_are_found_and_the_others_are_put(world: 
     class Refuses:
         applied = at.table.applied
 
-        def put(self, rows: pa.Table, *, token: Any) -> Any:
+        def put(self, rows: pa.Table, *, missing: Any, token: Any) -> Any:
             if not {3, 11}.isdisjoint(rows["id"].to_pylist()):
                 raise memwal.Invalid("neither 3 nor 11")
-            return at.table.put(rows, token=token)
+            return at.table.put(rows, missing=missing, token=token)
 
     outcome = at.replay(Refuses())
     assert (outcome.replayed, outcome.stay) == (14, {"refused: neither 3 nor 11": 2})

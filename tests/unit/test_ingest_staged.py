@@ -23,6 +23,7 @@ from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.sink.route import RouteTask
 from memwal.ingest.sink.staged import StageTask
+from memwal.ingest.spark.schema import spark_schema
 from memwal.ingest.table.garbage import Ages, TableCollector
 from memwal.wal.layout import STAGED_PREFIX
 
@@ -41,11 +42,17 @@ class World:
         self.table: Any = memwal.open(uri, settings=QUIET, **({} if Path(uri).exists() else new))
         self.service = FlightService(self.table, "grpc://127.0.0.1:0")
 
-    def writer(self) -> MemWalStreamWriter:
+    def writer(self, schema: pa.Schema | None = None, **more: str) -> MemWalStreamWriter:
         """As Spark makes one, for a micro-batch or for its commit."""
-        options = {"path": self.uri, "endpoint": f"grpc://127.0.0.1:{self.service.port}", "checkpointLocation": "x"}
+        options = {
+            "path": self.uri,
+            "endpoint": f"grpc://127.0.0.1:{self.service.port}",
+            "checkpointLocation": "x",
+            **more,
+        }
         source = pickle.loads(pickle.dumps(MemWalSource(options)))
-        writer = source.streamWriter(None, False)
+        columns = spark_schema(self.table.schema if schema is None else schema)
+        writer = source.streamWriter(columns, False)
         assert isinstance(writer, MemWalStreamWriter)
         return writer
 
@@ -157,6 +164,27 @@ def test_rows_of_a_key_keep_their_order_over_objects_and_deletes_count(uri: str)
         world.close()
 
 
+def test_a_frame_that_lacks_columns_needs_a_choice_in_its_first_micro_batch(uri: str) -> None:
+    world, one = World(uri, "id"), pa.schema([KEYED.field("id")])
+    try:
+        world.table.put(pa.table({"id": [0, 1], "n": [5, 6]}))
+        ids, added = pa.table({"id": [0]}), pa.table({"id": [1], "n": [7]})
+        with pytest.raises(Invalid, match=r'the column \'n\' .* is missing; .* choose .option\("missing", "null"\)'):
+            world.writer(one).commit(world.tasks(ids, 1), 0)
+        world.writer(one, missing="keep").commit(world.tasks(ids, 1), 0)
+        assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 6}]
+        # Later, a column may have been added by another program: values are kept, and the query goes on.
+        world.writer(one).commit(world.tasks(ids, 1), 1)
+        world.writer(missing="null").commit(world.tasks(added, 1), 2)
+        assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 7}]
+        world.writer(one, missing="null").commit(world.tasks(ids, 1), 3)
+        assert world.rows() == [{"id": 0, "n": None}, {"id": 1, "n": 7}]
+        with pytest.raises(Invalid, match="option missing = 'kept': write null or keep"):
+            world.writer(one, missing="kept")
+    finally:
+        world.close()
+
+
 def test_a_row_that_does_not_fit_is_named_by_its_place_and_nothing_is_staged(uri: str) -> None:
     world = World(uri, "id")
     try:
@@ -215,7 +243,7 @@ def test_what_cannot_be_written_is_one_line(uri: str, tmp_path: Path, small_conf
     with pytest.raises(Invalid, match=r"tables are written by name in streams only; use df\.writeStream"):
         MemWalSource({"path": uri}).writer(None, False)
     with pytest.raises(Unavailable, match=r"no daemon serves .*: start `memwal serve`, or use foreachBatch"):
-        MemWalSource({"path": uri}).streamWriter(None, False)
+        MemWalSource({"path": uri}).streamWriter(spark_schema(SCHEMA), False)
     with pytest.raises(Invalid, match="option 'levl' is unknown"):
         WriteOptions.of({"path": uri, "levl": "x"})
     config = small_config(daemon={"endpoints": ["grpc://127.0.0.1:9"]})
