@@ -2,6 +2,9 @@
 
 For one key column: a scalar, a list or Arrow array of scalars, `{"name": value}`. For several: a tuple, a list of
 tuples or dicts. For both: an Arrow table or batch, or a pandas or polars frame, with the key columns and no others.
+
+A text alone is refused: `delete("price > 10")` is a condition in the place of keys, and taken for a key it would
+succeed and delete nothing. In a list every text is a key.
 """
 
 from __future__ import annotations
@@ -99,6 +102,9 @@ def _values(text: str) -> tuple[str, ...]:
 
 def _columns(keys: Any, key: tuple[str, ...]) -> list[Any]:
     """Return one list or Arrow array per key column."""
+    if isinstance(keys, str):
+        text = brief(keys)
+        raise Invalid(f"keys = {text}: write [{text}] for one key, or filter={text} in delete or scan for a condition")
     if isinstance(keys, pa.RecordBatch):
         keys = pa.Table.from_batches([keys])
     keys = repeatable(keys)
@@ -108,7 +114,7 @@ def _columns(keys: Any, key: tuple[str, ...]) -> list[Any]:
         return _of_table(keys, key)
     if isinstance(keys, Mapping) or (isinstance(keys, tuple) and len(key) > 1):
         keys = [keys]
-    if isinstance(keys, str | bytes) or not isinstance(keys, Sequence | set | frozenset):
+    if isinstance(keys, bytes) or not isinstance(keys, Sequence | set | frozenset):
         keys = [keys]
     found = elements("keys", keys)
     if found is None:

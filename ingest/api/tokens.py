@@ -141,7 +141,8 @@ class RegionCounts:
 class Receipt:
     """The result of a put or delete.
 
-    `rows`: rows accepted. `applied`: whether any region applied rows in this call; False: all had applied the token
+    `rows`: rows accepted; of a delete, rows that existed (`Table.delete` says when they are not known).
+    `applied`: whether any region applied rows in this call; False: all had applied the token
     before. True also if an attempt of this call got no answer and the next attempt found it applied.
     `positions`: WAL position per region id, 0 where the rows are not durable yet.
     `skipped`: rows not stored because a row of their key is stored and stays (upsert = "insert") or is newer (version).

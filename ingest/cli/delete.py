@@ -37,19 +37,16 @@ def delete(
         raise Invalid("the table has no key (append_only), so no row can be deleted")
     typed = list(dict.fromkeys(tuple(parse_key(text, table.key)) for text in keys))
     what: list[Any] | None = ([list(key) for key in typed] if len(table.key) > 1 else [key[0] for key in typed]) or None
-    found = 0 if what is None else table.get(what, list(table.key)).num_rows
     if dry_run:
-        found = table.count(filter) if what is None else found
+        found = table.count(filter) if what is None else table.get(what, list(table.key)).num_rows
+    elif isinstance(table, RemoteTable):
+        found = table.delete(what, filter=filter).rows
     else:
-        if isinstance(table, RemoteTable):
-            receipt = table.delete(what, filter=filter)
-        else:
-            with (
-                closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as owned,
-                console.status("deleting"),
-            ):
-                receipt = owned.delete(what, filter=filter)
-        found = receipt.rows if what is None else found
+        with (
+            closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as owned,
+            console.status("deleting"),
+        ):
+            found = owned.delete(what, filter=filter).rows
     missing = "" if what is None or found == len(what) else f"; {count(len(what) - found, 'key')} had no row"
     verb = "would delete" if dry_run else "deleted"
     console.out(f"{verb} {count(found, 'row')} of {settings.table.uri}{missing}", highlight=False)

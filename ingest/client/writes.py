@@ -169,7 +169,9 @@ class RoutedWrite:
         applied = any(ack["applied"] for ack in self._acks) or not self._acks or ours
         told = {region: counts for ack in self._acks for region, counts in ack.get("regions", {}).items()}
         regions = {region: _counts(known(RegionCounts, counts), ours=ours) for region, counts in told.items()}
-        return Receipt(self._given, applied, positions, sum(ack["skipped"] for ack in self._acks), regions)
+        counted = self._request.get("delete") and not ours  # what a lost attempt has deleted is in no later count
+        rows = sum(ack["rows"] for ack in self._acks) if counted else self._given
+        return Receipt(rows, applied, positions, sum(ack["skipped"] for ack in self._acks), regions)
 
 
 def _counts(told: RegionCounts, *, ours: bool) -> RegionCounts:

@@ -72,7 +72,7 @@ class Table(LevelReads):
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
         self._callers_columns = CallersColumns(base.schema.names)
-        self._writes = TableWrites(self._columns, self.regions)
+        self._writes = TableWrites(self._columns, self.regions, self._reader)
         self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
         self.pauses = PauseWatch.of(context.store, context.clock, context.ids, context.wal_options)
@@ -178,9 +178,13 @@ class Table(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Delete rows by key, or all rows that pass `filter` (SQL). `keys`: as for `get`; those that do not exist are
-        no error.
+        """Delete rows by key, or all rows that pass `filter` (SQL). `keys`: as for `get`, so a text that is a key is in
+        a list. Keys without a row raise no error.
 
+        By key: the receipt's `rows` is the number of rows that the keys had as the call began, and 0 if all regions had
+        applied the token. Some deletes look nothing up, and count their keys: of more than 1,000 keys at one owner,
+        into a base table of more than a million rows without a B-tree on the key, or while storage does not answer.
+        `regions` counts keys.
         By filter: rows whose newest version passes at `latest` when the call begins; a row that is changed meanwhile so
         that it no longer passes stays. The receipt's `rows` is the number of rows deleted, `skipped` that of rows that
         passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If the

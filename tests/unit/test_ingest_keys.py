@@ -47,7 +47,7 @@ def test_every_form_of_one_key_column_gives_the_same_table(keys: Any) -> None:
     assert table.to_pydict() == {"id": [3, 1]}
 
 
-@pytest.mark.parametrize(("keys", "schema", "want"), [(7, ONE, 7), ("x", NAMED, "x"), (b"\0'", BLOB, b"\0'")])
+@pytest.mark.parametrize(("keys", "schema", "want"), [(7, ONE, 7), (["x"], NAMED, "x"), (b"\0'", BLOB, b"\0'")])
 def test_a_scalar_is_one_key(keys: Any, schema: pa.Schema, want: Any) -> None:
     name = schema.names[0]
 
