@@ -11,7 +11,7 @@
  2. The base table's field ids, written into the manifest.
  3. Bloom filter, key sidecar; neither where the table has no key (Lance's readers accept no such table).
  4. Indexes. Only they may be missing.
- 5. Fsync of everything; read back and compare the counts.
+ 5. Fsync of everything; read back and compare the counts, or every value (flush.sst.read_back).
  *Crash anywhere: a directory that no manifest lists.*
 
 Superseded rows are left out instead of being masked by a deletion vector: no reader can see them either way, and row
@@ -21,7 +21,7 @@ flush.sst.flusher.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from uuid import UUID
@@ -41,6 +41,7 @@ from memwal.flush.sst.data import write_data
 from memwal.flush.sst.file_options import FileOptions
 from memwal.flush.sst.indexes import SstIndexes
 from memwal.flush.sst.key_sidecar import page_data, sidecar_rows, write_key_sidecar
+from memwal.flush.sst.read_back import ReadBacks, expect_same
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.wal import Corrupt, Ids, ObjectStore, PutOutcome, SsTable, StoreUnavailable, WalError
 from memwal.wal.codec.columns import field_ids, sources
@@ -70,6 +71,8 @@ class SstFormat:
     """Of the row schema (`BaseTable.row_field_ids`); None where they count from 0 without a gap."""
     files: FileOptions = field(default_factory=FileOptions)
     indexes: SstIndexes = field(default_factory=SstIndexes)
+    read_backs: ReadBacks = field(default_factory=ReadBacks, compare=False)
+    """Which SSTs are read back in full: the first of this object, and a part of the others."""
 
     @classmethod
     def of(cls, base: BaseTable, files: FileOptions | None = None, indexes: SstIndexes | None = None) -> SstFormat:
@@ -112,6 +115,8 @@ def write_sst(
         format.indexes.build(url, store.storage_options)
         sync_tree(url)
         verify(store, region_id, sst, keyed=bool(format.key))
+        if format.read_backs.due:
+            _read_back(store, region_id, sst, format, snapshot.batches(mask))
     except _NOT_WRITTEN as error:
         discard(store, region_id, sst)
         raise SstInvalid(f"{directory}: cannot be written: {first_line(error)}; its rows stay in the log") from error
@@ -119,6 +124,24 @@ def write_sst(
         discard(store, region_id, sst)
         raise
     return sst
+
+
+def _read_back(
+    store: ObjectStore, region_id: UUID, sst: SsTable, format: SstFormat, written: Iterable[pa.RecordBatch]
+) -> None:
+    """Compare every value of the SST with `written`. Raises SstInvalid."""
+    directory, passed = sst_key(region_id, sst.path), False
+    try:
+        dataset = lance.dataset(store.url(directory), storage_options=store.storage_options)
+        expect_same(dataset, written, _rows_at_once(sst))
+        passed = True
+    except SstInvalid as error:
+        raise SstInvalid(
+            f"{directory}: {error}; it is not published, and its rows stay in the log: flush again, and if that fails "
+            "choose another [flush] storage_version or compression"
+        ) from error
+    finally:
+        format.read_backs.done(passed=passed)
 
 
 class _Keys:
