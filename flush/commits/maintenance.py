@@ -7,7 +7,8 @@ commit of its own:
 1. **Merge** the newest segments of an index once at least `segments_min` belong together. A vector index all of whose
    segments become one is built anew instead, up to `TRAINED_ROWS_MAX` rows.
 2. **Compact** fragments that are in the same segments (Lance puts no others together) once at least `fragments_min` of
-   them belong together, and any fragment with more than `deleted_min` of its rows deleted.
+   them belong together, and any fragment with more than `deleted_min` of its rows deleted. A run reads at most
+   `bytes_max` bytes, the next one goes on; a fragment of that size is rewritten only for its deleted rows, alone.
 3. **Clean up** versions that `flush.commits.thinning` does not keep. Tagged versions stay, and so do versions from
    before the table was set up: they are another program's history. With `changes_age_min` versions that readers of
    changes need stay too. Lance deletes them, with the files that no other version refers to.
@@ -25,8 +26,8 @@ version, and refuses an append, a compaction or a change of columns until the pr
 run that deletes versions first makes a barrier, a version that changes nothing, above all of them.
 
 Crash points. 1 and 2 each make one version of Lance's: it exists or not. 3 makes the barrier, syncs it, and deletes
-what no kept version refers to, manifests first. *Crash before the first deletion: one more version. Crash later: the next
-run deletes the rest.* The sync is needed: a power cut takes back versions that were not synced, the barrier among
+what no kept version refers to, manifests first. *Crash before the first deletion: one more version. Crash later: the
+next run deletes the rest.* The sync is needed: a power cut takes back versions that were not synced, the barrier among
 them, and could leave none (model: Commit!CleanUp). Two runs at once each make a barrier above what they delete; the
 later barrier is above what both delete. Every run decides from the state of the table. After a conflict with another
 writer the step is tried again at its next interval.
@@ -37,8 +38,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import accumulate
 
 import lance
 
@@ -51,26 +53,12 @@ from memwal.flush.commits.thinning import VersionRules, kept_by_age, recent_vers
 from memwal.memtable import IndexSpec
 from memwal.wal import ObjectStore
 
+BATCH_BYTES, _BATCH_ROWS = 32 << 20, 8192
+"""Most bytes, by the mean of the rows, and most rows that a compaction reads at once."""
 TRAINED_ROWS_MAX = 1 << 16
 """Lance trains 256 codes on at most 256 rows each: an index of more rows is no better trained."""
 _BARRIERS = 5
 """Attempts to make one; each fails only where another writer commits within milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenanceRules:
-    """When to run which step. Intervals and ages in seconds, 0 = never."""
-
-    optimize_interval: float = 10.0
-    segments_min: int = 8
-    compact_interval: float = 10.0
-    fragments_min: int = 8
-    rows_max: int = 1 << 20
-    deleted_min: float = 0.25
-    versions_interval: float = 3600.0
-    versions: VersionRules = VersionRules()
-    changes_age_min: float = 0.0
-    """Versions that were the newest in this time stay for readers of changes. 0: none stays for them."""
 
 
 def worth_merging(sizes: Sequence[int]) -> int:
@@ -85,6 +73,65 @@ def worth_merging(sizes: Sequence[int]) -> int:
             most = count
         total += size
     return most
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Rows of a fragment, with and without deleted ones; bytes of its data files, 0 where not recorded."""
+
+    physical: int
+    live: int
+    bytes: int
+
+    @staticmethod
+    def of(fragment: lance.LanceFragment) -> _Size:
+        data = fragment.metadata
+        size = sum(file.file_size_bytes or 0 for file in data.files)
+        return _Size(data.physical_rows, data.physical_rows - data.num_deletions, size)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionLimits:
+    """Which fragments step 2 compacts: merge `fragments_min` or more of similar size, rewrite those with more than
+    `deleted_min` of their rows deleted. One run reads at most `bytes_max` bytes, but at least one fragment.
+    """
+
+    fragments_min: int = 8
+    rows_max: int = 1 << 20
+    deleted_min: float = 0.25
+    bytes_max: int = 1 << 30
+
+    def chosen(self, fragments: Mapping[int, _Size], groups: Iterable[Sequence[int]]) -> set[int]:
+        """Return the fragments to compact. `groups`: numbers of those that may be merged with each other. Pure."""
+        deleted = [n for n, size in fragments.items() if size.physical - size.live > self.deleted_min * size.physical]
+        sets = [[number] for number in sorted(deleted, key=lambda number: fragments[number].bytes)]
+        for group in groups:
+            small = (n for n in group if fragments[n].live < self.rows_max and fragments[n].bytes < self.bytes_max)
+            ordered = sorted(small, key=lambda number: fragments[number].live)
+            ordered = ordered[: self._fitting(fragments[number].bytes for number in ordered)]
+            count = worth_merging([fragments[number].live for number in ordered])
+            if count >= self.fragments_min:
+                sets.append(ordered[:count])
+        taken = self._fitting(sum(fragments[number].bytes for number in each) for each in sets)
+        return {number for each in sets[: max(taken, 1)] for number in each}
+
+    def _fitting(self, sizes: Iterable[int]) -> int:
+        """Return how many of `sizes`, from the first on, have at most `bytes_max` bytes together."""
+        return sum(total <= self.bytes_max for total in accumulate(sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceRules:
+    """When to run which step. Intervals and ages in seconds, 0 = never."""
+
+    optimize_interval: float = 10.0
+    segments_min: int = 8
+    compact_interval: float = 10.0
+    compaction: CompactionLimits = field(default_factory=CompactionLimits)
+    versions_interval: float = 3600.0
+    versions: VersionRules = field(default_factory=VersionRules)
+    changes_age_min: float = 0.0
+    """Versions that were the newest in this time stay for readers of changes. 0: none stays for them."""
 
 
 def merge_segments(
@@ -113,25 +160,23 @@ def merge_segments(
     return [*rebuilt, *(name for indexes in merged.values() for name in indexes)]
 
 
-def compact(dataset: lance.LanceDataset, fragments_min: int, rows_max: int, deleted_min: float) -> tuple[int, int]:
+def compact(dataset: lance.LanceDataset, limits: CompactionLimits) -> tuple[int, int]:
     """Step 2; returns the numbers of fragments removed and added. Moves `dataset` to the newest version.
 
-    Raises as `merge_segments`.
+    Memory: some batches of BATCH_BYTES and Lance's pages, whatever the size of a row. Raises as `merge_segments`.
     """
-    fragments = {fragment.fragment_id: fragment.metadata for fragment in dataset.get_fragments()}
-    live = {number: one.physical_rows - one.num_deletions for number, one in fragments.items()}
-    chosen = {number for number, one in fragments.items() if one.num_deletions > deleted_min * one.physical_rows}
-    for group in _same_segments(dataset, fragments):
-        small = sorted((n for n in group if live[n] < rows_max), key=live.__getitem__)
-        count = worth_merging([live[number] for number in small])
-        if count >= fragments_min:
-            chosen.update(small[:count])
+    fragments = {fragment.fragment_id: _Size.of(fragment) for fragment in dataset.get_fragments()}
+    chosen = limits.chosen(fragments, _same_segments(dataset, fragments))
     if not chosen:
         return 0, 0
+    rows, size = (sum(getattr(fragments[number], name) for number in chosen) for name in ("physical", "bytes"))
     done = dataset.optimize.compact_files(
-        target_rows_per_fragment=rows_max,
-        materialize_deletions_threshold=deleted_min,
+        target_rows_per_fragment=limits.rows_max,
+        max_bytes_per_file=limits.bytes_max,
+        materialize_deletions_threshold=limits.deleted_min,
         excluded_fragment_ids=[number for number in fragments if number not in chosen],
+        batch_size=max(1, min(_BATCH_ROWS, rows * BATCH_BYTES // max(size, 1))),
+        num_threads=1,  # each thread reads and writes a fragment of its own
     )
     return done.fragments_removed, done.fragments_added
 

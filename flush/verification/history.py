@@ -28,8 +28,8 @@ from memwal.wal import Corrupt
 _NEWEST = 1000
 _ON_PURPOSE = ("restore", "overwrite")
 _REMEDY = (
-    "another program cleaned up versions, and one wrote from a handle that is older: have it open the table again before "
-    "it writes, clean up less often, and delete these rows or restore the version before"
+    "another program cleaned up versions, and one wrote from a handle that is older: have it open the table again "
+    "before it writes, clean up less often, and delete these rows or restore the version before"
 )
 
 

@@ -33,7 +33,7 @@ from lance.fragment import write_fragments
 from memwal import wal
 from memwal.flush import append_if_unchanged, as_new_fragments
 from memwal.flush.base.open import open_dataset
-from memwal.flush.commits.maintenance import compact
+from memwal.flush.commits.maintenance import CompactionLimits, compact
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.source.columns import HEADERS_TYPE
 from memwal.wal.errors import first_line
@@ -69,7 +69,8 @@ _ADDED = ("raw_headers",)  # columns that a table may not have yet
 STAGES = ("parse", "map", "fit", "refused")
 _NOTES, _REPLAY, _NAME = "memwal:letters", "memwal:replay", "memwal:letters-id"
 _SWAPS = 50
-_FRAGMENTS, _ROWS_MAX, _DELETED = 16, 1 << 20, 0.25
+_FRAGMENTS = 16
+_COMPACTION = CompactionLimits(fragments_min=_FRAGMENTS)
 _VERSIONS_KEPT, _VERSIONS_AGE = 10, timedelta(days=1)
 
 
@@ -268,7 +269,7 @@ class DeadLetters:
         if len(self.dataset.get_fragments()) < _FRAGMENTS:
             return
         with suppress(OSError, RuntimeError, ValueError), panics_as_errors:
-            removed, _ = compact(self.dataset, _FRAGMENTS, _ROWS_MAX, _DELETED)
+            removed, _ = compact(self.dataset, _COMPACTION)
             if removed:
                 self.dataset.cleanup_old_versions(_VERSIONS_AGE, retain_versions=_VERSIONS_KEPT)
 

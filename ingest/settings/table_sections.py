@@ -278,6 +278,14 @@ class CommitSettings(Section):
     compact_rows_max: int = Field(
         1 << 20, ge=1, description="compact fragments of this many rows or more only to remove deleted rows"
     )
+    compact_bytes_max: Size = Field(
+        1 << 30,
+        gt=0,
+        description=(
+            "most bytes of fragments that one compaction reads, and most bytes of a file that it writes; fragments of "
+            "this size or more are compacted only to remove deleted rows, one at a time"
+        ),
+    )
     compact_deleted_percent: int = Field(
         25, ge=1, le=100, description="rewrite a fragment when more than this percentage of its rows is deleted"
     )

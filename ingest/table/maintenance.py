@@ -123,7 +123,7 @@ class BaseUpkeep:
 
     @staticmethod
     def _compact(dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
-        replaced, by = compact(dataset, rules.fragments_min, rules.rows_max, rules.deleted_min)
+        replaced, by = compact(dataset, rules.compaction)
         return f"fragments compacted: {replaced} into {by}" if replaced else ""
 
     def _clean_up(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:

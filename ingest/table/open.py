@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from memwal import flush, wal
 from memwal.flush.base.caches import LanceCaches
-from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.flush.commits.maintenance import CompactionLimits, MaintenanceRules
 from memwal.flush.commits.thinning import VersionRules
 from memwal.ingest import tracing
 from memwal.ingest.api import arguments
@@ -267,9 +267,12 @@ def maintenance_rules(settings: Settings) -> MaintenanceRules:
         optimize_interval=commit.optimize_interval,
         segments_min=commit.optimize_segments,
         compact_interval=commit.compact_interval,
-        fragments_min=commit.compact_fragments,
-        rows_max=commit.compact_rows_max,
-        deleted_min=commit.compact_deleted_percent / 100,
+        compaction=CompactionLimits(
+            fragments_min=commit.compact_fragments,
+            rows_max=commit.compact_rows_max,
+            deleted_min=commit.compact_deleted_percent / 100,
+            bytes_max=commit.compact_bytes_max,
+        ),
         versions_interval=gc.versions_interval,
         versions=VersionRules(
             age_min=gc.versions_age_min,

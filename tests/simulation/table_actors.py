@@ -16,7 +16,7 @@ from memwal.flush.base.ttl import Expiry
 from memwal.flush.commits.expiry import ExpiredRows
 from memwal.flush.commits.load import RowsToLoad, load
 from memwal.flush.commits.load_notes import begin_load, end_abandoned
-from memwal.flush.commits.maintenance import clean_up, compact, merge_segments
+from memwal.flush.commits.maintenance import CompactionLimits, clean_up, compact, merge_segments
 from memwal.flush.commits.thinning import VersionRules
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
 from tests.simulation.oracle import Wrong
@@ -107,7 +107,7 @@ class Upkeep(Visitor):
             if chosen == "merge":
                 merge_segments(dataset, [spec.name for spec in world.base.indexes], 2)
             elif chosen == "compact":
-                compact(dataset, 2, 1 << 20, 0.1)
+                compact(dataset, CompactionLimits(fragments_min=2, deleted_min=0.1))
             else:
                 clean_up(self.store, dataset, _FEW_VERSIONS, self.clock.now() + _WAY_OFF)
         except (*EXPECTED, RuntimeError, ValueError) as error:

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush import BaseTable
+from memwal.flush.base.version_files import tagged_versions
 from memwal.flush.commits import rounds
 from memwal.flush.commits.foreign_writes import ForeignWrites, look_back
-from memwal.flush.garbage.retained import _tags
 from memwal.memtable import IndexSpec, with_tombstone
 from tests.commit_world import WIDTH, World, before_writing
 
@@ -150,4 +150,4 @@ def test_a_tag_that_is_deleted_while_tags_are_listed_stops_no_collection() -> No
             raise answer
         return answer
 
-    assert _tags(SimpleNamespace(tags=SimpleNamespace(list=listed))) == {3}
+    assert tagged_versions(SimpleNamespace(tags=SimpleNamespace(list=listed))) == {3}

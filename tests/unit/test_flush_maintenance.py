@@ -11,11 +11,21 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lance.mem_wal import CompactedSsTable
 
 from memwal.flush import BaseTable
 from memwal.flush.commits.index_catchup import catch_up
-from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments, worth_merging
+from memwal.flush.commits.maintenance import (
+    CompactionLimits,
+    MaintenanceRules,
+    _Size,
+    clean_up,
+    compact,
+    merge_segments,
+    worth_merging,
+)
 from memwal.flush.commits.thinning import VersionRules
 from memwal.ingest.table import maintenance as base_upkeep
 from memwal.ingest.table.maintenance import BaseUpkeep
@@ -71,7 +81,7 @@ class Base:
 
     def maintain(self) -> None:
         merge_segments(self.dataset, NAMES, RULES.segments_min)
-        compact(self.dataset, RULES.fragments_min, RULES.rows_max, RULES.deleted_min)
+        compact(self.dataset, RULES.compaction)
 
     def fragments(self) -> list[int]:
         """Live rows of each."""
@@ -130,13 +140,13 @@ def test_fragments_and_rewrites_grow_with_the_logarithm_of_the_commits(seed: int
         sizes.append(int(rng.integers(1, 2000)) if seed else 1000)
         rows += sizes[-1]
         sizes.sort()
-        if (count := worth_merging(sizes)) >= RULES.fragments_min:
+        if (count := worth_merging(sizes)) >= RULES.compaction.fragments_min:
             merged = sum(sizes[:count])
             sizes = [*sizes[count:], merged]
             written += merged
         most = max(most, len(sizes))
-    assert most < 2 * RULES.fragments_min + np.log2(5000)
-    assert written / rows < np.log2(5000 / RULES.fragments_min) + 1
+    assert most < 2 * RULES.compaction.fragments_min + np.log2(5000)
+    assert written / rows < np.log2(5000 / RULES.compaction.fragments_min) + 1
 
 
 # ---- on a table ------------------------------------------------------------------------------------------------------
@@ -227,7 +237,7 @@ def test_deleted_rows_are_dropped_from_the_fragments_that_have_many(tmp_path: Pa
     for _ in range(3):
         base.commit(100)
     base.dataset.delete("id < 30 OR (id >= 100 AND id < 110)")
-    assert compact(base.dataset, 8, 1 << 20, deleted_min=0.25) == (1, 1)
+    assert compact(base.dataset, CompactionLimits()) == (1, 1)
     left = [(each.physical_rows, each.num_deletions) for each in base.dataset.get_fragments()]
     assert sorted(left) == [(70, 0), (100, 0), (100, 10)]
     alive = [id for id in range(300) if not (id < 30 or 100 <= id < 110)]
@@ -240,8 +250,54 @@ def test_large_fragments_are_left_as_they_are(tmp_path: Path) -> None:
     base.commit(50)
     for _ in range(10):
         base.commit(5)
-    compact(base.dataset, 8, rows_max=50, deleted_min=0.25)
+    compact(base.dataset, CompactionLimits(rows_max=50))
     assert sorted(base.fragments()) == [50, 50]
+
+
+def test_one_compaction_reads_no_more_than_its_bytes(tmp_path: Path) -> None:
+    base = Base(str(tmp_path / "table"), ())
+    for _ in range(20):
+        base.commit(50)
+    rows = base.dataset.to_table().sort_by("id")
+    size = max(sum(file.file_size_bytes for file in each.metadata.files) for each in base.dataset.get_fragments())
+    limits = CompactionLimits(bytes_max=9 * size)
+    runs = []
+    while (done := compact(base.dataset, limits)) != (0, 0):
+        runs.append(done)
+    assert all(8 <= removed <= 10 and added == 1 for removed, added in runs)
+    assert len(runs) == 2
+    assert base.dataset.to_table().sort_by("id") == rows
+
+
+def test_a_fragment_above_the_bytes_is_rewritten_alone_for_its_deleted_rows(tmp_path: Path) -> None:
+    base = Base(str(tmp_path / "table"), ())
+    for _ in range(12):
+        base.commit(50)
+    limits = CompactionLimits(bytes_max=1)
+    assert compact(base.dataset, limits) == (0, 0)
+    base.dataset.delete("id < 100 AND id % 2 = 0")
+    assert [compact(base.dataset, limits)[0] for _ in range(3)] == [1, 1, 0]
+    assert base.dataset.count_rows() == 550
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 1), st.integers(0, 5000)), max_size=30),
+    st.integers(2, 8),
+    st.sampled_from((1, 500, 5000, 1 << 30)),
+)
+def test_what_is_chosen_is_bounded_and_worth_it(
+    drawn: list[tuple[int, float, int]], fragments_min: int, bytes_max: int
+) -> None:
+    limits = CompactionLimits(fragments_min=fragments_min, rows_max=400, bytes_max=bytes_max)
+    fragments = {number: _Size(rows, round(rows * live), size) for number, (rows, live, size) in enumerate(drawn)}
+    groups = [[number for number in fragments if number % 2 == rest] for rest in (0, 1)]
+    chosen = limits.chosen(fragments, groups)
+    assert len(chosen) <= 1 or sum(fragments[number].bytes for number in chosen) <= bytes_max
+    deleted = {n for n, size in fragments.items() if size.physical - size.live > 0.25 * size.physical}
+    assert bool(chosen) or not deleted
+    for group in groups:
+        merged = [number for number in chosen - deleted if number in group]
+        assert all(fragments[number].live < 400 and fragments[number].bytes < bytes_max for number in merged)
 
 
 def test_stable_row_ids_are_kept(tmp_path: Path) -> None:
@@ -252,7 +308,7 @@ def test_stable_row_ids_are_kept(tmp_path: Path) -> None:
         lance.write_dataset(rows, uri, mode="append", enable_stable_row_ids=True)
     BaseTable.adopt(uri, ["id"], 1, [IndexSpec("n", "btree")])
     before = lance.dataset(uri).to_table(with_row_id=True).sort_by("id")
-    assert compact(lance.dataset(uri), 8, 1 << 20, 0.25) == (10, 1)
+    assert compact(lance.dataset(uri), CompactionLimits()) == (10, 1)
     assert lance.dataset(uri).to_table(with_row_id=True).sort_by("id") == before
 
 
