@@ -1,22 +1,25 @@
 """Secrets by reference: `secret_access_key = "env:NAME"` or `"file:PATH"`, resolved only where they are used.
 
 Settings hold the reference, so code that prints, logs or sends settings cannot leak the secret. Literal values are
-allowed too, because most storage options are not secret (`region = "eu-west-1"`); if the name of an option looks like a
-secret's, its literal value is never shown.
+allowed too, because most options are not secret (`region = "eu-west-1"`), but a literal value is printed only if the
+option is known to hold no secret (`ingest.option_names`), and never the credentials and the query of a URL.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import SecretStr
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.option_names import PRINTABLE
 
 HIDDEN = "(hidden)"
-_SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas|jaas|proxy", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"key|secret|token|password|credential|sas|jaas|proxy|javaoptions$", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)[^\s/?#]*@")
+_QUERY = re.compile(r"(://[^\s?#]*)[?#]\S+")
 FROM_FILE = "file:"
 _SCHEMES = ("env:", FROM_FILE)
 UNRESOLVED = "unresolved"
@@ -55,9 +58,13 @@ def resolve_one(setting: str, value: SecretStr, environ: Mapping[str, str]) -> s
 
 
 def resolve(
-    options: Mapping[str, SecretStr], environ: Mapping[str, str], setting: str = "[table] storage_options"
+    options: Mapping[str, SecretStr],
+    environ: Mapping[str, str],
+    setting: str = "[table] storage_options",
+    is_reference: Callable[[str, str], bool] = lambda _name, _text: True,
 ) -> dict[str, str]:
     """Return the options with every reference replaced by its secret. `setting`: name of the setting, for errors.
+    `is_reference`: whether the value of an option, given by name and text, may be a reference.
 
     A file's trailing newline is removed. Raises: Invalid with one line for each reference that cannot be resolved.
     """
@@ -65,7 +72,8 @@ def resolve(
     problems: list[str] = []
     for name, value in options.items():
         try:
-            resolved[name] = _resolve(value.get_secret_value(), environ)
+            text = value.get_secret_value()
+            resolved[name] = _resolve(text, environ) if is_reference(name, text) else text
         except ValueError as problem:
             problems.append(f"{setting}.{name}: {problem}")
     if problems:
@@ -73,10 +81,30 @@ def resolve(
     return resolved
 
 
+def resolve_spark(conf: Mapping[str, SecretStr], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return Spark's configuration with every reference replaced by its secret.
+
+    `env:NAME` is a reference in every value. `file:PATH` is one only if the name of the setting looks like that of a
+    secret, or ends with JavaOptions: elsewhere it is a URL that Spark reads. Raises: as `resolve`.
+    """
+    return resolve(conf, environ, "[source] spark", is_reference=_is_reference_of_spark)
+
+
+def _is_reference_of_spark(name: str, text: str) -> bool:
+    return not text.startswith(FROM_FILE) or _SECRET_NAME.search(name) is not None
+
+
 def shown(name: str, value: SecretStr) -> str:
-    """Return an option's value for printing: hidden if it is a literal and its name looks like a secret's."""
+    """Return an option's value for printing: a reference, or a literal of an option that is known to hold no secret."""
     text = value.get_secret_value()
-    return HIDDEN if _SECRET_NAME.search(name) and not text.startswith(_SCHEMES) else text
+    if text.startswith(_SCHEMES):
+        return text
+    return redacted(text) if name.lower().removeprefix("aws_") in PRINTABLE else HIDDEN
+
+
+def redacted(text: str) -> str:
+    """Return `text` for printing: without the credentials and the queries of URLs."""
+    return _QUERY.sub(rf"\1?{HIDDEN}", _USER.sub(f"{HIDDEN}@", text))
 
 
 def _resolve(text: str, environ: Mapping[str, str]) -> str:

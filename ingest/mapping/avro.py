@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.secret_refs import resolve
+from memwal.ingest.secret_refs import redacted, resolve
 from memwal.wal.errors import first_line
 
 MAGIC = 0
@@ -119,6 +119,7 @@ def _fetch(registry: str, options: Options, path: str) -> dict[str, Any] | None:
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
+    shown = redacted(registry)
     # The URL is http or https: settings refuse other ones.
     request = Request(registry.rstrip("/") + path, headers=_headers(options))  # noqa: S310
     try:
@@ -128,13 +129,11 @@ def _fetch(registry: str, options: Options, path: str) -> dict[str, Any] | None:
         if error.code == 404:
             return None
         if error.code in (401, 403):
-            raise Invalid(f"source.registry: {registry} answers {error.code}; correct registry_options") from None
-        raise Unavailable(f"source.registry: {registry} answers {error.code}; run the same command again") from None
+            raise Invalid(f"source.registry: {shown} answers {error.code}; correct registry_options") from None
+        raise Unavailable(f"source.registry: {shown} answers {error.code}; run the same command again") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise Unavailable(
-            f"source.registry: {registry} does not answer ({reason}); start it or correct the URL"
-        ) from None
+        raise Unavailable(f"source.registry: {shown} does not answer ({reason}); start it or correct the URL") from None
     return fetched if isinstance(fetched, dict) else None
 
 

@@ -18,7 +18,7 @@ from memwal.ingest.mapping.spec import VALUE, RecordMapping
 from memwal.ingest.pipeline.checkpoint import check_checkpoint, refuse_old_checkpoint
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.rpc.guard import Guard, check_address
-from memwal.ingest.secret_refs import resolve
+from memwal.ingest.secret_refs import resolve, resolve_spark
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.process_sections import KAFKA, SourceSettings
 from memwal.ingest.source.files import check_source
@@ -69,7 +69,7 @@ def find_problems(
         step("PySpark", check_spark)
         step("Java", check_java, environ)
         step("Spark's options", check_spark_names, settings.source)
-        step("Spark's master", check_master, settings.source.spark)
+        step("Spark's master", _master, settings, environ)
         step("checkpoint", check_checkpoint, settings)
     step("addresses", _edges, settings, environ, starts)
     step("secrets", _secrets, settings, environ)
@@ -109,6 +109,16 @@ def _edges(settings: Settings, environ: Mapping[str, str], starts: bool) -> None
         check_address("sink.http_port", sink.http_host, sink.http_port, guard, free=starts)
 
 
+def _master(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Check that a standalone master answers. A reference that cannot be resolved is a problem of the secrets."""
+    given = {name: value for name, value in settings.source.spark.items() if name == "spark.master"}
+    try:
+        conf = resolve_spark(given, environ)
+    except Invalid:
+        return
+    check_master(conf)
+
+
 def _secrets(settings: Settings, environ: Mapping[str, str]) -> None:
     """Check that every secret reference can be resolved, also those that are resolved late."""
     source, lines = settings.source, list[str]()
@@ -116,6 +126,7 @@ def _secrets(settings: Settings, environ: Mapping[str, str]) -> None:
         lambda: Access.of(settings).options(environ),
         lambda: resolve(source.options, environ, "[source] options"),
         lambda: resolve(source.registry_options, environ, "[source] registry_options"),
+        lambda: resolve_spark(source.spark, environ),
     ):
         try:
             resolved()

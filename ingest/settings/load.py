@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.secret_refs import redacted
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import Problem, of_section, section_type, unknown_section
 from memwal.ingest.settings.process_sections import (
@@ -179,7 +180,7 @@ def _is_section(key: str, value: object) -> bool:
 
 def _line(origin: str, problem: Problem) -> str:
     where = f"[{problem.section}] " if problem.section and not problem.text.startswith("unknown section") else ""
-    return f"{origin}: {where}{problem.text}"
+    return f"{origin}: {where}{redacted(problem.text)}"
 
 
 # ---- environment ---------------------------------------------------------------------------------------------------

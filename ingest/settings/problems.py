@@ -14,7 +14,7 @@ from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.values import Section
 from memwal.ingest.suggest import suggestion
 
-_HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "token", "write_token", "read_token")
+_HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "spark", "token", "write_token", "read_token")
 _WANTED = {
     "string_type": "must be text in quotes",
     "string_too_short": "must not be empty",

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
-from memwal.ingest.settings.values import ColumnType, Duration, Option, Secret, Section, Size, SparkConf
+from memwal.ingest.settings.values import ColumnType, Duration, Option, Secret, Section, Size
 
 KAFKA = "kafka"
 
@@ -53,7 +53,10 @@ class SourceSettings(Section):
     order_by: list[str] = Field(
         [], description="columns that order rows with the same key inside a micro-batch; the last row wins"
     )
-    spark: SparkConf = Field({"spark.master": "local[2]"}, description="Spark configuration of the session")
+    spark: dict[str, Option] = Field(
+        {"spark.master": SecretStr("local[2]")},
+        description="Spark configuration of the session; write secrets as env:NAME or file:PATH",
+    )
     brokers: str = Field("", description="Kafka: bootstrap brokers as host:port, separated by commas")
     topics: list[str] = Field([], description="Kafka: topics to read")
     topic_pattern: str = Field(

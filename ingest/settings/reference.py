@@ -14,11 +14,10 @@ from typing import Any, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from memwal.ingest.secret_refs import shown
+from memwal.ingest.secret_refs import redacted, shown
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import section_type
 from memwal.ingest.settings.values import (
-    HIDDEN_BY_NAME,
     Section,
     format_duration,
     format_size,
@@ -88,14 +87,23 @@ def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
         return format_size(value)
     if isinstance(value, SecretStr):  # always a reference, see `Secret`
         return value.get_secret_value()
-    if hide and HIDDEN_BY_NAME in field.metadata:
-        return {name: shown(name, SecretStr(each)) for name, each in value.items()}
     if isinstance(value, Mapping):
         return {
-            name: (shown(name, each) if hide else each.get_secret_value()) if isinstance(each, SecretStr) else each
+            name: (shown(name, each) if hide else each.get_secret_value())
+            if isinstance(each, SecretStr)
+            else _printable(each, hide)
             for name, each in value.items()
         }
-    return value
+    return _printable(value, hide)
+
+
+def _printable(value: Any, hide: bool) -> Any:
+    """Return `value`; with `hide`, without the secrets in the URLs of its texts."""
+    if isinstance(value, Mapping):
+        return {name: _printable(each, hide) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(each, hide) for each in value]
+    return redacted(value) if hide and isinstance(value, str) else value
 
 
 def _reader(field: FieldInfo) -> object:

@@ -111,10 +111,6 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 ColumnType = Annotated[str, AfterValidator(_checked_type)]
 Option = Annotated[SecretStr, AfterValidator(check_reference)]
 Secret = Annotated[SecretStr, AfterValidator(check_only_reference)]
-HIDDEN_BY_NAME = object()
-"""Marks options of text: where they are printed, the values whose names look like a secret's are hidden."""
-SparkConf = Annotated[dict[str, str], HIDDEN_BY_NAME]
-"""No references to secrets: Spark reads `file:PATH` itself."""
 Index = str | dict[str, Any]
 
 

@@ -9,41 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.option_names import FILE_OPTIONS, SPARK_CONF
 from memwal.ingest.settings.load import SourceSettings
 
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 FORMATS = (*FILE_FORMATS, "kafka", "delta", "iceberg", "hudi", "rate", "socket")
-_FILES = (
-    *("maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "cleanSource"),
-    *("sourceArchiveDir", "pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter", "basePath"),
-    *("ignoreCorruptFiles", "ignoreMissingFiles", "maxCachedFiles", "discardCachedInputRatio", "mergeSchema"),
-    *("mode", "columnNameOfCorruptRecord", "dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone"),
-    *("encoding", "charset", "lineSep", "locale", "multiLine", "samplingRatio", "compression"),
-    *("datetimeRebaseMode", "int96RebaseMode", "sep", "delimiter", "header", "quote", "escape", "comment", "nullValue"),
-    *("emptyValue", "nanValue", "positiveInf", "negativeInf", "maxColumns", "maxCharsPerColumn", "inferSchema"),
-    *("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace", "charToEscapeQuoteEscaping", "unescapedQuoteHandling"),
-    *("enforceSchema", "preferDate", "enableDateTimeParsingFallback", "primitivesAsString", "prefersDecimal"),
-    *("allowComments", "allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros", "wholetext"),
-    *("allowBackslashEscapingAnyCharacter", "allowUnquotedControlChars", "allowNonNumericNumbers", "avroSchema"),
-    *("dropFieldIfAllNull", "rowTag", "attributePrefix", "valueTag", "excludeAttribute", "ignoreSurroundingSpaces"),
-    *("rowValidationXSDPath", "ignoreNamespace", "wildcardColName", "ignoreExtension"),
-)
-_CONF = (
-    *("spark.master", "spark.app.name", "spark.log.level", "spark.jars", "spark.jars.packages", "spark.local.dir"),
-    *("spark.jars.repositories", "spark.jars.ivy", "spark.jars.excludes", "spark.submit.deployMode", "spark.cores.max"),
-    *("spark.driver.cores", "spark.driver.memory", "spark.driver.host", "spark.driver.port", "spark.ui.enabled"),
-    *("spark.driver.bindAddress", "spark.driver.extraJavaOptions", "spark.driver.extraClassPath", "spark.ui.port"),
-    *("spark.driver.maxResultSize", "spark.driver.memoryOverhead", "spark.executor.memoryOverhead"),
-    *("spark.executor.cores", "spark.executor.memory", "spark.executor.instances", "spark.executor.extraJavaOptions"),
-    *("spark.executor.extraClassPath", "spark.executor.pyspark.memory", "spark.default.parallelism", "spark.task.cpus"),
-    *("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.sql.extensions", "spark.serializer"),
-    *("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.files.maxPartitionBytes", "spark.python.worker.reuse"),
-    *("spark.sql.warehouse.dir", "spark.sql.ansi.enabled", "spark.sql.adaptive.enabled", "spark.pyspark.python"),
-    *("spark.dynamicAllocation.enabled", "spark.dynamicAllocation.minExecutors", "spark.network.timeout"),
-    *("spark.dynamicAllocation.maxExecutors", "spark.dynamicAllocation.initialExecutors", "spark.memory.fraction"),
-    *("spark.sql.streaming.stateStore.providerClass", "spark.sql.streaming.minBatchesToRetain", "spark.eventLog.dir"),
-    *("spark.ui.showConsoleProgress", "spark.eventLog.enabled", "spark.blockManager.port", "spark.speculation"),
-)
 
 
 def check_spark_names(source: SourceSettings) -> None:
@@ -58,12 +28,12 @@ def misspelt(source: SourceSettings) -> Iterator[str]:
     if meant := _meant(source.format, FORMATS):
         yield f"source.format: Spark has no source {source.format!r}; did you mean {meant!r}?"
     for name in source.options if source.format in FILE_FORMATS else ():
-        if meant := _meant(name, _FILES):
+        if meant := _meant(name, FILE_OPTIONS):
             yield f"[source] options.{name}: Spark would ignore it; did you mean {meant!r}?"
     for name in source.spark:
         if not name.startswith("spark."):
             yield f"[source.spark] {name}: names of Spark's configuration begin with 'spark.', and need quotes"
-        elif meant := _meant(name, _CONF):
+        elif meant := _meant(name, SPARK_CONF):
             yield f"[source.spark] {name}: Spark would ignore it; did you mean {meant!r}?"
 
 

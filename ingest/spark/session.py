@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,9 +22,11 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING
 
 from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.secret_refs import resolve_spark
 from memwal.ingest.settings.load import Settings, SourceSettings
 from memwal.ingest.settings.process_sections import KAFKA
 
@@ -103,7 +106,8 @@ def configuration(
     settings: Settings, tasks: int, *, once: bool, local_checkpoints: bool = True, local_sources: bool = True
 ) -> dict[str, str]:
     """Return Spark's configuration: the defaults of an embedded run, overridden by `source.spark`. `tasks`: regions.
-    `local_checkpoints`, `local_sources`: those of all queries are on local disks (or are no files at all)."""
+    `local_checkpoints`, `local_sources`: those of all queries are on local disks (or are no files at all).
+    Raises: Invalid if a reference to a secret cannot be resolved."""
     # A short run ends before compilation pays; a stream that runs for days needs the best code.
     compiler = "-XX:TieredStopAtLevel=1 " if once else ""
     generate = "NO_CODEGEN" if once else "FALLBACK"
@@ -141,9 +145,10 @@ def configuration(
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = _RENAMING
     if local_checkpoints and local_sources:  # other sources may need Hadoop's own local file system
         defaults["spark.hadoop.fs.file.impl"] = _PLAIN_FILES
-    if not settings.source.spark.get("spark.master", "local[2]").startswith("local["):
+    given = resolve_spark(settings.source.spark, os.environ)
+    if not given.get("spark.master", "local[2]").startswith("local["):
         defaults["spark.sql.files.minPartitionNum"] = _FILE_PARTS
-    return defaults | CONFIGURATION | connector(settings.source) | settings.source.spark
+    return defaults | CONFIGURATION | connector(settings.source) | given
 
 
 def start_session(conf: Mapping[str, str]) -> SparkSession:
@@ -188,13 +193,63 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
 
 
 def start_jvm(conf: SparkConf, output: int) -> JavaGateway:
-    """Start a JVM with `conf`, whose output goes to the file descriptor `output`; return PySpark's way to it."""
+    """Start a JVM with `conf`, whose output goes to the file descriptor `output`; return PySpark's way to it.
+
+    PySpark would put the configuration into the command line of the JVM, which every user of the machine can read. It
+    is passed in files of a directory of this user instead, which is deleted once the JVM has read them.
+    """
     from pyspark.java_gateway import launch_gateway
 
-    gateway: JavaGateway = launch_gateway(  # type: ignore[no-untyped-call]
-        conf, {"stdout": output, "stderr": output}
-    )
+    given = os.environ.get(_SUBMIT)
+    with TemporaryDirectory(prefix="memwal-spark-") as directory:
+        properties = write_properties(Path(directory), dict(conf.getAll()))
+        os.environ[_SUBMIT] = f"--properties-file {shlex.quote(str(properties))} {given or 'pyspark-shell'}"
+        try:
+            gateway: JavaGateway = launch_gateway(  # type: ignore[no-untyped-call]
+                None, {"stdout": output, "stderr": output}
+            )
+        finally:
+            os.environ.pop(_SUBMIT)
+            if given is not None:
+                os.environ[_SUBMIT] = given
     return gateway
+
+
+_SUBMIT = "PYSPARK_SUBMIT_ARGS"
+_JAVA_OPTIONS = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
+
+
+def write_properties(directory: Path, conf: Mapping[str, str]) -> Path:
+    """Write `conf` as Java properties into a new file of `directory`, readable by this user only; return its path.
+
+    Options of the JVM become arguments of its command line, so they go into an argument file: `@FILE`. Raises: Invalid
+    if a quote in them is not closed.
+    """
+    lines = []
+    for name, value in sorted(conf.items()):
+        text = f'"@{_argument_file(directory, name, value)}"' if name in _JAVA_OPTIONS and value.strip() else value
+        lines.append(f"{_escaped(name)}={_escaped(text)}\n")
+    return _private(directory / "spark.properties", "".join(lines))
+
+
+def _argument_file(directory: Path, name: str, value: str) -> Path:
+    try:
+        options = shlex.split(value)
+    except ValueError as error:
+        raise Invalid(f"[source] spark.{name}: {str(error).lower()}; correct the quotes") from None
+    quoted = (option.replace("\\", "\\\\").replace('"', '\\"') for option in options)
+    return _private(directory / name, "".join(f'"{option}"\n' for option in quoted))
+
+
+def _escaped(text: str) -> str:
+    """Return `text` as Java's properties have it."""
+    return re.sub(r"[\\=:#! ]", r"\\\g<0>", text).replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+def _private(path: Path, text: str) -> Path:
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def _not_started(error: Exception, conf: Mapping[str, str], tail: Sequence[str]) -> Unavailable:

@@ -93,6 +93,12 @@ def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = render_settings(kafka_settings(TABLE, spark=spark))
     assert '"spark.hadoop.fs.s3a.secret.key" = "(hidden)", "spark.jars" = "file:/x.jar"' in shown
     with pytest.raises(Invalid) as refused:
+        kafka_settings(TABLE, value_format="avro", registry="ftp://h/?apikey=mine")
+    assert "mine" not in str(refused.value)
+    with pytest.raises(Invalid) as refused:
+        kafka_settings(TABLE, spark={"spark.hadoop.fs.s3a.secret.key": 12345678})
+    assert "12345678" not in str(refused.value)
+    with pytest.raises(Invalid) as refused:
         kafka_settings(TABLE, options={"kafka.sasl.jaas.config": "env:"})
     assert "kafka.sasl.jaas.config" in str(refused.value)
 

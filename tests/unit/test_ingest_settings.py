@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from memwal.ingest.cli.docs import between_markers
 from memwal.ingest.errors import Invalid
+from memwal.ingest.secret_refs import resolve_spark
 from memwal.ingest.settings.load import Settings, load, pipelines_of
 from memwal.ingest.settings.reference import render_reference, render_settings, to_dict, toml_value
 from memwal.ingest.settings.values import format_duration, format_size, parse_duration, parse_size
@@ -80,7 +82,7 @@ def test_environment_overrides_every_kind_of_value() -> None:
     assert settings.wal.linger_max == pytest.approx(0.007)
     assert settings.memtable.size_max == 65536
     assert {name: each.get_secret_value() for name, each in settings.source.options.items()} == {"header": "true"}
-    assert settings.source.spark == {"spark.master": "local[1]"}
+    assert to_dict(settings)["source"]["spark"] == {"spark.master": "local[1]"}
 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
@@ -199,6 +201,56 @@ def test_secrets_are_resolved_by_reference_and_never_shown(tmp_path: Path) -> No
     assert "literal-token" not in shown
     assert "env:KEY_ID" in render_settings(settings)
     assert "eu-west-1" in render_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("section", "given"),
+    [
+        ("source", {"spark": {"spark.driver.extraJavaOptions": "-Dpassword=HIDE"}}),
+        ("source", {"spark": {"spark.executor.extraJavaOptions": "-Dpassword=HIDE"}}),
+        ("source", {"spark": {"spark.jars.repositories": "https://me:HIDE@host/maven,https://host/?apikey=HIDE"}}),
+        ("source", {"spark": {"spark.some.plugin.setting": "HIDE"}}),
+        ("source", {"options": {"url": "jdbc:postgresql://host/db?user=me&password=HIDE"}}),
+        ("source", {"options": {"dbtable": "HIDE"}}),
+        ("source", {"path": "s3a://me:HIDE@bucket/landing"}),
+        ("source", {"format": "kafka", "registry": "https://host/?apikey=HIDE"}),
+        ("table", {"storage_options": {"proxy_url": "http://me:HIDE@host", "unknown": "HIDE"}}),
+        ("table", {"storage_options": {"endpoint": "https://host/?sig=HIDE#HIDE"}}),
+        ("tracing", {"endpoint": "http://me:p@HIDE@host:4318/x"}),
+    ],
+)
+def test_values_that_may_hold_secrets_are_not_printed(section: str, given: Any) -> None:
+    printed = render_settings(Settings.model_validate({section: given}))
+    assert "HIDE" not in printed
+    assert "(hidden)" in printed
+
+
+def test_values_that_hold_no_secret_are_printed() -> None:
+    spark = {"spark.master": "spark://host:7077", "spark.jars": "file:/x.jar", "spark.sql.shuffle.partitions": "8"}
+    storage = {"region": "eu-west-1", "AWS_ENDPOINT": "https://host:9000/a@b", "secret_access_key": "env:KEY"}
+    settings = load(table(storage_options=storage) | {"source": {"spark": spark}}, {})
+    printed = tomllib.loads(render_settings(settings))
+    assert (printed["source"]["spark"], printed["table"]["storage_options"]) == (spark, storage)
+
+
+def test_references_in_sparks_configuration(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("from-file\n", encoding="utf-8")
+    file = f"file:{tmp_path / 'secret'}"
+    conf = {
+        "spark.hadoop.fs.s3a.secret.key": file,
+        "spark.driver.extraJavaOptions": file,
+        "spark.jars": file,
+        "spark.eventLog.dir": "env:DIRECTORY",
+    }
+    settings = load(table() | {"source": {"spark": conf}}, {})
+    assert resolve_spark(settings.source.spark, {"DIRECTORY": "/events"}) == {
+        "spark.hadoop.fs.s3a.secret.key": "from-file",
+        "spark.driver.extraJavaOptions": "from-file",
+        "spark.jars": file,
+        "spark.eventLog.dir": "/events",
+    }
+    with pytest.raises(Invalid, match=r"^\[source\] spark.spark.eventLog.dir: the environment variable DIRECTORY"):
+        resolve_spark(settings.source.spark, {})
 
 
 def test_references_to_nothing_are_all_named(tmp_path: Path) -> None:

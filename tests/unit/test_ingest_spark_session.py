@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from py4j.protocol import Py4JError
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.ingest.source.files import reads_local
-from memwal.ingest.spark.session import _not_started, check_java, configuration
+from memwal.ingest.spark.session import _not_started, check_java, configuration, write_properties
 
 
 def java(directory: Path, version: str, *, release: bool) -> Path:
@@ -109,3 +112,60 @@ def test_why_spark_did_not_start_is_one_line(error: Exception, tail: list[str], 
     assert len(told) == 1
     assert told[0].startswith(f"Spark did not start: {said}; check [source] spark, and see that a master of Spark ")
     assert _not_started(error, {"spark.master": "local[2]"}, tail).message.endswith("check [source] spark")
+
+
+_ASKED = """
+import json, sys
+from pathlib import Path
+from memwal.ingest.spark.session import configuration, start_context
+from memwal.ingest.settings.load import load
+
+spark = start_context(configuration(load(json.loads(sys.argv[1]), {}), 1, once=True))
+java = spark._jvm.java.lang
+pid = java.ProcessHandle.current().pid()
+names = json.loads(sys.argv[2])
+found = {"values": {name: java.System.getProperty(name) for name in names}}
+found["commands"] = [Path(f"/proc/{each}/cmdline").read_text() for each in (pid, "self")]
+print(json.dumps(found))
+"""
+
+
+def test_no_value_of_the_configuration_is_on_a_command_line(tmp_path: Path) -> None:
+    odd = " =:#! \\ ü\tend"
+    conf = {
+        "spark.master": "local[1]",
+        "spark.hadoop.fs.s3a.secret.key": "env:SECRET",
+        "spark.odd": odd,
+        "spark.driver.extraJavaOptions": f'-Dfirst=plain-1 "-Dsecond=two words \\\\ in-{tmp_path.name}" -Xshare:auto',
+    }
+    settings = {"table": {"uri": str(tmp_path / "t"), "key": ["id"]}, "source": {"spark": conf}}
+    places = tmp_path / "with a space"
+    places.mkdir()
+    names = [*conf, "first", "second"]
+    ran = subprocess.run(
+        [sys.executable, "-c", _ASKED, json.dumps(settings), json.dumps(names)],
+        env=os.environ | {"SECRET": "kept-secret", "TMPDIR": str(places)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(ran.stdout)
+    values = found["values"]
+    assert values["spark.hadoop.fs.s3a.secret.key"] == "kept-secret"
+    assert values["spark.odd"] == odd.strip()
+    assert (values["first"], values["second"]) == ("plain-1", f"two words \\ in-{tmp_path.name}")
+    command, own = found["commands"]
+    assert not any(text in command for text in ("kept-secret", "plain-1", "two words", "spark.odd"))
+    assert "kept-secret" not in own
+    assert not list(places.glob("memwal-spark-*"))
+
+
+def test_files_of_the_configuration_are_private(tmp_path: Path) -> None:
+    properties = write_properties(tmp_path, {"spark.driver.extraJavaOptions": "-Da=b", "spark.b": "c d"})
+    assert {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {
+        "spark.properties": 0o600,
+        "spark.driver.extraJavaOptions": 0o600,
+    }
+    assert properties.read_text().splitlines()[0] == "spark.b=c\\ d"
+    with pytest.raises(Invalid, match=r"extraJavaOptions: no closing quotation; correct the quotes"):
+        write_properties(tmp_path, {"spark.driver.extraJavaOptions": '"-Da=b'})
