@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.api.arguments import brief, elements, given_by, shown
+from memwal.ingest.api.encoding import check_encoding
 from memwal.ingest.errors import Invalid
 from memwal.ingest.mapping.values import cast_texts
 from memwal.ingest.suggest import suggestion
@@ -161,6 +162,7 @@ def _typed(values: Any, field: pa.Field) -> pa.Array | pa.ChunkedArray:
     """Convert values to the key column's type, without any conversion that could give another key."""
     try:
         if isinstance(values, pa.Array | pa.ChunkedArray):
+            check_encoding(pa.table([values], names=[field.name]))
             return _cast(values, field)
         if values and all(isinstance(value, str) for value in values):
             return cast_texts(pa.array(values, pa.string()), field.type)

@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from memwal.flush import WriteRules
+from memwal.ingest.api.encoding import check_encoding
 from memwal.ingest.api.missing import keeps
-from memwal.ingest.api.rows import Deletes, check_encoding
+from memwal.ingest.api.rows import Deletes
 from memwal.memtable import Checked, MemTable, tombstones, with_tombstone
 
 

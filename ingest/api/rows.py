@@ -1,8 +1,7 @@
-"""Converts rows in any form that callers have into Arrow tables; checks them; numbers their keys."""
+"""Converts rows in any form that callers have into Arrow tables; numbers their keys."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.ingest.api.arguments import brief, given_by
+from memwal.ingest.api.encoding import check_encoding
 from memwal.ingest.api.keys import NO_KEY
 from memwal.ingest.api.missing import Missing
 from memwal.ingest.api.python_values import NOT_TAKEN, column_of
@@ -36,8 +36,8 @@ def as_table(rows: Any, schema: pa.Schema, missing: Missing | None = "null") -> 
     `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) |
     list of dicts, whose values take the types of `schema` (the base schema) by name. `missing`: as `missing_rule`;
     unless it is "null", all dicts must have the same names, because a missing name differs from a null.
-    Raises: Invalid for another type, for rows that cannot be read, and for a value that does not fit its column, which
-    it names.
+    Raises: Invalid for another type, for rows that cannot be read, for Arrow data that is not valid, and for a value
+    that does not fit its column, which it names.
     """
     try:
         table = given_by("rows", rows, partial(_as_arrow, schema=schema, missing=missing))
@@ -48,6 +48,7 @@ def as_table(rows: Any, schema: pa.Schema, missing: Missing | None = "null") -> 
             f"rows: cannot read a {type(rows).__name__}; pass an Arrow table or batch, a pandas or polars frame, "
             "or a list of dicts"
         )
+    check_encoding(table)
     return table
 
 
@@ -100,26 +101,6 @@ def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | 
     if deletes.any() and not key:
         raise Invalid(f"row {int(np.argmax(deletes))} deletes, but {NO_KEY}")
     return rows.drop_columns(TOMBSTONE), deletes if deletes.any() else False
-
-
-def check_encoding(rows: pa.Table) -> None:
-    """Refuse values that Arrow does not check by itself: text that is not UTF-8, offsets outside of their buffers.
-
-    Such a value would be durable before the first reader fails on it. Raises: Invalid naming column and row.
-    """
-    for name, column in zip(rows.column_names, rows.columns, strict=True):
-        if reason := _fault(column):
-            row = bisect_left(range(len(column)), True, key=lambda row: bool(_fault(column.slice(0, row + 1))))
-            raise Invalid(f"column '{name}': row {row}: {reason}; correct the value, text must be UTF-8")
-
-
-def _fault(column: pa.ChunkedArray) -> str:
-    """Return what Arrow finds wrong with a column, without the place; "" if nothing."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid as error:
-        return str(error).splitlines()[0].rpartition("Invalid: ")[2].partition(" at string index")[0]
-    return ""
 
 
 def _check_alike(rows: Sequence[Mapping[str, Any]], missing: Missing | None) -> None:

@@ -4,18 +4,20 @@ tells of its table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from inspect import signature
 from typing import Any
 
-from memwal.ingest.api.arguments import brief
+from memwal.ingest.api.arguments import brief, seconds
 from memwal.ingest.api.reads import READS, Reads
 from memwal.ingest.errors import Invalid
 from memwal.ingest.rpc.connection import ASK_WHO
 from memwal.ingest.rpc.protocol import expect_caller, expect_known
 from memwal.ingest.table.embedded import Table
+from memwal.wal.applied import SEQUENCE_MAX
 
 _OF_WRITES = ("region", "producer", "sequence", "routing", "rows", "delete", "durable", "token", "timeout", "nulls")
 _OF_REST = ("filter", "version", "regions", "since", "until", "images", "columns", "at", "column", "kind", "parameters")
@@ -23,13 +25,64 @@ _OF_TOKENS = ("logged",)
 _OF_PEERS = ("name", "look", "flush", "read", "from")
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= SEQUENCE_MAX
+
+
+def _is_region(value: Any) -> bool:
+    return isinstance(value, str) and _REGION.fullmatch(value) is not None
+
+
+def _are_regions(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_region, value)) and len(set(value)) == len(value)
+
+
+_REGION = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_A_NUMBER = (_is_number, f"a whole number from 0 to {SEQUENCE_MAX}")
+_A_TEXT, _A_BOOL = (_is_text, "a text"), (_is_bool, "true or false")
+_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "op": _A_TEXT,
+    "act": _A_TEXT,
+    "region": (_is_region, "the id of a region"),
+    "regions": (_are_regions, "a list of ids of regions, each once"),
+    "producer": _A_TEXT,
+    "filter": _A_TEXT,
+    "sequence": _A_NUMBER,
+    "routing": _A_NUMBER,
+    "rows": _A_NUMBER,
+    "version": _A_NUMBER,
+    "read": _A_NUMBER,
+    "delete": _A_BOOL,
+    "durable": _A_BOOL,
+    "logged": _A_BOOL,
+    "flush": _A_BOOL,
+    "timeout": (lambda value: seconds("timeout", value) is not None, "seconds above 0"),
+    "token": _A_TEXT,
+    "from": _A_TEXT,
+    "parameters": (lambda value: isinstance(value, dict), "an object"),
+}
+"""Forms of the fields that the daemon itself uses, where they are not null; `api.reads` checks those of reads."""
+
+
 def expect(request: Mapping[str, Any], call: str = "") -> None:
-    """Raise Invalid if a request is of a protocol that this daemon does not talk to, or needs a field that it does not
-    know. `call`: the action's name; those that ask who is here are answered to everybody.
+    """Raise Invalid if a request is of a protocol that this daemon does not talk to, needs a field that it does not
+    know, or has a field of another form. `call`: the action's name; those that ask who is here are always
+    answered.
     """
     told, needs = request.get("protocol"), request.get("needs")
     if call not in ASK_WHO:
         expect_caller(told)
+    for name, (fits, such) in _FORMS.items():
+        if request.get(name) is not None and not fits(request[name]):
+            raise Invalid(f"not a request of memwal: {name} is {brief(request[name])}; it must be {such}")
     for name in needs if isinstance(needs, list) else ():
         if str(name) not in _known():
             expect_known(f"{name!r:.60}", told)

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 from memwal.ingest.caller import Allowance, Caller
 from memwal.ingest.errors import BUSY, SIZE, Internal, Invalid, MemWalError, Unavailable, classify
 from memwal.ingest.rpc.refused import Why
 from memwal.ingest.settings.load import DaemonSettings
 from memwal.ingest.settings.values import format_size
+from memwal.memtable.converted_size import ConvertedSize
 from memwal.wal.errors import first_line
 from memwal.wal.panics import as_exception
 
@@ -105,12 +108,32 @@ class Limits:
         if size > self.message:
             raise _too_large("a message", size, "message_max", self.message, "send smaller batches, or fewer keys")
 
-    def take_rows(self, message: int, total: int) -> None:
-        """Raises: Invalid for a batch, or for a put so far, of more bytes than are allowed; nothing is applied."""
-        self.take_message(message)
-        if total > self.put:
-            text = "put fewer rows at a time, or smaller micro-batches"
-            raise _too_large("a put", total, "put_max", self.put, f"nothing was applied: {text}")
+    def take_keys(self, rows: pa.Table, table: pa.Schema) -> None:
+        """Raises: Invalid for the rows of a request that take more bytes than a message may have, once they have the
+        types of `table`.
+        """
+        size = ConvertedSize(rows.schema, table, whole=False)
+        self.take_message(sum(size.of(batch) for batch in rows.to_batches()))
+
+    def counted(self, table: pa.Schema) -> Callable[[pa.RecordBatch], None]:
+        """Return a function that takes the batches of one put into a table with these columns.
+
+        It raises Invalid for a batch of more bytes than are allowed, and for a put of more: the bytes of its rows so
+        far in the columns of the table, with nulls in columns that the batches lack. Nothing is applied.
+        """
+        sizes, total = list[ConvertedSize](), 0
+
+        def count(batch: pa.RecordBatch) -> None:
+            nonlocal total
+            if not sizes:
+                sizes.append(ConvertedSize(batch.schema, table, whole=True))
+            self.take_message(batch.nbytes)
+            total += sizes[0].of(batch)
+            if total > self.put:
+                text = "put fewer rows at a time, or smaller micro-batches"
+                raise _too_large("a put", total, "put_max", self.put, f"nothing was applied: {text}")
+
+        return count
 
 
 def why_refused(error: MemWalError) -> Why | None:

@@ -158,7 +158,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         with self._calls.enter():
             request = self._request(descriptor.command)[0]
             self._permissions.expect(context, "write", request.get("op", "write"))
-            rows = read_closed(reader, request.get("rows"), self._limits.take_rows)
+            rows = read_closed(reader, request.get("rows"), self._limits.counted(self.table.schema))
             writer.write(json.dumps(self._write(request, rows)).encode())
 
     @_answering
@@ -189,7 +189,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 answer = caller.run(partial(self._act, name, request))
             elif request["op"] in ("write", "delete"):
                 self._permissions.expect(context, "write", request["op"])
-                rows = read_closed(reader, None, self._limits.take_rows)
+                rows = read_closed(reader, None, self._limits.counted(self.table.schema))
                 answer = Caller(context.is_cancelled).run(partial(self._write, request, rows))
             else:
                 self._send(writer, self._caller(context), partial(self._read, request, keys), call)
@@ -260,6 +260,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         """Return the request in a ticket, a descriptor or the body of `action`. Raises: Invalid."""
         self._limits.take_message(len(command or b""))
         request, rows = unpack(command or b"")
+        if rows is not None:
+            self._limits.take_keys(rows, self.table.schema)
         return self._meant(request, action or str(request.get("act", ""))), rows
 
     def _meant(self, request: dict[str, Any], call: str = "") -> dict[str, Any]:

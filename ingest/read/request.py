@@ -222,6 +222,11 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
 
     Raises: Invalid naming both widths, or the first number that is NaN or infinite.
     """
+    if isinstance(vector, pa.Array | pa.ChunkedArray) and (not is_number(vector.type) or len(vector) != kind.list_size):
+        raise Invalid(
+            f"search: the vector for column '{column}' has {len(vector)} values of the type {vector.type!s:.60}; "
+            f"give {kind.list_size} numbers"
+        )
     try:
         values = np.asarray(vector.values if isinstance(vector, pa.FixedSizeListScalar) else vector, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -245,6 +250,11 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             raise Invalid(f"search: the vector for column '{column}' has a number at {at} that no float16 holds")
     return values
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether NumPy reads values of this type as they are, one number for each."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 LARGE = 10_000

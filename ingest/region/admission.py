@@ -1,8 +1,9 @@
 """Check and copy the rows that a region takes, once for all writes of a group.
 
-A caller's thread does almost nothing (`conform` looks at the schema); the region's thread joins what has gathered,
-checks it as a whole and copies it, so that a thousand callers of one row each cost one check and one copy. If the
-whole does not pass, each write is checked by itself, so that only the one at fault is refused, with its own row number.
+A caller's thread validates Arrow data (`api.encoding`) and looks at the schema (`conform`); the region's thread joins
+what has gathered, checks it as a whole and copies it, so that a thousand callers of one row each cost one check and one
+copy. If the whole does not pass, each write is checked by itself, so that only the one at fault is refused, with its
+own row number.
 
 Copying so late is safe: the caller waits for its ack, and the copy is made before the ack, even before the append.
 A caller that stops waiting (a timeout, an interrupt) first withdraws its write or waits for the copy
@@ -34,7 +35,7 @@ from memwal.flush import BaseTable, FileOptions, InvalidFileOptions, SstFormat
 from memwal.flush.base.shape import Shape
 from memwal.ingest.api.missing import keeps
 from memwal.ingest.api.row_checker import RowChecker
-from memwal.ingest.api.rows import Deletes, check_encoding
+from memwal.ingest.api.rows import Deletes
 from memwal.ingest.region.context import RegionContext
 from memwal.ingest.region.write_queue import Write
 from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema
@@ -77,7 +78,6 @@ class Admission:
             return given
         if schema.names == self._columns.names and schema.types == self._columns.types:
             return pa.Table.from_arrays(given.columns, schema=self._columns)
-        check_encoding(given)  # a cast reads the values
         whole = self._checker.whole(given, deletes if among is not None else False).drop_columns(TOMBSTONE)
         if self.keeps and given.num_columns < whole.num_columns:
             return whole.select([name for name in whole.column_names if name in given.column_names])
@@ -105,7 +105,6 @@ class Admission:
         """
         whole = [self._whole(write.rows) for write in writes]
         rows = whole[0] if len(whole) == 1 else pa.concat_tables(whole)
-        rows.validate(full=True)  # before the copy, which trusts the offsets of texts and lists
         for name in self._required:
             if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
                 raise InvalidRows(f"column {name!r} is null in a row: give it a value", column=name)

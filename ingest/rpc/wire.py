@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from memwal.ingest.api.encoding import check_encoding
 from memwal.ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWalError, Unavailable, from_wire, to_wire
 from memwal.wal.errors import first_line
 
@@ -81,11 +82,16 @@ def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
 
 
 def _rows(body: pa.Buffer) -> pa.Table:
-    """Return the rows of an IPC stream. Raises: Invalid for compressed ones, which few bytes may make gigabytes of."""
+    """Return the rows of an IPC stream, validated.
+
+    Raises: Invalid for rows that are not valid, and for compressed ones, which few bytes may make gigabytes of.
+    """
     for message in pa.ipc.MessageReader.open_stream(body):
         if message.type in ("record batch", "dictionary") and _is_compressed(message):
             raise Invalid("not a request of memwal: its rows are compressed; send them as they are")
-    return pa.ipc.open_stream(body, options=_ALIGNED).read_all()
+    rows = pa.ipc.open_stream(body, options=_ALIGNED).read_all()
+    check_encoding(rows)
+    return rows
 
 
 def _is_compressed(message: pa.ipc.Message) -> bool:
@@ -165,20 +171,20 @@ def _element(kind: Any) -> pa.Field:
 def read_closed(
     reader: flight.MetadataRecordBatchReader,
     announced: int | None,
-    take: Callable[[int, int], None] = lambda _message, _total: None,
+    count: Callable[[pa.RecordBatch], None] = lambda _: None,
 ) -> pa.Table:
-    """Return all rows of a DoPut stream. `announced`: their number, if the sender knew it before the first row.
-    `take`: raises for a message, and a stream so far, of so many bytes that they are not taken.
+    """Return all rows of a DoPut stream, validated. `announced`: their number, if the sender knew it before the first
+    row. `count`: is called with each batch once it is validated, and raises if the stream has too many bytes.
 
-    Raises: what `take` raises; Invalid if the stream ended without its closing message, Unavailable if other rows
-    arrived than were sent.
+    Raises: what `count` raises; Invalid for rows that are not valid, and if the stream ended without its closing
+    message; Unavailable if other rows arrived than were sent.
     """
     batches: list[pa.RecordBatch] = []
-    arrived, said, size = StreamSum(), None, 0
+    arrived, said = StreamSum(), None
     for chunk in reader:
         if chunk.data is not None and chunk.data.num_rows:
-            size += chunk.data.nbytes
-            take(chunk.data.nbytes, size)
+            check_encoding(chunk.data)
+            count(chunk.data)
             batches.append(chunk.data)
             arrived.add(chunk.data)
         said = closed_with(chunk.app_metadata)

@@ -149,7 +149,7 @@ class Table(LevelReads):
         token: Token | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """As `put`, of rows whose missing columns are kept, except `nulls`. None: a client that does not say."""
+        """As `put`, of validated rows whose missing columns are kept, except `nulls`. None: a client that does not say."""
         admission, conforming = self._columns.conforming(rows)
         whole = admission.with_nulls(conforming, self._nulls_of_client(nulls))
         return self._put(admission, whole, token, durable=durable, timeout=timeout)

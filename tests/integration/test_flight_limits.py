@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -185,6 +186,49 @@ def test_our_client_sends_wide_rows_as_small_messages(serve: Callable[..., Serve
     rows = pa.table({"id": list(range(9000, 9040)), "v": ["x" * (1 << 20)] * 40}, schema=SCHEMA)
     assert served.client.put(rows).applied
     assert served.client.get([9000, 9039])["v"].to_pylist() == ["x" * (1 << 20)] * 2
+
+
+TEXT, VIEW = "x" * 20_000, struct.pack("<i4sii", 20_000, b"xxxx", 0, 0)
+MANY = pa.Array.from_buffers(pa.null(), 10**7, [None])
+NO_BYTES = {
+    "nulls": MANY,
+    "a value of a dictionary": pa.DictionaryArray.from_arrays(
+        pa.array([0] * 1000, pa.int8()), pa.array(["x" * 20_000])
+    ),
+    "views of one text": pa.Array.from_buffers(
+        pa.string_view(), 1000, [None, pa.py_buffer(VIEW * 1000), pa.py_buffer(TEXT.encode())]
+    ),
+    "lists of nulls": pa.FixedSizeListArray.from_arrays(MANY, 10**7),
+}
+
+
+@pytest.mark.parametrize("values", NO_BYTES.values(), ids=NO_BYTES)
+def test_rows_count_with_the_size_that_they_have_in_the_table(serve: Callable[..., Served], values: pa.Array) -> None:
+    """A message of few bytes may hold any number of nulls, and name one large value any number of times."""
+    served = serve(message=4 << 20, put=8 << 20)
+    before = served.table.count()
+    with pytest.raises(Invalid, match=r"a message has \d+ bytes, more than daemon.message_max"):
+        served.connection.read("get", {"columns": None, "level": "latest"}, pa.table({"id": values}))
+    for put in (
+        {"op": "write", "delete": False},
+        {"op": "write", "delete": True},
+        {"op": "delete", "filter": "id > 1"},
+    ):
+        rows = pa.table({"id": values} if put.get("delete", True) else {"id": range(len(values)), "v": values})
+        with pytest.raises(Invalid, match=r"a put has \d+ bytes, more than daemon.put_max"):
+            served.connection.write(rows, {**put, "durable": True, "token": None, "version": 1})
+    assert served.table.count() == before
+    assert served.client.put(pa.table({"id": [1, 2], "v": pa.array(["a", "a"]).dictionary_encode()})).applied
+
+
+def test_columns_that_a_put_lacks_count(tmp_path: Path) -> None:
+    wide = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.list_(pa.float32(), 4096))])
+    with memwal.open(tmp_path / "t.lance", schema=wide, key="id", regions=1) as table:
+        served = Served(table, put=8 << 20)
+        with pytest.raises(Invalid, match="put_max"):
+            served.client.put(pa.table({"id": range(1000)}))
+        assert served.client.put(pa.table({"id": range(100)})).applied
+        served.close()
 
 
 # ---- time and memory of reads ---------------------------------------------------------------------------------------

@@ -208,24 +208,25 @@ def test_an_idle_region_asks_storage_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 def test_only_the_caller_at_fault_is_refused(tmp_path: Path, gate: Gate) -> None:
-    offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32).tobytes())
-    not_text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
-    tables = [
-        _row(0, "fine"),
-        pa.table({"id": pa.array([1, None], pa.int64()), "v": ["a", "b"]}, schema=SCHEMA),
-        pa.table({"id": [2, 3], "v": not_text}, schema=SCHEMA),
-        _row(4, "fine too"),
-    ]
+    null = pa.table({"id": pa.array([1, None], pa.int64()), "v": ["a", "b"]}, schema=SCHEMA)
+    tables = [_row(0, "fine"), null, null, _row(4, "fine too")]
     with _open(tmp_path) as table:
         callers = _behind(gate, lambda n: table.put(tables[n % 4]), 8)
         gate.open()
         assert callers.all() == {Receipt: 4, Invalid: 4}
-        for n in (1, 5):
+        for n in (1, 2, 5, 6):
             assert (callers.answers[n].details["column"], callers.answers[n].details["row"]) == ("id", 1)
-        for n in (2, 6):
-            assert "column 'v'" in str(callers.answers[n])
         assert gate.entries <= 3
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [0, 4]
+
+
+def test_text_that_is_not_valid_reaches_no_region(tmp_path: Path, gate: Gate) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32).tobytes())
+    not_text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
+    with _open(tmp_path) as table:
+        with pytest.raises(Invalid, match="column 'v': row 1: "):
+            table.put(pa.table({"id": [2, 3], "v": not_text}, schema=SCHEMA))
+        assert gate.submitted == 0
 
 
 def test_a_fence_wakes_every_waiter_with_both_epochs(tmp_path: Path, gate: Gate) -> None:
@@ -381,7 +382,7 @@ def test_an_interval_between_entries_makes_fewer_of_them_and_loses_none(tmp_path
         table.put(_row(100))
         late = threading.Thread(target=table.put, args=[_row(101)])
         late.start()
-        wait_until(lambda: gate.submitted >= callers * turns + 2)
+        wait_until(lambda: gate.submitted >= callers * turns + 3)  # the durable read above is one of them
         assert table.count(level="durable") == callers * turns + 2
         late.join(60)
         table.flush()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 from datetime import UTC, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +15,16 @@ import pyarrow.flight as flight
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.rpc.wire import StreamSum, closed_with, from_flight, pack, raise_over_flight, unpack, without_views
+from memwal.ingest.rpc.wire import (
+    StreamSum,
+    closed_with,
+    from_flight,
+    pack,
+    raise_over_flight,
+    read_closed,
+    unpack,
+    without_views,
+)
 
 
 @pytest.mark.parametrize("rows", [None, pa.table({"k": ["a", "ü"], "v": [[1.0], None]})])
@@ -42,6 +53,43 @@ def test_a_slice_of_what_is_sent_has_its_own_bytes_only(column: pa.Array, kind: 
     assert (sent.schema.field("v").type, sent.schema.metadata) == (kind, rows.schema.metadata)
     assert sent.to_pylist() == rows.to_pylist()
     assert len(pack({}, sent.slice(1, 2))) < 1000
+
+
+def changed(kind: pa.DataType, offsets: list[int], data: bytes) -> pa.Table:
+    """A column with offsets that pyarrow would not have taken when it made the array."""
+    memory = bytearray(4 * len(offsets))
+    array = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(memory), pa.py_buffer(data)])
+    table = pa.table({"id": [1, 2], "k": array})
+    memory[:] = struct.pack(f"<{len(offsets)}i", *offsets)
+    return table
+
+
+BAD = {
+    "offsets that go down": changed(pa.string(), [0, 10**6, 3], b"abc"),
+    "offsets beyond the data": changed(pa.binary(), [0, 1, 2**31 - 1], b"abc"),
+    "negative offsets": changed(pa.binary(), [0, -(2**31), 3], b"abc"),
+    "no UTF-8": changed(pa.string(), [0, 1, 3], b"a\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("rows", BAD.values(), ids=BAD)
+def test_rows_that_are_not_valid_are_refused_before_anything_reads_them(rows: pa.Table) -> None:
+    with pytest.raises(Invalid, match=r"column 'k': row \d: .*; correct the value, text must be UTF-8"):
+        unpack(pack({"op": "get"}, rows))
+    counted = list[pa.RecordBatch]()
+    with pytest.raises(Invalid, match=r"column 'k': row \d"):
+        read_closed(Arriving(rows.to_batches()), None, counted.append)  # type: ignore[arg-type]
+    assert not counted
+
+
+class Arriving:
+    """A stream of batches as a Flight server reads it."""
+
+    def __init__(self, batches: list[pa.RecordBatch]) -> None:
+        self._batches, self.schema = batches, batches[0].schema
+
+    def __iter__(self) -> Any:
+        return iter(SimpleNamespace(data=batch, app_metadata=None) for batch in self._batches)
 
 
 def test_only_the_closing_message_says_what_was_sent() -> None:

