@@ -37,6 +37,8 @@ UNAUTHENTICATED = "unauthenticated"
 PROTOCOL = "protocol"
 """Invalid: the two processes have versions of memwal that do not talk to each other."""
 BUSY = "busy"
+FLUSH_FAILING = "flush_failing"
+"""Unavailable: memtables are full because flushes fail. Waiting does not help, so clients raise it at once."""
 """Unavailable: the region is past its back-pressure limit."""
 DRAINING = "draining"
 """Unavailable: the daemon is about to end."""
@@ -184,10 +186,11 @@ def _of_type(error: BaseException) -> MemWalError:
     for types, kind in _kinds_by_type():
         if isinstance(error, types):
             reason = getattr(error, "reason", None) if kind is Unavailable else None
-            return kind(str(error), details if reason is None else details | {"reason": reason})
+            text = without_source_places(str(error))
+            return kind(text, details if reason is None else details | {"reason": reason})
     if _NUMBER.search(str(error)):  # an error of a read in Lance that Arrow passes on
         return _of_os_error(error)
-    return Internal(f"{type(error).__name__}: {error}", details)
+    return Internal(without_source_places(f"{type(error).__name__}: {error}"), details)
 
 
 @cache
@@ -256,8 +259,8 @@ _OS_INVALID = {
 }
 
 
-_SOURCE_PLACE = re.compile(r",? /\S+\.rs:\d+(:\d+)?")
-"""The source location in Lance's messages, useless to users."""
+_SOURCE_PLACE = re.compile(r",?\s+(at )?[^\s,]+\.rs:\d+(:\d+)?")
+"""The source location in messages of Lance and other Rust libraries, on the machine that built them."""
 
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 """The operating-system error in messages of Lance, which is written in Rust: its exceptions have no errno."""
@@ -266,11 +269,16 @@ _ANSWER_TEXT = re.compile(r":? *<\?xml.*", re.DOTALL)
 """The full response of an object store, which Lance appends to its status."""
 
 
+def without_source_places(text: str) -> str:
+    """Return a message without the source locations of Rust libraries."""
+    return _SOURCE_PLACE.sub("", text) if ".rs:" in text else text
+
+
 def _of_os_error(error: BaseException) -> MemWalError:
     """Classify an operating-system error by number: INVALID if another configuration helps, else UNAVAILABLE."""
     name, said, number = (getattr(error, part, None) for part in ("filename", "strerror", "errno"))
     message = f"{name}: {said}" if name else str(said or error)
-    message = _ANSWER_TEXT.sub("", _SOURCE_PLACE.sub("", message))
+    message = _ANSWER_TEXT.sub("", without_source_places(message))
     by_lance = _NUMBER.search(message)
     number = int(by_lance[1]) if by_lance and number is None else number
     remedy = _OS_INVALID.get(number or 0)

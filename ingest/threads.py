@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any, TextIO, TypeVar
 
 from memwal.ingest.errors import classify
+from memwal.ingest.log_limit import EVERY
 
 T = TypeVar("T")
 
@@ -30,13 +31,15 @@ _IDLE = 5.0
 class Periodic:
     """Does `work` every `interval` seconds, in a thread of its own, from `start` to `stop`.
 
-    Thread safety. Any thread. Errors. If the work fails, one line is logged, and it is done again after the interval.
+    Thread safety. Any thread. Errors. If the work fails, it is repeated after the interval. Failures in a row are
+    logged once a minute.
     """
 
     def __init__(self, name: str, work: Callable[[], object], interval: float) -> None:
         """`name`: of the thread and of the work in log lines. `interval`: 0 means never."""
         self._name, self._work, self._interval = name, work, interval
         self._stopped = threading.Event()
+        self._failures, self._logged_each = 0, max(1, round(EVERY / interval)) if interval > 0 else 1
         self._worker: Worker | None = None
 
     def start(self) -> None:
@@ -54,9 +57,12 @@ class Periodic:
         while not self._stopped.wait(self._interval):
             try:
                 self._work()
+                self._failures = 0
             except BaseException as error:  # noqa: BLE001 - an exception would end the thread silently
                 # A panic in pylance's Rust code is only a BaseException; no other such error reaches this thread.
-                _LOG.warning("%s failed, will try again in %g s: %s", self._name, self._interval, classify(error))
+                if self._failures % self._logged_each == 0:
+                    _LOG.warning("%s failed, retrying in %g s: %s", self._name, self._interval, classify(error))
+                self._failures += 1
 
 
 class Worker:

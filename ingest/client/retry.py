@@ -3,6 +3,7 @@
 ==================  ==========================================================  =========================
 the error           what it means                                               what to do
 ==================  ==========================================================  =========================
+flush_failing       the owner's memtables are full, and its flushes fail        raise; the sink waits
 busy                the owner's back-pressure, or too many calls at it; nothing wait, ask it again
                     was applied; "retry_after" says how long to wait at least
 moved               the region has another, known owner; the token settles it   ask that one
@@ -34,7 +35,17 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from memwal.ingest.caller import carried, expect_waiting, present
-from memwal.ingest.errors import BUSY, MOVED, NOT_OWNER, RESIZED, FencedError, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.errors import (
+    BUSY,
+    FLUSH_FAILING,
+    MOVED,
+    NOT_OWNER,
+    RESIZED,
+    FencedError,
+    MemWalError,
+    Unavailable,
+    UnknownOutcome,
+)
 from memwal.ingest.threads import Worker
 from memwal.wal import Clock, Ids
 from memwal.wal.retries import Backoff
@@ -57,7 +68,7 @@ def verdict(error: MemWalError, *, repeatable: bool, alone: bool) -> Verdict:
         return "wait"
     if isinstance(error, Unavailable) and reason in (BUSY, NOT_OWNER):
         return "wait" if reason == BUSY else "learn"
-    if reason == RESIZED or alone or not isinstance(error, Unavailable | FencedError | UnknownOutcome):
+    if reason in (RESIZED, FLUSH_FAILING) or alone or not isinstance(error, Unavailable | FencedError | UnknownOutcome):
         return "raise"
     return "raise" if isinstance(error, UnknownOutcome) and not repeatable else "learn"
 
@@ -93,6 +104,8 @@ class Attempts:
         next.
         """
         what = verdict(error, repeatable=self._repeatable, alone=alone and not self._comes_back(error))
+        if self._restarts and error.details.get("reason") == FLUSH_FAILING:
+            what = "wait"  # a stream waits for its storage
         pause = max(self._backoff.pause(), float(error.details.get("retry_after", 0.0)))
         caller = present()
         if what == "raise" or self.left <= pause or (caller is not None and caller.left):

@@ -29,6 +29,7 @@ from memwal.ingest.daemon.place import Place
 from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
+from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.ops.events import RecentEvents
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.ops.metrics import RefusedCollector, Scrape
@@ -116,6 +117,7 @@ class _Daemon:
         self._alone = len(place.endpoints) < 2
         self._claimant = as_daemon(() if self._alone else place.endpoints, take_over=take_over)
         self._service: FlightService | None = None
+        self._warnings = LogLimit(wal.SystemClock().monotonic)
 
     def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
         """Serve the table with its present regions; return True after a resize, to be called again for the new ones.
@@ -135,10 +137,10 @@ class _Daemon:
                 _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
             broken = resized = taken = None
             while not stop.wait(LOOK_EVERY) and not (broken or resized or taken):
-                broken, resized = self._broken(table), _resized(table)
+                broken, resized = self._broken(table), _resized(table, self._warnings)
                 with suppress(Exception):  # storage does not answer, which `_resized` has logged
                     table.pauses.recent()
-                taken = None if again is None or resized else _taken(again)
+                taken = None if again is None or resized else _taken(again, self._warnings)
             if resized and not stop.is_set():
                 _LOG.warning("%s; this daemon takes its share of the new regions", resized.partition(";")[0])
                 self._pages.health.hold("claiming", "the table was resized, its new regions are being claimed")
@@ -188,7 +190,7 @@ def _close(table: Table) -> None:
         _LOG.warning("%s", error)
 
 
-def _resized(table: Table) -> str | None:
+def _resized(table: Table, warnings: LogLimit) -> str | None:
     """Return `Resizing.done`, None if storage does not answer."""
     try:
         done = table.resizing.done()
@@ -196,16 +198,20 @@ def _resized(table: Table) -> str | None:
             table.resizing.look()
         return done
     except Exception as error:  # noqa: BLE001 - looked at again in a moment
-        _LOG.warning("cannot look whether the table was resized: %s", classify(error))
+        text = f"{table.base.uri}: cannot check whether the table was resized: {classify(error)}"
+        if (line := warnings.text("resized", text)) is not None:
+            _LOG.warning("%s", line)
         return None
 
 
-def _taken(again: ClaimsAgain) -> FencedError | None:
+def _taken(again: ClaimsAgain, warnings: LogLimit) -> FencedError | None:
     """Return `ClaimsAgain.look`, None if storage does not answer."""
     try:
         return again.look()
     except Exception as error:  # noqa: BLE001 - looked at again in a moment
-        _LOG.warning("regions that another writer took cannot be claimed again yet: %s", classify(error))
+        text = f"regions that another writer took cannot be claimed again yet: {classify(error)}"
+        if (line := warnings.text("taken", text)) is not None:
+            _LOG.warning("%s", line)
         return None
 
 

@@ -123,7 +123,7 @@ class RegionMeter:
 
     def erred(self, step: Step, error: BaseException, now: float) -> None:
         """Remember the failure of a step. `now`: unix time in seconds."""
-        self.last_errors[step] = LastError(now, str(error) or type(error).__name__)
+        self.last_errors[step] = LastError(now, str(classify(error)) or type(error).__name__)
 
     def errors_told(self) -> dict[str, dict[str, Any]]:
         """Return the steps that have failed, as the status of a region tells them: `{step: {"at", "error"}}`."""

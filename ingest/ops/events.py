@@ -8,6 +8,8 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
+from memwal.ingest.errors import without_source_places
+
 KEPT = 100
 _LONGEST = 500
 _FIELDS = ("event", "region", "epoch", "generation", "version", "rows", "seconds")
@@ -38,7 +40,7 @@ class RecentEvents(logging.Handler):
         except (TypeError, ValueError):  # a mistake in the call that logs, which the other handlers report
             return
         told = {"number": next(self._numbers), "time": record.created, "level": record.levelname.lower()}
-        told["text"] = text[:_LONGEST]
+        told["text"] = without_source_places(text)[:_LONGEST]
         self._kept.append(told | fields)
 
     def newest(self, since: float = 0.0) -> list[dict[str, Any]]:

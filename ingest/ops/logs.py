@@ -12,6 +12,8 @@ import logging
 import os
 from datetime import UTC, datetime
 
+from memwal.ingest.errors import without_source_places
+
 _KNOWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 """Attributes of every log record; the others are fields of an event."""
 
@@ -22,12 +24,17 @@ class _Json(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": without_source_places(record.getMessage()),
         }
         line |= {name: value for name, value in vars(record).items() if name not in _KNOWN}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return without_source_places(super().format(record))
 
 
 def silence_grpc() -> None:
@@ -41,9 +48,7 @@ def silence_grpc() -> None:
 def configure_logs(level: str, form: str) -> None:
     """Send memwal's log records of at least `level` to standard error; `form` is "text" or "json"."""
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        _Json() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
+    handler.setFormatter(_Json() if form == "json" else _Text("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(level.upper())  # its own: `RecentEvents` listens to more
     logger = logging.getLogger("memwal")
     logger.handlers[:] = [handler]

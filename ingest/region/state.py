@@ -17,7 +17,7 @@ from uuid import UUID
 from memwal import wal
 from memwal.flush import FlushAttempts
 from memwal.flush.base.shape import Shape
-from memwal.ingest.errors import BUSY, Unavailable
+from memwal.ingest.errors import BUSY, FLUSH_FAILING, Unavailable
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.region.context import Limits, RegionContext
 from memwal.memtable import MemTable
@@ -89,12 +89,13 @@ class RegionLevels:
         why = (
             f"{self.unflushed} bytes wait to be flushed, more than memtable.unflushed_max = {limits.unflushed_max}"
             f"{self._flush_trouble()}"
-            if self.unflushed >= limits.unflushed_max
+            if (full := self.unflushed >= limits.unflushed_max)
             else f"{len(self.manifest.ssts)} SSTs wait to be committed, commit.pending_max = {limits.pending_max}; "
             "commit them, or raise it"
         )
-        details = {"reason": BUSY, "region": str(self._region)}
-        return Unavailable(f"region {self._region}: {why}; retry with the same token", details)
+        reason = FLUSH_FAILING if full and self._flush_error is not None else BUSY
+        details = {"reason": reason, "region": str(self._region)}
+        return Unavailable(f"{self._name}: {why}; retry with the same token", details)
 
     def wait_until_published(self, generation: int, timeout: float) -> None:
         """Return when `generation` and all before it are SSTs. A failed flush is retried at once.
@@ -113,7 +114,7 @@ class RegionLevels:
                     break
             self._raise_failure()
             if self.manifest.current_generation <= generation:
-                raise Unavailable(f"region {self._region}: not flushed{self._flush_trouble()}; try again")
+                raise Unavailable(f"{self._name}: not flushed{self._flush_trouble()}; try again")
 
     def adopt(self, manifest: wal.RegionManifest) -> None:
         """Take over a newer manifest, which the committer pruned."""
@@ -295,6 +296,10 @@ class RegionLevels:
         if self.failure is not None:
             return "fenced" if isinstance(self.failure, wal.Fenced) else "poisoned"
         return "serving" if self._flush_error is None else "flush_failing"
+
+    @property
+    def _name(self) -> str:
+        return f"{self._context.store.url('')}: region {self._region}"
 
     @property
     def unflushed(self) -> int:

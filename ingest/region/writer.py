@@ -18,7 +18,7 @@ indexes of vectors or text; only `close` waits for it, for the step under way.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -27,7 +27,8 @@ from memwal import wal
 from memwal.ingest import tracing
 from memwal.ingest.api.tokens import Applied
 from memwal.ingest.caller import expect_waiting
-from memwal.ingest.errors import MemWalError, Unavailable
+from memwal.ingest.errors import MemWalError, Unavailable, classify
+from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.read.levels import RegionView
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.region.context import RegionContext
@@ -68,6 +69,9 @@ class RegionWriter:
         `wal.claim`."""
         self.region, self.bucket, self.name = region, bucket, str(region)
         self._context, self._meter = context, context.meters.of(region)
+        self._warnings = LogLimit(context.clock.monotonic)
+        self.place = f"{context.store.url('')}: region {region}"
+        """Table and region, for messages."""
         began = context.clock.monotonic()
         self._appending: Worker | None = None
         self._core = RegionCore.open(context, region, known, settle=False, beside=self._beside)
@@ -299,7 +303,7 @@ class RegionWriter:
         try:
             self._core.keep_limits()
         except NOTHING_WRITTEN as error:
-            self._context.log.warning("region %s: cannot append, will try again: %s", self.region, error)
+            self._warn("append", f"append failed, retrying: {classify(error)}")
             self._context.clock.sleep(self._context.limits.retry_delay)
 
     def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -324,12 +328,11 @@ class RegionWriter:
                 with self._context.flushing:
                     self._publish_next()
                 backoff.reset()
-            except RETRY_FLUSH as error:
+            except RETRY_FLUSH as raised:
+                error = classify(raised)
                 self._meter.flush_failed(error, self._context.clock.now())
                 generation = self._levels.manifest.current_generation
-                self._context.log.warning(
-                    "flush of generation %d failed, will retry: %s", generation, error, extra=self._of(generation)
-                )
+                self._warn("flush", f"flush of generation {generation} failed, retrying: {error}", self._of(generation))
                 if self._levels.flush_failed(error, backoff.pause()):
                     backoff.reset()
 
@@ -357,6 +360,11 @@ class RegionWriter:
                 until = clock.monotonic() + work
                 while (more := self._core.index_step()) and clock.monotonic() < until:
                     pass
+
+    def _warn(self, step: str, text: str, fields: Mapping[str, Any] | None = None) -> None:
+        """Log a failure that is retried, at most once a minute for each step."""
+        if (told := self._warnings.text(step, text)) is not None:
+            self._context.log.warning("%s: %s", self.place, told, extra=fields)
 
     # ---- log events -----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from memwal.flush import CommitReport
 from memwal.ingest.errors import classify
+from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.region.backlog import Backlog
 from memwal.ingest.table.commit_policy import CommitLimits, Decision, decide, flush_due
 from memwal.ingest.threads import Worker
@@ -88,14 +89,20 @@ class CommitLoop:
     """
 
     def __init__(
-        self, steps: CommitSteps, limits: CommitLimits, clock: Clock, paused: Callable[[], bool] = lambda: False
+        self,
+        steps: CommitSteps,
+        limits: CommitLimits,
+        clock: Clock,
+        paused: Callable[[], bool] = lambda: False,
+        table: str = "",
     ) -> None:
         """With `limits.interval` 0 it commits on demand only. `paused`: returns whether the policy is suspended; asked
-        when something is due, so an idle table makes no request for it.
+        when something is due, so an idle table makes no request for it. `table`: its address, for log lines.
         """
         self._steps, self._limits, self._clock, self._paused = steps, limits, clock, paused
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
-        self._took = 0.0
+        self._table = table
+        self._took, self._warnings = 0.0, LogLimit(clock.monotonic)
         self._waits_since: float | None = None
         self._gives_way_for = GIVE_WAY_MAX
         self._one_at_a_time = threading.Lock()
@@ -199,4 +206,6 @@ class CommitLoop:
             except BaseException as error:  # noqa: BLE001 - an error here would silently end all commits
                 # BaseException: a panic of pylance's Rust code is no Exception.
                 pause = min(self._limits.interval, PAUSE_MAX)
-                _LOG.warning("commit failed, will try again in %g s: %s", pause, classify(error))
+                text = f"{self._table}: commit failed, retrying in {pause:g} s: {classify(error)}"
+                if (told := self._warnings.text("commit", text)) is not None:
+                    _LOG.warning("%s", told)

@@ -76,7 +76,8 @@ class Table(LevelReads):
         self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
         self.pauses = PauseWatch.of(context.store, context.clock, context.ids, context.wal_options)
-        self._commits = CommitLoop(steps, upkeep.commit, context.clock, lambda: "commits" in self.pauses.recent())
+        paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
+        self._commits = CommitLoop(steps, upkeep.commit, context.clock, paused, reader.opened.uri)
         self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
@@ -149,7 +150,7 @@ class Table(LevelReads):
         token: Token | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """As `put`, of validated rows whose missing columns are kept, except `nulls`. None: a client that does not say."""
+        """As `put`, of validated rows whose missing columns are kept, except `nulls` (None: not given)."""
         admission, conforming = self._columns.conforming(rows)
         whole = admission.with_nulls(conforming, self._nulls_of_client(nulls))
         return self._put(admission, whole, token, durable=durable, timeout=timeout)

@@ -20,6 +20,7 @@ from memwal.flush.commits.load_notes import is_asked_to_wait
 from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.ingest import tracing
 from memwal.ingest.errors import MemWalError, classify
+from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.read.reader import Reader
 from memwal.ingest.read.sst_cache import CACHE_BYTES
 from memwal.ingest.region.backlog import Backlog
@@ -43,7 +44,7 @@ class TableUpkeep:
         """`take_over`: brings the regions into the columns of the newest base version."""
         self._regions, self._reader, self._upkeep, self._take_over = regions, reader, upkeep, take_over
         base, context = reader.opened, regions.context
-        self._uri = base.uri
+        self._uri, self._warnings = base.uri, LogLimit(context.clock.monotonic)
         self._committer = context.ids.entry_id()
         self._maintenance = BaseUpkeep(base, context.clock, upkeep.maintenance, context.meters.commits.expired)
         self.caught_up, self.rows = base.version, base.dataset.count_rows()
@@ -247,9 +248,10 @@ class TableUpkeep:
         context, held = self._regions.context, self.held.regions
         for region, error in held.items():
             context.meters.of(region).erred("commit", error, context.clock.now())
-            if str(before.get(region)) != str(error):
-                told = {"event": "commit_held_back", "region": str(region)}
-                _LOG.warning("region %s cannot be committed, others are: %s", region, classify(error), extra=told)
+            text = f"{self._uri}: region {region} cannot be committed, others are: {classify(error)}"
+            changed = str(before.get(region)) != str(error)
+            if changed and (line := self._warnings.text(str(region), text)) is not None:
+                _LOG.warning("%s", line, extra={"event": "commit_held_back", "region": str(region)})
         for region in before.keys() - held.keys():
             _LOG.warning("region %s is committed again", region)
         again = context.clock.monotonic() + self._upkeep.commit.interval

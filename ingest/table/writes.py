@@ -276,10 +276,10 @@ def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock
             if caller is not None and caller.left:
                 return given_up()
             return Unavailable(
-                f"region {writer.name}: the write did not begin in time and was withdrawn; retry, or raise the timeout"
+                f"{writer.place}: the write did not begin in time and was withdrawn; retry, or raise the timeout"
             )
         return UnknownOutcome(
-            f"region {writer.name}: the write began, but did not end in time; it may be applied now or later; "
+            f"{writer.place}: the write began, but did not end in time; it may be applied now or later; "
             "retry with the same token"
         )
 

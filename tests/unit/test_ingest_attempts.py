@@ -29,6 +29,7 @@ FENCED, UNKNOWN = FencedError("fenced"), UnknownOutcome("unknown")
         (unavailable("lost"), True, True, "raise"),
         (unavailable(), False, False, "learn"),
         (unavailable(), True, True, "raise"),
+        (unavailable("flush_failing"), True, False, "raise"),
         (FENCED, False, False, "learn"),
         (FENCED, True, True, "raise"),
         (UnknownOutcome("?", {"reason": "moved"}), True, False, "wait"),
@@ -111,3 +112,11 @@ def test_a_daemon_with_too_many_calls_says_how_long_to_wait() -> None:
     assert clock.monotonic() - before == 3.0
     with pytest.raises(Unavailable, match="full"):
         attempts.after(Unavailable("full", {"reason": "busy", "retry_after": 8.0}), alone=True)
+
+
+def test_a_stream_waits_for_flushes_that_fail_and_a_put_does_not() -> None:
+    error = unavailable("flush_failing")
+    stream = Attempts(FakeClock(), SeededIds(), 300.0, repeatable=True, restarts=60.0)
+    assert stream.after(error, alone=True) is False
+    with pytest.raises(Unavailable):
+        Attempts(FakeClock(), SeededIds(), 300.0, repeatable=True).after(error, alone=False)
