@@ -8,7 +8,7 @@ scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.api.arguments import brief, elements
+from memwal.ingest.api.ties import in_rank
 from memwal.ingest.errors import Invalid
 
 DISTANCE, SCORE, RELEVANCE = "_distance", "_score", "_relevance_score"
@@ -69,17 +70,26 @@ def lancedb_reranker(reranker: Any, text: str) -> Rerank:
     return rerank
 
 
-def best_of_arms(candidates: pa.Table, n: int) -> pa.Table:
-    """Return what is among the `n` best by `_distance` or by `_score` of rows that came from several owners."""
+def best_of_arms(candidates: pa.Table, n: int, key: Sequence[str]) -> pa.Table:
+    """Return what is among the `n` best by `_distance` or by `_score` of rows that came from several owners, in the
+    order of `ingest.read.top_k.merge_arms`. Equal ones are ordered by `key`.
+    """
+    ties = candidates.select(list(key)) if key else candidates.drop_columns([DISTANCE, SCORE])
     kept = np.zeros(candidates.num_rows, dtype=np.bool_)
+    arms = []
     for name, order in _ARMS:
         values = candidates.column(name)
-        ranks = pc.rank(values, sort_keys=order, tiebreaker="first").to_numpy()
-        best = values.is_valid().to_numpy() & (ranks <= n)
+        signed = values if order == "ascending" else pc.negate(values)
+        scores = signed.fill_null(math.nan).to_numpy()
+        best = np.zeros(candidates.num_rows, dtype=np.bool_)
+        best[in_rank([scores], ties.take, keyed=bool(key), k=n)] = True
+        best &= values.is_valid().to_numpy()
         kept |= best
         masked = pc.if_else(pa.array(best), values.combine_chunks(), None)
         candidates = candidates.set_column(candidates.column_names.index(name), candidates.schema.field(name), masked)
-    return candidates.filter(pa.array(kept))
+        arms.append(np.where(best, scores, np.float32(math.inf)))
+    order = in_rank(arms, ties.take, keyed=bool(key))
+    return candidates.take(order.filter(pa.array(kept).take(order)))
 
 
 def checked_weights(weights: Any) -> tuple[float, float]:
@@ -97,7 +107,7 @@ def checked_weights(weights: Any) -> tuple[float, float]:
 
 
 def _by_relevance(rows: pa.Table, relevance: npt.NDArray[np.float64]) -> pa.Table:
-    """Sort by relevance, best first; of equal ones the nearer row first, then as they stand."""
+    """Sort by relevance, best first; of equal ones the nearer row first, then as candidates stand, which is by key."""
     rows = rows.drop_columns([RELEVANCE]) if RELEVANCE in rows.column_names else rows
     near = rows.column(DISTANCE).fill_null(math.inf).to_numpy()
     order = np.lexsort((near, -relevance))

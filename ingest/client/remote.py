@@ -32,7 +32,7 @@ from memwal.ingest.client.changes import RemoteChanges
 from memwal.ingest.client.deletes import RoutedDeletes
 from memwal.ingest.client.retry import Attempts, abandon_if_moved
 from memwal.ingest.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
-from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status
+from memwal.ingest.client.scatter import Splitter, in_asked_order, merged, merged_status, with_key
 from memwal.ingest.client.stream import RegionStream
 from memwal.ingest.client.writes import InFlight, RoutedWrite, deciding_failure
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable, translate_errors
@@ -378,8 +378,10 @@ class RemoteTable(Reads):
         kind = READS[read]
         if kind.sends == "keys":
             return self._get(read, sent, request, within)
-        answers = self._of_owners(read, request, within, sent)
-        return sum(answers) if kind.counts else merged(kind, answers, request, whole=sent.explain is not None)
+        answers = self._of_owners(read, with_key(kind, request, self.key), within, sent)
+        if kind.counts:
+            return sum(answers)
+        return merged(kind, answers, request, self.key, whole=sent.explain is not None)
 
     def _of_owners(self, name: str, request: dict[str, Any], within: float, sent: _Sent | None = None) -> list[Any]:
         """Return the answers of every owner to a read of all regions, or to "flush". Raises: `deciding_failure`."""

@@ -26,6 +26,7 @@ from memwal.ingest.api.reads import ReadKind
 from memwal.ingest.api.results import RowStream, gathered
 from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import first_of_each_key
+from memwal.ingest.api.ties import in_rank
 from memwal.ingest.errors import BUSY, Unavailable
 from memwal.ingest.rpc.pauses import merged as merged_pauses
 from memwal.ingest.rpc.protocol import known
@@ -35,10 +36,11 @@ _ROW, _AT = "_memwal_row", "_memwal_at"
 
 
 def merged(
-    kind: ReadKind, answers: Sequence[Any], request: dict[str, Any], *, whole: bool = False
+    kind: ReadKind, answers: Sequence[Any], request: dict[str, Any], key: Sequence[str], *, whole: bool = False
 ) -> pa.Table | RowStream:
-    """Merge the answers of several owners to one read. `whole`: read streams to their end, where their explanations
-    are, also beyond a limit, which each owner keeps too. Raises: Unavailable if columns changed in between.
+    """Merge the answers of several owners to one read. `key`: the key columns; `with_key` makes a request for them.
+    `whole`: read streams to their end, where their explanations are, also beyond a limit, which each owner keeps too.
+    Raises: Unavailable if columns changed in between.
     """
     parts = _alike(answers)
     if kind.streams and (order := request.get("order_by")):
@@ -47,8 +49,19 @@ def merged(
     if kind.streams:
         return one_after_another(parts, request["limit"], whole=whole)
     if kind.score is not None:
-        return best_of(parts, kind.score, request["k"], ascending=kind.ascending)
-    return best_of_arms(pa.concat_tables(parts), request["n"])
+        rows = best_of(parts, kind.score, request["k"], ascending=kind.ascending, key=key)
+    else:
+        rows = best_of_arms(pa.concat_tables(parts), request["n"], key)
+    columns = request.get("columns")
+    return rows if columns is None else rows.drop_columns([name for name in key if name not in columns])
+
+
+def with_key(kind: ReadKind, request: dict[str, Any], key: Sequence[str]) -> dict[str, Any]:
+    """Return a request of rows with scores with the key among its columns, as `merged` needs; others as they are."""
+    columns = request.get("columns")
+    if columns is None or not (kind.arms or kind.score):
+        return request
+    return {**request, "columns": [*dict.fromkeys([*columns, *key])]}
 
 
 def one_after_another(answers: Sequence[RowStream], limit: int | None, *, whole: bool = False) -> RowStream:
@@ -125,12 +138,12 @@ def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
     return rows.take(joined.column(_AT).take(order))
 
 
-def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool) -> pa.Table:
-    """Return the best `k` of several rankings, each best first; of equal scores the earlier ranking first, NaN last."""
+def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool, key: Sequence[str]) -> pa.Table:
+    """Return the best `k` of several rankings, each best first; equal scores are ordered by `key`, NaN comes last."""
     rows = pa.concat_tables(found)
     scores = rows.column(score).to_numpy()
-    order = np.argsort(scores if ascending else -scores, kind="stable")[:k]
-    return rows.take(pa.array(order))
+    ties = rows.select(list(key)) if key else rows.drop_columns([score])
+    return rows.take(in_rank([scores if ascending else -scores], ties.take, keyed=bool(key), k=k))
 
 
 class Splitter:

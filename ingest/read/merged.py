@@ -22,7 +22,15 @@ from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
 from memwal.ingest.read.beside import Beside
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.read.request import at_most
-from memwal.ingest.read.top_k import Candidates, HiddenShare, Visible, best_visible, concatenate
+from memwal.ingest.read.top_k import (
+    TIES,
+    Candidates,
+    HiddenShare,
+    Visible,
+    best_visible,
+    concatenate,
+    with_ties,
+)
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.memtable.vector.index import Way
 
@@ -46,6 +54,8 @@ class Ranking:
     columns: tuple[str, ...]
     way: Callable[[Snapshot, int, Mask], tuple[int | None, Way]]
     exact: Way | None = None
+    spare: int = 1
+    """Rows beyond the best that a level is asked for at first, to see which tie with the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +161,9 @@ class MergedView:
     def best(self, k: int, filter: str | None, columns: list[str], *rankings: Ranking) -> list[list[Visible]]:
         """Return by ranking the `k` best visible rows of every level, newest levels first, the base last."""
         k = self._at_most(k)
-        searches = [partial(self._best_of_base, k, columns, ranking.base, ranking.score) for ranking in rankings]
+        searches = [
+            partial(self._best_of_base, k, columns, ranking.base, ranking.score, ranking.spare) for ranking in rankings
+        ]
         bases = [self._beside(search) for search in searches]
         try:
             above = [list(self._best_above(k, filter, columns, ranking)) for ranking in rankings]
@@ -206,9 +218,19 @@ class MergedView:
         return hidden(self.stacks, keys)
 
     def _ranked(self, level: Snapshot, k: int, mask: Mask, columns: list[str], ranking: Ranking) -> Candidates:
-        """Return the `k` best rows of `mask` in a level."""
-        positions, scores = ranking.level(level, k, mask)
-        return Candidates(positions, scores, lambda at: level.take(positions[at], columns))
+        """Return the `k` best rows of `mask` in a level, and those that tie with the last of them."""
+        for further in (ranking.spare, TIES[-1]):
+            n = k + further
+            positions, scores = ranking.level(level, n, mask)
+            if len(scores) < n or scores[k - 1] != scores[-1]:
+                break
+        most = with_ties(scores, k)
+        positions, scores = positions[:most], scores[:most]
+
+        def take(at: Positions, names: list[str]) -> pa.Table:
+            return level.take(positions[at], names)
+
+        return Candidates(positions, scores, partial(take, names=columns), partial(take, names=self.key or columns))
 
     def _in_order(self, parts: Sequence[pa.Table], order: Order, limit: int | None) -> pa.Table:
         """Return the first `limit` rows of all parts in `order`."""
@@ -237,22 +259,45 @@ class MergedView:
         columns: list[str],
         ranked: Callable[[BaseReads, int, Sequence[str]], pa.Table],
         score: str | None,
+        spare: int = 1,
     ) -> Visible:
-        """Return the `k` best visible rows of the base. `score`: column of the scores; None: rows stand in order."""
-
-        hiding = self.key if self.rows_above else []
+        """Return the `k` best visible rows of the base, and those that tie with the last of them. `score`: column of
+        the scores; None: rows stand in order, and no more than `k` are returned. `spare`: as for `best_visible`.
+        """
+        hiding = self.key if self.rows_above or score else []
         wanted = list(dict.fromkeys([*columns, *hiding, *([ROW_ID] if score else [])]))
 
-        def fetch(n: int) -> tuple[Candidates, pa.Table]:
+        def fetch(
+            n: int, names: list[str], take: Callable[[pa.Table, Positions], pa.Table]
+        ) -> tuple[Candidates, pa.Table]:
             expect_waiting()
-            rows = ranked(self.base, n, wanted)
+            rows = ranked(self.base, n, names)
             ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
             scores = np.zeros(len(ids), np.float32) if score is None else rows.column(score).to_numpy()
-            return Candidates(
-                ids, scores.astype(np.float32, copy=False), lambda at: rows.select(columns).take(pa.array(at))
-            ), rows.select(hiding)
 
-        return best_visible(fetch, self._hidden, k, self.rows_above, self.share)
+            def ties(at: Positions) -> pa.Table:
+                return rows.select(self.key).take(pa.array(at)) if self.key else take(rows, at)
+
+            found = Candidates(ids, scores.astype(np.float32, copy=False), partial(take, rows), ties)
+            return found, rows.select(hiding)
+
+        def taken(rows: pa.Table, at: Positions) -> pa.Table:
+            return rows.select(columns).take(pa.array(at))
+
+        def by_id(rows: pa.Table, at: Positions) -> pa.Table:
+            if set(columns) <= set(hiding):
+                return taken(rows, at)
+            return self.base.rows(rows.column(ROW_ID).take(pa.array(at)), columns)
+
+        return best_visible(
+            partial(fetch, names=wanted, take=taken),
+            self._hidden,
+            k,
+            self.rows_above,
+            self.share,
+            None if score is None else partial(fetch, names=[*hiding, ROW_ID], take=by_id),
+            spare,
+        )
 
     def _visible_above(self, filter: str | None) -> Iterator[tuple[Snapshot, Positions]]:
         """Yield, in steps of at most ROWS_PER_STEP rows, a level and the positions of its visible rows that pass."""

@@ -223,7 +223,7 @@ class Reader:
         merged_view = self._merged_view(views, base, known, buckets, trace, column)
         self._check_filter(merged_view, filter, known)
         (best,) = merged_view.best(most, filter, out, ranking)
-        return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out))
+        return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out), keyed=bool(known.key))
 
     def match(
         self,
@@ -249,7 +249,7 @@ class Reader:
         merged_view = self._merged_view(views, base, known, buckets, trace, *boosts)
         self._check_filter(merged_view, filter, known)
         (best,) = merged_view.best(most, filter, out, ranking)
-        return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out))
+        return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out), keyed=bool(known.key))
 
     def candidates(
         self,
@@ -283,7 +283,8 @@ class Reader:
         merged_view = self._merged_view(views, base, known, buckets, trace, near, *boosts)
         self._check_filter(merged_view, filter, known)
         closest, fittest = merged_view.best(most, filter, out, by_vector, by_text)
-        return merge_arms(closest, fittest, most, (DISTANCE, SCORE), known.projected(out))
+        names, schema = (DISTANCE, SCORE), known.projected(out)
+        return merge_arms(closest, fittest, most, names, schema, keyed=bool(known.key))
 
     def raise_filter_error(self, filter: str | None) -> None:
         """Raise InvalidRows if `filter` fails on a row of the base; Lance has no error type for that.

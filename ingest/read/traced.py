@@ -184,6 +184,7 @@ class TracedView(MergedView):
         columns: list[str],
         ranked: Callable[[BaseReads, int, Sequence[str]], pa.Table],
         score: str | None,
+        spare: int = 1,
     ) -> Visible:
         search = self.trace.base.by("order" if score is None else _BY[score])
 
@@ -196,7 +197,7 @@ class TracedView(MergedView):
             return rows
 
         fetched: list[int] = []
-        visible = super()._best_of_base(k, columns, measured, score)
+        visible = super()._best_of_base(k, columns, measured, score, spare)
         search.found = fetched[-1]
         return replace(visible, candidates=self._counted(search, visible.candidates))
 

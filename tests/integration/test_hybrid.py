@@ -49,7 +49,7 @@ def test_the_shares_of_owners_add_up_to_the_whole(text: str, layered: Any, made:
         for n in (5, 200):
             request = {"vector": vector, "text": text, "n": n, "level": level}
             shares = [layered.only(part).candidates(**request) for part in (regions[:1], regions[1:])]
-            together = merged(READS["candidates"], shares, {"n": n})
+            together = merged(READS["candidates"], shares, {"n": n}, layered.key)
             whole = layered.candidates(**request)
             assert nearest(together) == nearest(whole), (level, n)
             if n == 200:  # scores are of a level's statistics, so all rows are compared, by id

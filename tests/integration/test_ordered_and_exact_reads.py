@@ -20,7 +20,7 @@ import pytest
 
 import memwal
 from memwal.ingest.api.reads import READS, Reads
-from memwal.ingest.client.scatter import merged
+from memwal.ingest.client.scatter import merged, with_key
 from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.read import rankings
 
@@ -61,10 +61,12 @@ class _Shares(Reads):
         return "shares"
 
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
+        kind = READS[read]
+        asked = with_key(kind, request, self.key)
         answers = [
-            getattr(self._table.only([region]), read)(**request, level=level) for region in self._table.base.regions
+            getattr(self._table.only([region]), read)(**asked, level=level) for region in self._table.base.regions
         ]
-        return sum(answers) if READS[read].counts else merged(READS[read], answers, request)
+        return sum(answers) if kind.counts else merged(kind, answers, request, self.key)
 
 
 @pytest.fixture(params=["embedded", "flight", "storage", "shares"])

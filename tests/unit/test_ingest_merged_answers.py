@@ -25,9 +25,11 @@ def test_the_best_of_several_rankings() -> None:
     def ranked(*scores: float, first: int) -> pa.Table:
         return pa.table({"id": range(first, first + len(scores)), "s": pa.array(scores, pa.float32())})
 
-    near = best_of([ranked(0.5, 2.0, first=0), ranked(0.5, 1.0, float("nan"), first=10)], "s", 4, ascending=True)
+    near = best_of(
+        [ranked(0.5, 2.0, first=0), ranked(0.5, 1.0, float("nan"), first=10)], "s", 4, ascending=True, key=["id"]
+    )
     assert near.column("id").to_pylist() == [0, 10, 11, 1]
-    best = best_of([ranked(3.0, 1.0, first=0), ranked(2.0, first=10)], "s", 9, ascending=False)
+    best = best_of([ranked(3.0, 1.0, first=0), ranked(2.0, first=10)], "s", 9, ascending=False, key=["id"])
     assert best.column("id").to_pylist() == [0, 10, 1]
 
 
@@ -37,11 +39,11 @@ def test_of_both_arms_the_best_of_all_owners_are_left() -> None:
         return pa.table([pa.array(range(first, first + len(scores))), *columns], names=["id", "_distance", "_score"])
 
     parts = [arms(0, [1.0, 4.0, None], [None, 2.0, 1.0]), arms(10, [2.0, 3.0], [0.5, 3.0])]
-    assert merged(READS["candidates"], parts, {"n": 2}).to_pylist() == [
+    assert merged(READS["candidates"], parts, {"n": 2}, ["id"]).to_pylist() == [
         {"id": 0, "_distance": 1.0, "_score": None},
-        {"id": 1, "_distance": None, "_score": 2.0},
         {"id": 10, "_distance": 2.0, "_score": None},
         {"id": 11, "_distance": None, "_score": 3.0},
+        {"id": 1, "_distance": None, "_score": 2.0},
     ]
 
 
@@ -57,13 +59,13 @@ def streamed(values: list[int], name: str = "a") -> RowStream:
 
 def test_a_limit_counts_over_all_answers() -> None:
     for limit, expected in ((3, [1, 2, 3]), (2, [1, 2]), (0, []), (None, [1, 2, 3, 4])):
-        merged_rows = merged(READS["scan"], [streamed([1, 2]), streamed([3, 4])], {"limit": limit})
+        merged_rows = merged(READS["scan"], [streamed([1, 2]), streamed([3, 4])], {"limit": limit}, ["a"])
         assert merged_rows.read_all().column("a").to_pylist() == expected
 
 
 def test_answers_with_different_columns_are_asked_for_again() -> None:
     with pytest.raises(Unavailable, match="changed the table's columns") as told:
-        merged(READS["scan"], [streamed([1]), streamed([1], "b")], {"limit": None})
+        merged(READS["scan"], [streamed([1]), streamed([1], "b")], {"limit": None}, ["a"])
     assert told.value.details == {"reason": "busy"}
 
 

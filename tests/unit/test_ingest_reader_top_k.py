@@ -21,7 +21,9 @@ def level(number: int, scores: dict[int, float]) -> Callable[[int], tuple[Candid
         ids = np.array([id for id, _ in ranked[:n]], np.int64)
         rows = pa.table({"id": ids, "level": np.full(len(ids), number)})
         found = np.array([score for _, score in ranked[:n]], np.float32)
-        return Candidates(ids, found, lambda at: rows.take(pa.array(at))), rows.select(["id"])
+        return Candidates(
+            ids, found, lambda at: rows.take(pa.array(at)), lambda at: rows.select(["id"]).take(pa.array(at))
+        ), rows.select(["id"])
 
     return fetch
 
@@ -44,7 +46,7 @@ def test_the_best_of_two_levels_is_the_best_of_the_newest_versions(
         best_visible(level(0, old), hiding(set(new)), k, len(new), HiddenShare()),
     ]
 
-    found = merge(levels, k, ascending=True, name="_distance", schema=ROWS)
+    found = merge(levels, k, ascending=True, name="_distance", schema=ROWS, keyed=True)
 
     assert found.column("_distance").to_pylist() == pytest.approx(sorted(newest.values())[:k])
     assert len(set(found.column("id").to_pylist())) == min(k, len(newest))
@@ -87,13 +89,14 @@ def test_descending_scores_put_the_highest_first_and_nan_last() -> None:
         ascending=False,
         name="_score",
         schema=ROWS,
+        keyed=True,
     )
 
     assert found.column("id").to_pylist() == [2, 3, 1, 4]
 
 
 def test_no_levels_give_no_rows_but_all_columns() -> None:
-    assert merge([], 3, ascending=True, name="_distance", schema=ROWS).schema.names == [
+    assert merge([], 3, ascending=True, name="_distance", schema=ROWS, keyed=True).schema.names == [
         "id",
         "level",
         "_distance",
