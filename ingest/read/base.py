@@ -41,7 +41,9 @@ from memwal.ingest.read.request import LARGE, VectorQuery, at_most
 from memwal.ingest.read.scalar_index import filtered
 from memwal.memtable.converted_size import null_bytes
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.filter.predicate import evaluate, referenced, shown, translate
+from memwal.memtable.filter.expression import shown
+from memwal.memtable.filter.predicate import evaluate, referenced
+from memwal.memtable.filter.translation import translate
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.wal.errors import first_line
 

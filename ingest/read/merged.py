@@ -287,7 +287,7 @@ class MergedView:
         def by_id(rows: pa.Table, at: Positions) -> pa.Table:
             if set(columns) <= set(hiding):
                 return taken(rows, at)
-            return self.base.rows(rows.column(ROW_ID).take(pa.array(at)), columns)
+            return self.base.rows_by_id(rows.column(ROW_ID).take(pa.array(at)), columns)
 
         return best_visible(
             partial(fetch, names=wanted, take=taken),

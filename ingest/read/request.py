@@ -19,7 +19,8 @@ from memwal.ingest.api.arguments import brief
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
-from memwal.memtable.filter.predicate import problem, shown
+from memwal.memtable.filter.expression import shown
+from memwal.memtable.filter.translation import checked
 from memwal.memtable.index_spec import METRICS, vector_width
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
@@ -61,9 +62,10 @@ def check_filter(
     """
     if not isinstance(filter, str):
         raise Invalid(f'filter {brief(filter)} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
-    # Before Lance's planner, which would end the process, allocate any amount, or cut nanoseconds off.
-    if reason := problem(filter, columns):
-        raise Invalid(f"filter {shown(filter)}: {reason}")
+    try:
+        checked(filter, columns)  # before a planner reads it
+    except InvalidRows as error:
+        raise Invalid(str(error)) from None
     try:
         plan(filter)
     except InvalidRows as error:  # of DataFusion; its message names the filter

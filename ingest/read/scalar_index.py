@@ -27,6 +27,6 @@ def filtered(filter: str | None) -> dict[str, Any]:
 def _is_answered(filter: str | None) -> bool:
     if filter is None or not _MAY.search(filter):
         return True
-    words = [token.lower for token in tokenize(filter, ()) if token.kind != "gap" and token.lower != "not"]
+    words = [token.lower for token in tokenize(filter) if token.lower != "not"]
     escapes = "like" in words and any("\\" in word for word in words)
     return not escapes and not {("is", "true"), ("is", "false")}.intersection(pairwise(words))

@@ -17,53 +17,33 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import sqlglot
-from sqlglot import exp
 
 from memwal.memtable.filter.conditions import AllOf, AnyOf, Condition, Narrowing, is_exact
+from memwal.memtable.filter.expression import Node
 from memwal.memtable.filter.scalar_index import Asked, sort_form
-from memwal.memtable.filter.timestamps import is_finer
-
-# Parsing a longer predicate costs more than the index saves.
-LONGEST = 100_000
+from memwal.memtable.filter.translation import is_finer
 
 Kinds: TypeAlias = Mapping[str, pa.DataType]
 """The indexed columns."""
 
 
-class _Lance(sqlglot.Dialect):
-    """sqlglot's own dialect with X'00', which it lacks."""
-
-    class Tokenizer(sqlglot.Tokenizer):
-        HEX_STRINGS = [("x'", "'"), ("X'", "'")]  # noqa: RUF012 - sqlglot's way to declare it
-
-
-def narrowings(sql: str, indexed: Kinds, every: Kinds) -> tuple[Narrowing | None, Narrowing | None]:
-    """The conditions of `sql` (from predicate.translate) on the columns `indexed`, and the exact ones on `every` column
-    that together are all of it; None where there are none.
+def narrowings(tree: Node, indexed: Kinds, every: Kinds) -> tuple[Narrowing | None, Narrowing | None]:
+    """The conditions of a filter on the columns `indexed`, and the exact ones on `every` column that together are all
+    of it; None where there are none.
     """
-    if len(sql) > LONGEST:
-        return None, None
-    try:
-        tree = sqlglot.parse_one(sql, dialect=_Lance)
-        # DataFusion reads all that follows IS DISTINCT FROM as its right side, sqlglot only the next operand.
-        if tree.find(exp.NullSafeEQ, exp.NullSafeNEQ) is not None:
-            return None, None
-        whole = _narrowing(tree, every)
-        return _narrowing(tree, indexed), whole if whole is not None and is_exact(whole) else None
-    except (sqlglot.errors.SqlglotError, RecursionError):
-        return None, None
+    whole = _narrowing(tree, every)
+    return _narrowing(tree, indexed), whole if whole is not None and is_exact(whole) else None
 
 
-def _narrowing(part: exp.Expr, kinds: Kinds) -> Narrowing | None:
-    part = part.unnest()
-    if isinstance(part, (exp.And, exp.Or)):
-        sides = [_narrowing(side, kinds) for side in part.flatten()]
-        known = [side for side in sides if side is not None]
-        if isinstance(part, exp.Or):
-            return AnyOf(tuple(known)) if len(known) == len(sides) else None
-        return _all_of(known, exact=len(known) == len(sides))
-    return _condition(part, kinds)
+def _narrowing(part: Node, kinds: Kinds) -> Narrowing | None:
+    part = part.bare
+    if {"and", "or"}.isdisjoint(part.operators):
+        return _condition(part, kinds)
+    sides = [_narrowing(side, kinds) for side in part.parts]
+    known = [side for side in sides if side is not None]
+    if "or" in part.operators:
+        return AnyOf(tuple(known)) if len(known) == len(sides) else None
+    return _all_of(known, exact=len(known) == len(sides))
 
 
 def _all_of(parts: Sequence[Narrowing], *, exact: bool) -> Narrowing | None:
@@ -91,64 +71,59 @@ def _one_range(first: Narrowing, second: Narrowing) -> Condition | None:
     return None
 
 
-_MIRRORED: Mapping[type[exp.Expr], type[exp.Expr]] = {
-    exp.EQ: exp.EQ,
-    exp.GT: exp.LT,
-    exp.GTE: exp.LTE,
-    exp.LT: exp.GT,
-    exp.LTE: exp.GTE,
-}
+_MIRRORED = {"=": "=", "==": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_IS = {"is true": "=", "is false": "="}
 
 
-def _condition(part: exp.Expr, kinds: Kinds) -> Condition | None:
+def _condition(part: Node, kinds: Kinds) -> Condition | None:
     """`part` as a condition on one column; None if it is none, or not a supported one."""
-    negated = isinstance(part, exp.Not)
-    if negated:
-        part = part.this.unnest()
-    if part.args.get("negate"):
+    negated = part.kind == "prefix" and part.text == "not"
+    part = part.parts[0].bare if negated else part
+    operator, sides = part.text, list(part.parts)
+    if part.kind == "column":
+        operator, sides = "=", [part, Node("word", "false" if negated else "true")]
+    elif part.kind == "is" and operator.endswith("null"):
+        operator = "is null" if (operator == "is null") != negated else "is not null"
+    elif negated or part.kind not in ("chain", "in", "between", "like", "is"):
         return None
-    column, other, kind = part.this, part.args.get("expression"), type(part)
-    if kind is exp.Column:
-        column, other, kind = part, exp.Boolean(this=not negated), exp.EQ
-    elif negated and not (kind is exp.Is and isinstance(other, exp.Null)):
-        return None
-    elif kind in _MIRRORED and not isinstance(column, exp.Column):
-        column, other, kind = other, column, _MIRRORED[kind]
-    if not isinstance(column, exp.Column) or column.table or column.name not in kinds:
-        return None
-    if kind is exp.Is and isinstance(other, exp.Null):
-        asked: Asked | None = Asked(nulls=not negated)
-    else:
-        asked = _asked(part, kind, other, kinds[column.name])
-    exact = kind is not exp.Like and _is_exact(kinds[column.name])
-    return None if asked is None else Condition(column.name, asked, exact)
+    elif part.kind == "is":
+        operator, sides = _IS.get(operator, ""), [*sides, Node("word", operator.removeprefix("is "))]
+    elif part.kind == "chain":
+        operator = part.operators[0] if len(sides) == 2 else ""
+        if sides[0].bare.kind != "column":
+            operator, sides = _MIRRORED.get(operator, ""), sides[::-1]
+    column, *others = sides
+    kind = kinds.get(column.bare.text) if column.bare.kind == "column" else None
+    asked = None if kind is None else _asked(operator, others, kind)
+    return None if asked is None else Condition(column.bare.text, asked, operator != "like" and _is_exact(kind))
 
 
-def _asked(part: exp.Expr, kind: type[exp.Expr], other: exp.Expr | None, column: pa.DataType) -> Asked | None:
-    """The condition of a comparison of the kind `kind` with `other` on a column of the type `column`."""
-    if kind is exp.Between:
-        low, high = _literals([part.args["low"]], column), _literals([part.args["high"]], column)
+def _asked(operator: str, others: Sequence[Node], column: pa.DataType) -> Asked | None:
+    """The values that a comparison of a column of the type `column` with `others` asks for."""
+    if operator in ("is null", "is not null"):
+        return Asked(nulls=operator == "is null")
+    if operator == "like":
+        return _prefixed(others[0], column)
+    if operator == "between":
+        low, high = (_literals([other], column) for other in others)
         return None if low is None or high is None else _widened(Asked(low, high))
-    if kind is exp.Like:
-        return _prefixed(other, column)
-    if kind is exp.Is:
-        kind = exp.EQ if isinstance(other, exp.Boolean) else kind
-    literals = [each for each in part.expressions if not isinstance(each, exp.Null)] if kind is exp.In else [other]
-    values = _literals(literals, column)
+    if operator == "in":
+        others = [other for other in others if (other.bare.kind, other.bare.text) != ("word", "null")]
+    values = _literals(others, column)
     if values is None:
         return None
-    if kind in (exp.EQ, exp.In):
+    if operator in ("=", "==", "in"):
         return _widened(Asked(values, values))
-    if kind in (exp.GT, exp.GTE):
-        return _widened(Asked(low=values, low_inclusive=kind is exp.GTE))
-    if kind in (exp.LT, exp.LTE):
-        return _widened(Asked(high=values, high_inclusive=kind is exp.LTE))
+    if operator in (">", ">="):
+        return _widened(Asked(low=values, low_inclusive=operator == ">="))
+    if operator in ("<", "<="):
+        return _widened(Asked(high=values, high_inclusive=operator == "<="))
     return None
 
 
-def _prefixed(pattern: exp.Expr | None, column: pa.DataType) -> Asked | None:
+def _prefixed(pattern: Node, column: pa.DataType) -> Asked | None:
     """LIKE: the texts that begin with the pattern's part before its first wildcard or escape."""
-    values = None if pattern is None or not _is_text(column) else _literals([pattern], column)
+    values = _literals([pattern], column) if _is_text(column) else None
     if values is None:
         return None
     text = values[0].as_py()
@@ -170,7 +145,7 @@ def _after(prefix: str) -> str | None:
     return None
 
 
-def _literals(literals: Sequence[exp.Expr | None], column: pa.DataType) -> pa.Array | None:
+def _literals(literals: Sequence[Node], column: pa.DataType) -> pa.Array | None:
     """The distinct literals in the column's type and sort_form; None if one is not surely comparable with it."""
     texts = [_text(literal, column) for literal in literals]
     if not texts or any(text is None for text in texts):
@@ -185,26 +160,22 @@ def _literals(literals: Sequence[exp.Expr | None], column: pa.DataType) -> pa.Ar
     return pc.unique(sort_form(values))
 
 
-def _text(literal: exp.Expr | None, column: pa.DataType) -> str | None:
+def _text(literal: Node, column: pa.DataType) -> str | None:
     """The literal in the form for Arrow's cast to the column's type; None if the two are not surely comparable."""
-    types = pa.types
-    if isinstance(literal, exp.HexString):
-        return str(literal.this) if types.is_binary(column) or types.is_large_binary(column) else None
-    if isinstance(literal, exp.Boolean):
-        return str(literal.this).lower() if types.is_boolean(column) else None
+    types, literal = pa.types, literal.bare
+    if literal.kind == "hex":
+        return literal.text[1:-1] if types.is_binary(column) or types.is_large_binary(column) else None
+    if literal.kind == "word":
+        return literal.text if types.is_boolean(column) and literal.text != "null" else None
     cast_to = ""
-    if isinstance(literal, exp.Cast):
-        cast_to = literal.to.sql().upper()
-        literal = literal.this
-    negative = isinstance(literal, exp.Neg)
-    if negative and literal is not None:
-        literal = literal.this
-    if isinstance(literal, exp.Anonymous) and literal.name.lower() == "arrow_cast":
-        literal = literal.expressions[0]  # put there by predicate.translate
-    if not isinstance(literal, exp.Literal):
+    if literal.kind == "cast" and literal.operators != ("try_cast",):
+        cast_to, literal = literal.text, literal.parts[0].bare
+    negative = "-" if literal.kind == "prefix" and literal.text == "-" else ""
+    literal = literal.parts[0] if negative else literal
+    text = negative + literal.text if literal.kind == "number" else literal.literal if not negative else None
+    if text is None:
         return None
-    text = ("-" if negative else "") + literal.this
-    return text if _comparable(literal.is_string, text, cast_to, column) else None
+    return text if _comparable(literal.kind != "number", text, cast_to, column) else None
 
 
 def _comparable(quoted: bool, text: str, cast_to: str, column: pa.DataType) -> bool:
@@ -216,13 +187,13 @@ def _comparable(quoted: bool, text: str, cast_to: str, column: pa.DataType) -> b
     if _is_text(column):
         return quoted and not cast_to
     if types.is_date32(column):
-        return quoted and cast_to == "DATE"
+        return quoted and cast_to == "date"
     if not (types.is_timestamp(column) and column.tz is None and quoted):
         return False
     # DataFusion drops the time of a DATE with a time, and what is finer than TIMESTAMP(6); Arrow would keep both.
-    if cast_to == "TIMESTAMP(6)":
+    if cast_to in ("timestamp", "timestamp(6)"):
         return not is_finer(text)
-    return cast_to == "DATE" and len(text) <= len("2000-01-01")
+    return cast_to == "date" and len(text) <= len("2000-01-01")
 
 
 def _is_exact(kind: pa.DataType) -> bool:

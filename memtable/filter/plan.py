@@ -9,7 +9,10 @@ import pyarrow as pa
 
 from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.filter.conditions import Narrowing
-from memwal.memtable.filter.predicate import referenced, translate
+from memwal.memtable.filter.expression import parse
+from memwal.memtable.filter.narrowing import narrowings
+from memwal.memtable.filter.predicate import referenced
+from memwal.memtable.filter.translation import translate
 
 # Plans kept, and the length of the text from which on only a few are kept. Together they bound the memory, which no
 # memtable counts. A few are enough for one reader, which applies one filter to one memtable and SST after the other.
@@ -43,14 +46,10 @@ def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterP
 
 
 def _plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterPlan:
-    from memwal.memtable.filter.narrowing import (
-        narrowings,  # not above: importing sqlglot takes a tenth of a second, which puts do not need
-    )
-
     base = pa.schema([f for f in schema if f.name != TOMBSTONE])
-    sql = translate(predicate, base)
+    sql, tree = translate(predicate, base), parse(predicate, base.names)
     every = {field.name: field.type for field in base}
-    narrowed, exact = narrowings(sql, {name: every[name] for name in indexed}, every)
+    narrowed, exact = narrowings(tree, {name: every[name] for name in indexed}, every)
     return FilterPlan(sql, tuple(referenced(predicate, base)), narrowed, exact)
 
 

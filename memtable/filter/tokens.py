@@ -1,70 +1,37 @@
-"""Tokens of an SQL predicate: just enough to tell names, strings and numbers apart."""
+"""Tokens of an SQL predicate: just enough to tell names, texts and numbers apart."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
     r"""(?P<text>'(?:[^']|'')*') | (?P<double>"(?:[^"]|"")*") | (?P<backtick>`(?:[^`]|``)*`)
       | (?P<gap>\s+ | --[^\n]* | /\*.*?(?:\*/|\Z)) | (?P<number>(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\w*)
-      | (?P<name>[^\W\d][\w$]*) | (?P<compare><= | >= | <> | != | == | [=<>]) | .""",
+      | (?P<name>[^\W\d][\w$]*) | <= | >= | <> | != | == | << | >> | :: | \|\| | .""",
     re.VERBOSE | re.DOTALL,
 )
-# A column of such a name needs backticks, as in Lance.
-_GRAMMAR = """
-    and or not in is null like ilike between true false case when then else end as cast escape similar to distinct from
-    exists interval
-"""
-_WORDS = frozenset(_GRAMMAR.split())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Token:
-    """One token. `kind` is a group of _TOKEN, or "column" with its exact name, or "other"."""
+    """One token. `kind`: a group of _TOKEN, or "other". `lower`: the text in lower case."""
 
     kind: str
     text: str
-    column: str = ""
-
-    @property
-    def lower(self) -> str:
-        """The text in lower case."""
-        return self.text.lower()
+    lower: str
 
 
-NOTHING = Token("other", "")
+NOTHING = Token("", "", "")
 
 
-def tokenize(predicate: str, columns: Sequence[str]) -> list[Token]:
-    """All tokens, gaps included, so that their joined texts equal the predicate; columns are recognised."""
-    tokens = [Token(m.lastgroup or "other", m.group()) for m in _TOKEN.finditer(predicate)]
-    solid = [place for place, token in enumerate(tokens) if token.kind != "gap"]
-    around = [NOTHING, *(tokens[place] for place in solid), NOTHING]
-    for index, place in enumerate(solid):
-        tokens[place] = _recognised(tokens[place], around[index], around[index + 2], columns)
+def tokenize(predicate: str) -> list[Token]:
+    """Return the tokens of a predicate without gaps. Raises: ValueError for a comment inside a comment."""
+    tokens = list[Token]()
+    for match in _TOKEN.finditer(predicate):
+        kind, text = match.lastgroup or "other", match.group()
+        if kind != "gap":
+            tokens.append(Token(kind, text, text.lower()))
+        elif text.count("/*") > 1:
+            raise ValueError("it has a comment inside a comment; leave it out")
     return tokens
-
-
-def _recognised(token: Token, before: Token, after: Token, columns: Sequence[str]) -> Token:
-    """The token, as a column if it is one."""
-    if token.kind == "backtick":
-        name = token.text[1:-1].replace("``", "`")
-        return Token("column", token.text, name)
-    if token.kind != "name" or token.lower in _WORDS:
-        return token
-    if before.text == ".":  # a field of a struct: taken literally, as Lance does
-        return Token("column", token.text, token.text)
-    # A function, a type, or the prefix of a literal (date '2024-01-01', x'00').
-    if after.text == "(" or before.lower == "as" or before.text == ":" or after.kind in ("text", "double"):
-        return token
-    column = _resolved(token.text, columns)
-    return Token("column", token.text, column) if column else token
-
-
-def _resolved(name: str, columns: Sequence[str]) -> str | None:
-    """The column of that name: exactly, or else without regard to case."""
-    if name in columns:
-        return name
-    return next((column for column in columns if column.lower() == name.lower()), None)

@@ -194,7 +194,7 @@ FLAT = {
     ["select " + "cast(" * 48 + "x" + " as int)" * 48, "select " + "ceil(" * 30, "select 1 where " + "x in ((" * 25],
 )
 def test_a_query_that_is_read_for_ever_is_refused(query: str) -> None:
-    with pytest.raises(Invalid, match=r"sql: the query nests \d+ of CAST, CASE, NOT \(...\) and the like"):
+    with pytest.raises(Invalid, match="sql: the query nests more than 16 brackets, CASE or NOT"):
         expect_bounded(query, {})
 
 
@@ -227,27 +227,29 @@ def test_what_is_beside_one_another_does_not_nest(query: str) -> None:
     ],
 )
 def test_values_of_any_size_are_refused(query: str) -> None:
-    with pytest.raises(Invalid, match=r"make \d+ characters or elements for a row, at most 250000 are allowed"):
+    with pytest.raises(Invalid, match=r"written out|only as a table|use it once"):
         expect_bounded(query, {"n": pa.scalar(1_000_000)})
 
 
 @pytest.mark.parametrize("number", [300_000, np.int64(300_000), np.uint32(300_000), pa.scalar(300_000)])
 @pytest.mark.parametrize("call", ["repeat('x', $n)", "lpad('x', $n, 'y')", "array_resize([1], $n, 0)"])
 def test_a_parameter_is_bounded_as_a_number_in_the_query_is(call: str, number: object) -> None:
-    with pytest.raises(Invalid, match="make 300000 characters or elements"):
+    with pytest.raises(Invalid, match="needs a number of at most"):
         expect_bounded(f"select {call}", {"n": number})
+    expect_bounded(f"select {call}", {"n": type(number)(30) if not isinstance(number, pa.Scalar) else pa.scalar(30)})
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        "select repeat('x', 249990), lpad(v, id), repeat(v, -1), repeat(v, 2) from t",
+        "select repeat('x', 99), lpad(v, 1000), array_resize([1, 2], 1000, 0), repeat(v, 2) from t",
         "select 'repeat(x, 1000000)', repeat from t where repeat = 1000000",
-        "select range(1000000, 1000010), range(1700000000, 1700086400, 3600), range(id, 1000000), range() from t",
         "select $n + 1, $$lpad(v, 1000000)$$",
         "select * from range(1, 1000000000) a, generate_series(1, 1000000000) b cross join range(1, 1000000000) c",
         "select * from (select 1 from t) a, range(1, 1000000) b join t on t.id = b.value, range(1, 1000000) c",
-        "select id, repeat('x', (3)), repeat('x', 3::bigint) from t",
+        "select cast(x as decimal(8, 2)), x::timestamp with time zone, arrow_cast(x, 'Int8') from t as u(x)",
+        "with few (a) as (select 1), repeated as (select a, b.c from few b) select max(a) from repeated where a in (1)",
+        'select "upper"(v), sum(id) filter (where id > 1) over (partition by v order by id) from (values (1)) as t(a)',
     ],
 )
 def test_values_of_a_bounded_size_are_made(query: str) -> None:
@@ -280,7 +282,7 @@ def test_samples_are_refused(query: str) -> None:
     [
         "select sample, t.tablesample, x as sample from sample where sample in (1) and tablesample = 2",
         "select id sample, x tablesample from t",
-        "select id sample from t as sample join tablesample (1) on sample > 1 order by sample limit 1",
+        "select id sample from t as sample join tablesample on sample > 1 order by sample limit 1",
         "with sample (a) as (select 1), tablesample (b) as (select 2) select * from sample, tablesample",
         "select * from (select 1) sample(v)",
         "select * from (values (1)) sample (v)",

@@ -153,5 +153,5 @@ def test_other_filters_are_for_datafusion(snapshot: Snapshot, predicate: str) ->
 def test_what_only_our_parser_understands_is_refused(snapshot: Snapshot, predicate: str) -> None:
     """Lance reads some of these up to what it does not understand; a level above must not read more."""
     for _ in range(2):
-        with pytest.raises(InvalidRows, match="is not valid"):
+        with pytest.raises(InvalidRows):
             snapshot.where(predicate, snapshot.live())

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.memtable import InvalidRows
-from memwal.memtable.filter.predicate import translate
-from memwal.memtable.filter.timestamps import problem
+from memwal.memtable.filter.translation import checked, translate
 from tests.support.snapshots import snapshot
 
 STAMPS = [0, 1, 999, 1_000, 1_001, 1_582_934_523_004_000_001, -1, None]
@@ -91,7 +90,7 @@ def test_a_timestamp_that_would_be_cut_short_is_refused(filter: str) -> None:
 
 @pytest.mark.parametrize("filter", [f"s = '{FINE}'", f"s = 'timestamp {FINE}'", f"s in ('{FINE}', 'a') and t < now()"])
 def test_a_text_that_is_no_timestamp_is_not_refused(filter: str) -> None:
-    assert problem(filter, SCHEMA.names) == ""
+    assert checked(filter, SCHEMA.names)
 
 
 def test_the_unit_is_written_out_but_in_functions() -> None:

@@ -136,8 +136,6 @@ class _Translation:
         name, texts = self._column(column), [self._value(column, value) for value in values]
         if name is None or not texts or None in texts:
             return None
-        if any(_is_zero(value) for value in values):
-            return None
         negated = "NOT " if condition.to_variant().negated() else ""
         return f"{name} {negated}IN ({', '.join(map(str, texts))})"
 
@@ -171,8 +169,8 @@ class _Translation:
         kind, value = self._types.get(column.to_variant().name()), literal.python_value()
         if kind is None or not isinstance(value, pa.Scalar) or not value.is_valid:
             return None
-        if _family(kind) != _family(value.type):
-            return None
+        if _family(kind) != _family(value.type) or (pa.types.is_floating(kind) and value.as_py() == 0):
+            return None  # DataFusion tells 0.0 from -0.0, a filter does not
         return next((text(value) for fits, text in _TEXTS if fits(kind)), None)
 
 
@@ -198,12 +196,6 @@ def _family(kind: pa.DataType) -> Any:
     if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
         return "bytes"
     return kind
-
-
-def _is_zero(literal: Any) -> bool:
-    """Whether a literal is a zero among floats: DataFusion's IN tells 0.0 from -0.0, a filter does not."""
-    value: pa.Scalar = literal.python_value()
-    return bool(pa.types.is_floating(value.type) and value.as_py() == 0)
 
 
 def _integer(value: pa.Scalar) -> str:

@@ -10,7 +10,7 @@ from memwal.ingest.errors import Invalid
 SELF = "table"
 _TOKEN = re.compile(
     r"""[eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | --[^\n]* | /\*.*?\*/
-      | \$(\w*)\$.*?\$\1\$ | \w+ | \s+ | <= | >= | <> | != | == | .""",
+      | \$(\w*)\$.*?\$\1\$ | \w+ | \s+ | <= | >= | <> | != | == | :: | \|\| | << | >> | .""",
     re.VERBOSE | re.DOTALL,
 )
 _GAP = re.compile(r"\s|--|/\*")
@@ -62,8 +62,11 @@ def _split(query: str) -> list[str]:
 
 
 def words_of(query: str) -> list[str]:
-    """Return the tokens of a query without gaps."""
-    return [token for token in _split(query) if not _GAP.match(token)]
+    """Return the tokens of a query without gaps. Raises: Invalid for a comment inside a comment."""
+    tokens = _split(query)
+    if any(token.startswith("/*") and "/*" in token[2:] for token in tokens):
+        raise Invalid("sql: the query has a comment inside a comment; leave it out")
+    return [token for token in tokens if not _GAP.match(token)]
 
 
 def _expect_reading(first: str) -> None:
