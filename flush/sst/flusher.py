@@ -4,8 +4,8 @@
  2. Order: the generation must be the region's current one. A published generation one below the current one, with the
     same covered position, is our own flush whose answer was lost: done. An empty memtable publishes nothing.
  3. Write the SST under a fresh random name: data, bloom filter, key sidecar, indexes; fsync; read back and compare the
-    counts, and of some SSTs every value (flush.sst.files). A whole SST that an earlier attempt has left is used instead. *Crash here: a directory
-    that no manifest lists; the log replays its rows.* (model: Commit!WriteSst)
+    counts, and of some SSTs every value (flush.sst.files). A whole SST that an earlier attempt has left is used
+    instead. *Crash here: a directory that no manifest lists; the log replays its rows.* (model: Commit!WriteSst)
  4. Publish: one manifest edit that appends the SST, sets replay_after to the last covered position, and adds one to
     the current generation. The edit is refused where the epoch is no longer ours. *Crash here: published or not, never
     half. Calling `flush` again with the same arguments finds its own edit.* (model: Commit!Offer, Commit!Publish)

@@ -133,7 +133,7 @@ class BaseReads:
         scanner = self._dataset.scanner(columns=wanted, **live, order_by=by, limit=limit, with_row_id=True)
         return gathered(scanner).select([*columns, ROW_ID])
 
-    def rows(self, ids: pa.ChunkedArray, columns: Sequence[str]) -> pa.Table:
+    def rows_by_id(self, ids: pa.ChunkedArray, columns: Sequence[str]) -> pa.Table:
         """Return `columns` of the rows with these `_rowid`s, in their order."""
         rows: pa.Table = self._dataset._take_rows(ids.to_pylist(), columns=list(columns))  # noqa: SLF001 - no public one
         hold(rows.nbytes)
