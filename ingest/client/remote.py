@@ -304,12 +304,16 @@ class RemoteTable(Reads):
     def _described(self) -> str:
         return f"{self.router.table} at {self.endpoint}, {len(self.router.regions)} regions"
 
-    def _patiently(self, call: Callable[[float], T], limit: float, *, repeatable: bool = True) -> T:
+    def _patiently(
+        self, call: Callable[[float], T], limit: float, *, repeatable: bool = True, reads: bool = False
+    ) -> T:
         """Return the result of `call`, repeated as `ingest.client.retry` decides; it gets the seconds that it may
         take.
         """
         router = self.router
-        attempts = Attempts(router.clock, router.ids, limit, repeatable=repeatable, restarts=self._restarts)
+        attempts = Attempts(
+            router.clock, router.ids, limit, repeatable=repeatable, restarts=self._restarts, reads=reads
+        )
         while True:
             seen = router.rounds
             try:
@@ -355,10 +359,10 @@ class RemoteTable(Reads):
             rows = normalise_keys(request.pop("keys"), self.schema, self.key)
         elif sends == "vector":
             rows = as_vector(request.pop("vector"))
-        return self._patiently(partial(self._read, read, request, _Sent(rows, explain)), READ_TIMEOUT)
+        return self._patiently(partial(self._read, read, request, _Sent(rows, explain)), READ_TIMEOUT, reads=True)
 
     def _changes_source(self) -> RemoteChanges:
-        return RemoteChanges(lambda call: self._patiently(partial(self._any, call), READ_TIMEOUT))
+        return RemoteChanges(lambda call: self._patiently(partial(self._any, call), READ_TIMEOUT, reads=True))
 
     def _any(self, call: Callable[[Connection, float], T], within: float) -> T:
         """Return the answer of the daemon that owns the first region to a call that needs no owner."""
@@ -408,7 +412,10 @@ class RemoteTable(Reads):
         answers = self.router.answers(calls)
         failed = [answer for answer in answers if isinstance(answer, MemWalError)]
         if failed:
-            raise deciding_failure(failed, repeatable=True, alone=self.router.alone)
+            error = deciding_failure(failed, repeatable=True, alone=self.router.alone)
+            ended = [each for failure in failed for each in failure.details.get("ended", ())]
+            error.details.update({"ended": ended} if ended else {})
+            raise error
         return [answer for answer in answers if not isinstance(answer, MemWalError)]
 
     def _get(self, read: str, sent: _Sent, request: dict[str, Any], within: float) -> pa.Table:

@@ -15,6 +15,9 @@ resized             the table has other regions; nothing was applied            
 any other           another attempt would get the same answer                   raise
 ==================  ==========================================================  =========================
 
+A read is not sent to a third daemon after two have ended while they answered it: it may be what ended them. A daemon
+that still has its regions, with the same epochs, has not ended; only its connection was lost.
+
 If the table has a single daemon, nobody else takes its regions over. Then a call waits only for what passes by itself:
 `busy`, and `not_owner` while its regions are being claimed. With `restarts` (the sink knows that the daemon is
 restarted when it ends) it also waits for a restart, for a while; but not after a fence, since a newer writer then has
@@ -29,7 +32,7 @@ claim on the older owner's appends are refused, and rows that it took before are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Literal, TypeVar
@@ -42,6 +45,7 @@ from memwal.ingest.errors import (
     NOT_OWNER,
     RESIZED,
     FencedError,
+    Internal,
     MemWalError,
     Unavailable,
     UnknownOutcome,
@@ -55,6 +59,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 FIRST_PATIENCE = 30.0
 """Seconds that the first attempt may take if another daemon may take the region over, doubling. This limit matters only
 if the machine vanished or sleeps, and no other daemon claims the region before."""
+
+ENDED_MAX = 2
+"""Daemons that may end while they answer one read."""
 
 Verdict = Literal["raise", "wait", "learn"]
 
@@ -80,11 +87,14 @@ class Attempts:
     Invariants. No attempt begins after the deadline; two attempts always have a pause between them.
     """
 
-    def __init__(self, clock: Clock, ids: Ids, seconds: float, *, repeatable: bool, restarts: float = 0.0) -> None:
+    def __init__(
+        self, clock: Clock, ids: Ids, seconds: float, *, repeatable: bool, restarts: float = 0.0, reads: bool = False
+    ) -> None:
         """The deadline is `seconds` from now. `ids`: the source of the pauses' jitter, without which clients that were
         refused together would come back together. `restarts`: seconds from the first failure in which a single daemon
-        may be restarted, and is waited for.
+        may be restarted, and is waited for. `reads`: the call is a read.
         """
+        self._reads, self._ended = reads, list[str]()
         self._clock, self._repeatable = clock, repeatable
         self._until = clock.monotonic() + seconds
         self._restarts, self._failing_since = restarts, float("inf")
@@ -113,6 +123,16 @@ class Attempts:
         self._clock.sleep(pause)
         self._patience *= 2
         return what == "learn"
+
+    def ended(self, daemons: Sequence[str], error: MemWalError) -> None:
+        """Note daemons that ended while they answered. Raises: Internal if a read has ended two."""
+        self._ended += daemons
+        if self._reads and len(self._ended) >= ENDED_MAX:
+            raise Internal(
+                f"{len(self._ended)} daemons ended while they answered this read ({', '.join(self._ended)}); it is not "
+                "sent again: see their logs, report it, and ask for less",
+                {"ended": self._ended},
+            ) from error
 
     def _comes_back(self, error: MemWalError) -> bool:
         """Return whether a single daemon may still be restarted after `error`."""

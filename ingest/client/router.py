@@ -224,13 +224,23 @@ class Router:
                 self._rounds += 1
 
     def before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
-        """Return when a failed call may be made again; `seen`: `rounds` before the call. Raises: `error` if never."""
+        """Return when a failed call may be made again; `seen`: `rounds` before the call. Raises: `error` if never, and
+        what `Attempts.ended` raises.
+        """
+        before = self._owners
         if attempts.left and self._rounds == seen and self._follow(error):
             return
         if attempts.after(error, alone=self.alone):
             self.learn(seen)
+            lost = error.details.get("ended", ())
+            attempts.ended([each for each in lost if not self._still_owns(each, before)], error)
             if not attempts.left:  # asking took the rest of the time
                 raise error
+
+    def _still_owns(self, endpoint: str, before: Mapping[str, Owner]) -> bool:
+        """Return whether a daemon has a region by the epoch that it had `before`."""
+        owned = [(region, owner) for region, owner in before.items() if owner.endpoint == endpoint]
+        return any(self._owners.get(region) == owner for region, owner in owned)
 
     def asked(self) -> dict[str, Mapping[str, Any]]:
         """Ask every daemon; return the answers by endpoint."""

@@ -220,6 +220,8 @@ _TEXT_MAX = 1500
 """Most characters of each text of an error; there are three at most: the message twice, and a name in the details."""
 
 
+_NOT_REACHED = "failed to connect"
+"""Text of gRPC where no connection was made, so that the daemon never had the call; Flight has no error type for it."""
 _UNTRUSTED = "certificate verify failed"
 """Text of TLS for a certificate that no trusted authority signed; Flight has no error type for it."""
 
@@ -244,5 +246,6 @@ def from_flight(error: Exception, endpoint: str) -> MemWalError:
             text = f"the daemon at {endpoint} has a certificate that daemon.tls_ca does not cover; correct tls_ca"
             return Unavailable(text, {"reason": LOST, "untrusted": True})
         text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token"
-        return Unavailable(text, {"reason": LOST})
+        reached = isinstance(error, flight.FlightUnavailableError) and _NOT_REACHED not in str(error)
+        return Unavailable(text, {"reason": LOST, **({"ended": [endpoint]} if reached else {})})
     return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {first_line(error)}")

@@ -88,7 +88,7 @@ class Network:
             service = self.listening.get(endpoint)
             if service is None or fault == "reset before":
                 self.scheduler.note(f"{name} to {endpoint[7:-2]} -> {fault or 'refused'}")
-                raise Reset("connection refused")
+                raise Reset("failed to connect to all addresses; connection refused")
             answer = self._begun(service, name, work, fault)
             if fault == "late":
                 self.scheduler.note(f"{name} to {endpoint[7:-2]} -> {fault}")

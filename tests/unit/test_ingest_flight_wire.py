@@ -194,3 +194,13 @@ def test_an_error_of_any_length_fits_into_the_headers_of_its_answer(letter: str)
         raise_over_flight(Invalid(text, {"column": text, "rows": list(range(1000, 1300))}))
     assert len(quote(json.loads(raised.value.extra_info)["message"])) + len(raised.value.extra_info) < 8192
     assert from_flight(raised.value, "grpc://127.0.0.1:1").details["rows"][-1] == 1299
+
+
+def test_a_daemon_counts_as_ended_by_a_call_only_if_it_had_the_call() -> None:
+    ended = from_flight(flight.FlightUnavailableError("Socket closed"), "grpc://127.0.0.1:1")
+    assert ended.details == {"reason": "lost", "ended": ["grpc://127.0.0.1:1"]}
+    for error in (
+        flight.FlightUnavailableError("failed to connect to all addresses; last error: Connection refused"),
+        flight.FlightTimedOutError("Deadline Exceeded"),
+    ):
+        assert from_flight(error, "grpc://127.0.0.1:1").details == {"reason": "lost"}

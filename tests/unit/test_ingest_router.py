@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from memwal.ingest.client import retry as standstill
-from memwal.ingest.client.retry import Attempts
+from memwal.ingest.client.retry import Attempts, verdict
 from memwal.ingest.client.router import Call, Owner, Router, believed, endpoints_of
-from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.errors import Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 from memwal.wal import StoreUnavailable
 from tests.support.clock import FakeClock, SeededIds
 
@@ -93,6 +93,31 @@ def test_the_owner_that_a_daemon_names_is_tried_at_once_and_once() -> None:
     unheard_of = Unavailable("it is not mine", {"reason": "not_owner", "region": "r0", "owner": C})
     router.before_next(attempts, unheard_of, router.rounds)
     assert router.rounds == 2
+
+
+def test_a_read_that_ended_two_daemons_is_not_sent_to_a_third() -> None:
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}), b=answer({}), c=answer({}))
+    router, clock = daemons.router(), FakeClock()
+
+    def lost(endpoint: str) -> Unavailable:
+        return Unavailable("does not answer", {"reason": "lost", "ended": [endpoint]})
+
+    def attempts(*, reads: bool) -> Attempts:
+        return Attempts(clock, SeededIds(), 60.0, repeatable=True, reads=reads)
+
+    read, write = attempts(reads=True), attempts(reads=False)
+    for _ in range(5):  # its connection is lost, but it has the same claims as before
+        router.before_next(read, lost(A), router.rounds)
+    daemons.answers[A], daemons.answers[B] = None, answer({"r0": 2, "r1": 2})
+    router.before_next(read, lost(A), router.rounds)
+    assert router.owners(IDS) == {B: ["r0", "r1"]}
+    daemons.answers[B] = answer({"r0": 3, "r1": 3})  # restarted at its port
+    with pytest.raises(Internal, match=rf"2 daemons ended while they answered this read \({A}, {B}\)") as ended:
+        router.before_next(read, lost(B), router.rounds)
+    assert verdict(ended.value, repeatable=True, alone=False) == "raise"
+    for epoch in range(4, 9):
+        daemons.answers[B] = answer({"r0": epoch, "r1": epoch})
+        router.before_next(write, lost(B), router.rounds)
 
 
 @pytest.mark.parametrize(("table", "told"), [("t", True), ("other", False)])
