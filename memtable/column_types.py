@@ -8,6 +8,7 @@ more types than it returns unchanged, or than it can read at all. Measured with 
     view, dictionary, JSON        come back as another type or another value
     a child that is not null      a null parent cannot be read, and a delete is a row of nulls
     binary of width 0             is written and cannot be read
+    extension type in another     pyarrow makes no empty array of it
     list of fixed size            holds numbers, dates, times, bool, fixed-size binary, or lists of fixed size of these
     struct that begins with a list  cannot be read where two pages of a file differ in having null structs
 
@@ -62,10 +63,10 @@ def unsupported(field: pa.Field) -> str | None:
     return next(_problems(field.type, field.name), None)
 
 
-def _problems(kind: pa.DataType, path: str) -> Iterator[str]:
+def _problems(kind: pa.DataType, path: str, *, nested: bool = False) -> Iterator[str]:
     """Yield what a column may not have, at any depth. `path`: of the value, such as 'doc.item'."""
     if isinstance(kind, pa.BaseExtensionType):
-        allowed = kind.extension_name in _EXTENSIONS
+        allowed = kind.extension_name in _EXTENSIONS and not nested
     elif pa.types.is_fixed_size_list(kind):
         allowed = kind.list_size > 0 and _is_fixed_width(kind.value_type)
     else:
@@ -73,17 +74,16 @@ def _problems(kind: pa.DataType, path: str) -> Iterator[str]:
     if not allowed:
         yield f"column {path!r} has the type {kind}, which is not kept as it is: {_REMEDY}"
         return
-    children = list(_children(kind))
-    if _is_struct(kind) and children and _is_list(children[0].type):
+    if _begins_with_list(kind):
         yield (
             f"column {path!r} is a struct whose first field is a list, which Lance cannot always read back: put "
             "another field first"
         )
-    for child in children:
+    for child in _children(kind):
         inner = f"{path}.{child.name}"
         if not child.nullable:
             yield f"column {inner!r} is declared not null inside {path!r}: make it nullable"
-        yield from _problems(child.type, inner)
+        yield from _problems(child.type, inner, nested=True)
 
 
 def _is_fixed_width(kind: pa.DataType) -> bool:
@@ -103,6 +103,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _is_struct(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind) and kind.num_fields)
+
+
+def _begins_with_list(kind: pa.DataType) -> bool:
+    return _is_struct(kind) and _is_list(kind.field(0).type)
 
 
 def _children(kind: pa.DataType) -> Iterator[pa.Field]:

@@ -198,6 +198,8 @@ def test_dates_become_timestamps_and_numbers_do_not() -> None:
         pa.large_list(pa.list_(pa.null())),
         pa.struct([("a", pa.int64()), ("b", pa.list_(pa.struct([("c", pa.null())])))]),
         pa.list_(pa.uuid(), 2),
+        pa.list_(pa.uuid()),
+        pa.struct([("a", pa.int64()), ("u", pa.uuid())]),
         pa.struct([("tags", pa.list_(pa.string())), ("a", pa.int64())]),
         pa.list_(pa.struct([("a", pa.int64()), ("b", pa.struct([("tags", pa.large_list(pa.string()))]))])),
         pa.struct([]),
