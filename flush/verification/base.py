@@ -6,7 +6,8 @@
     check_indexes  the B-tree and full-text indexes of the set-up exist, and each index is on its column
     check_marker   every committed generation is of an existing region, and was published, or is that of a load
     check_index_rows (deep) every file of an index can be read
-    check_base_rows  (deep) every row can be read; as many as recorded; each key once and never null, where it has a key
+    check_base_rows  (deep) every column of every row can be read; as many rows as recorded; each key once and never
+                   null, where it has a key
 
 A vector index may be missing: the first commit with enough rows builds it. For a segment without rows Lance may have
 written no file (`has_files`).
@@ -149,6 +150,7 @@ def check_base_rows(view: View) -> Iterator[Finding]:
     where = f"{_DATA} (base table)"  # without the version: the check may be repeated on a newer one
     try:
         for batch in view.base.dataset.scanner(columns=view.base.schema.names).to_batches():
+            batch.validate(full=True)
             if view.base.key:
                 keys.append(pa.Table.from_batches([batch]).select(list(view.base.key)))
             read += batch.num_rows
@@ -165,3 +167,17 @@ def check_base_rows(view: View) -> Iterator[Finding]:
     if keys:
         remedy = "remove the extra rows, and append through memwal only"
         yield from check_keys(where, pa.concat_tables(keys), remedy)
+    yield from _unsupported_values(view)
+
+
+def _unsupported_values(view: View) -> Iterator[Finding]:
+    """Read the columns that memwal cannot hold, each by itself."""
+    for name in view.base.unsupported:
+        try:
+            for batch in view.base.dataset.scanner(columns=[name]).to_batches():
+                batch.validate(full=True)
+        except BaseException as error:
+            if (reason := unreadable(error)) is None:
+                raise
+            drop = f"drop the column with LanceDataset.drop_columns([{name!r}])"
+            yield Finding("base rows", f"{_DATA} (column {name})", f"Lance cannot read its values: {reason}", drop)

@@ -239,6 +239,7 @@ def _physical_rows(view: View, region: UUID, sst: SsTable) -> _Rows:
     in_sst = sources(now, field_ids(now), dataset.schema, column_ids(dataset))  # columns may have been renamed since
     names = [name for name in view.base.routed_by if name in in_sst]
     for batch in dataset.scanner(with_row_id=True, include_deleted_rows=True, scan_in_order=True).to_batches():
+        batch.validate(full=True)
         rows = pa.Table.from_batches([batch])
         keys.append(rows.select([in_sst[name] for name in names]).rename_columns(names))
         live.append(rows.column(_ROW_ID).is_valid().to_numpy(zero_copy_only=False))

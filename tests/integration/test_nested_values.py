@@ -1,8 +1,8 @@
 """Random nested columns and values, from a put to a read of the table that is opened again.
 
 Each seed draws a schema of what `memtable.column_types` allows, up to four levels deep, and rows with nulls, empty
-lists and NaN at every depth, skewed per put: whole puts of nulls or of empty lists, and deletes in between, make pages of one
-column differ. Rows are compared with a dict after every step, at the level that the step has brought them to.
+lists and NaN at every depth, skewed per put: whole puts of nulls or of empty lists, and deletes in between, make pages
+of one column differ. Rows are compared with a dict after every step, at the level that the step has brought them to.
 MEMWAL_NESTED_SEEDS: number of seeds.
 """
 

@@ -153,3 +153,26 @@ def test_a_table_without_a_key(tmp_path: Any, made: Made) -> None:
         table.flush()
         table.commit()
         assert rows_of(table, "committed") == {id: made.row(id) for id in range(5)}
+
+
+def test_a_deep_verification_reads_the_column_too(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+    """Another program writes values that Lance does not read: pages of a struct that begins with a list."""
+    table = open_small()
+    table.put(made.rows(range(5)))
+    table.flush()
+    table.commit()
+    kind = pa.struct([("tags", pa.list_(pa.string()))])
+    lance.dataset(uri).add_columns(pa.field("extra", kind))
+    schema = pa.schema(list(lance.dataset(uri).schema))
+    parts = [
+        pa.Table.from_pylist([made.row(id) | {"extra": extra} for id in range(first, first + 6)], schema).to_batches()[
+            0
+        ]
+        for first, extra in ((10, {"tags": None}), (20, None))
+    ]
+    reader = pa.RecordBatchReader.from_batches(schema, parts)
+    lance.write_dataset(reader, uri, mode="append", data_cache_bytes=1)
+    assert len(rows_of(table)) == 17
+    found = [finding.check for finding in verify_table(wal.open_store(uri), uri, deep=True).findings]
+    assert found == ["columns", "base rows"]
+    assert [each.check for each in verify_table(wal.open_store(uri), uri).findings] == ["columns"]
