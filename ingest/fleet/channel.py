@@ -15,22 +15,29 @@ import hmac
 import json
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from memwal.ingest.errors import Unavailable
 
 HELLO_WITHIN = 10.0
 """Seconds in which a task must show its secret after it has connected."""
-_LONGEST = 1 << 16
+STRANGERS_MAX = 64
+"""Connections that have not shown the secret; a further one closes the oldest. A task shows it at once."""
+ACCEPT_PAUSE = 0.1
+"""Seconds until the next attempt after a failed `accept`: the process may have no file descriptor left."""
+_LONGEST, _HELLO_LONGEST = 1 << 16, 1 << 10
+"""Characters of a message."""
 
 
 class DriverChannel:
     """The driver's end of the connections of all tasks.
 
     Thread safety. Any thread. Invariants. Only tasks of the expected attempt are heard. If the connection of one of
-    them ends, all are closed: its daemons drain, and only a new attempt starts them again.
+    them ends, all are closed: its daemons drain, and only a new attempt starts them again. At most STRANGERS_MAX
+    connections wait for their secret; a failed `accept` is repeated until `close`.
     """
 
     def __init__(self, host: str, bind: str, secret: str) -> None:
@@ -44,6 +51,8 @@ class DriverChannel:
         self._secret = secret
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
+        self._strangers = deque[socket.socket]()
+        self._closed = threading.Event()
         self._attempt, self._ready = 0, dict[int, list[str]]()
         self._tasks = 0
         self._told: Callable[[list[str]], None] = _ignore
@@ -67,12 +76,16 @@ class DriverChannel:
         with self._lock:
             connections, self._connections = self._connections, set()
         for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _shut(connection)
 
     def close(self) -> None:
         """Close all connections and stop listening."""
+        self._closed.set()
         self.forget()
+        with self._lock:
+            strangers = list(self._strangers)
+        for connection in strangers:
+            _shut(connection)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -80,18 +93,48 @@ class DriverChannel:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
+        while not self._closed.is_set():
+            try:
                 connection, _ = self._socket.accept()
-                threading.Thread(target=self._listen, args=(connection,), name="task", daemon=True).start()
+            except OSError:
+                self._closed.wait(ACCEPT_PAUSE)
+                continue
+            self._wait_for_hello(connection)
+
+    def _wait_for_hello(self, connection: socket.socket) -> None:
+        """Listen to a new connection in a thread of its own; close the oldest one that shows no secret if necessary."""
+        with self._lock:
+            self._strangers.append(connection)
+            oldest = self._strangers.popleft() if len(self._strangers) > STRANGERS_MAX else None
+        if oldest is not None:
+            _shut(oldest)
+        try:
+            threading.Thread(target=self._listen, args=(connection,), name="task", daemon=True).start()
+        except RuntimeError:  # the system starts no further thread
+            self._forget_stranger(connection)
+            connection.close()
+
+    def _forget_stranger(self, connection: socket.socket) -> None:
+        with self._lock, suppress(ValueError):
+            self._strangers.remove(connection)
+
+    def _hello(self, connection: socket.socket, messages: TextIO) -> Any:
+        """Return the first message. Raises: OSError if it does not arrive in time; the connection is shut then."""
+        late = threading.Timer(HELLO_WITHIN, _shut, [connection])
+        late.daemon = True
+        try:
+            late.start()
+            return json.loads(messages.readline(_HELLO_LONGEST))
+        finally:
+            late.cancel()
+            self._forget_stranger(connection)
 
     def _listen(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError, ValueError, KeyError, TypeError), connection.makefile("r") as messages:
-            connection.settimeout(HELLO_WITHIN)
-            hello = json.loads(messages.readline(_LONGEST))
+        faults = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+        with connection, suppress(*faults), connection.makefile("r") as messages:
+            hello = self._hello(connection, messages)
             if not self._admits(hello, connection):
                 return
-            connection.settimeout(None)
             try:
                 while text := messages.readline(_LONGEST):
                     self._serves(hello, [str(each) for each in json.loads(text)["endpoints"]])
@@ -167,6 +210,12 @@ class TaskChannel:
             while self._socket.recv(_LONGEST):
                 pass
         self.ended.set()
+
+
+def _shut(connection: socket.socket) -> None:
+    """End a connection; a thread that reads from it goes on."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _ignore(_endpoints: list[str]) -> None:

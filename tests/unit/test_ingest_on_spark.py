@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.fleet.channel import DriverChannel, TaskChannel
+from memwal.ingest.fleet.channel import STRANGERS_MAX, DriverChannel, TaskChannel
 from memwal.ingest.fleet.driver import of_job
 from memwal.ingest.fleet.slots import check_configuration, slots_of
 from memwal.ingest.fleet.task import daemons_of, host_of, offset_of
@@ -181,6 +185,62 @@ def test_a_task_that_is_lost_ends_the_others_so_that_all_start_again(channel: Dr
     lost, other = (TaskChannel(channel.address, "secret", 1, task) for task in (0, 1))
     lost.close()
     assert other.ended.wait(90)
+
+
+def test_a_failed_accept_does_not_end_the_channel(
+    monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    """The process has no file descriptor left, for a moment."""
+    failures, real = [OSError(errno.EMFILE, "Too many open files")] * 3, socket.socket.accept
+
+    def accept(listening: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    told: list[list[str]] = []
+    channel = DriverChannel("127.0.0.1", "127.0.0.1", "secret")
+    try:
+        channel.expect(1, 1, told.append)
+        TaskChannel(channel.address, "secret", 1, 0).serves(["a"])
+        wait_until(lambda: told)
+        assert not failures
+    finally:
+        channel.close()
+
+
+def test_connections_without_the_secret_are_bounded_and_keep_no_task_out(
+    channel: DriverChannel, wait_until: Callable[..., Any]
+) -> None:
+    told: list[list[str]] = []
+    channel.expect(1, 1, told.append)
+    before = threading.active_count()
+    strangers = [socket.create_connection(channel.address) for _ in range(3 * STRANGERS_MAX)]
+    strangers[-1].sendall(b"[" * 5000 + b"\n")
+    for stranger in strangers[:STRANGERS_MAX]:
+        stranger.settimeout(90)
+        assert stranger.recv(1) == b""
+    wait_until(lambda: threading.active_count() <= before + 2 * STRANGERS_MAX + 2)
+    TaskChannel(channel.address, "secret", 1, 0).serves(["a"])
+    wait_until(lambda: told)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_secret_that_comes_bit_by_bit_is_not_waited_for(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memwal.ingest.fleet.channel.HELLO_WITHIN", 0.3)
+    with socket.create_connection(channel.address) as stranger:
+        stranger.settimeout(0.05)
+        for _ in range(200):
+            with suppress(TimeoutError):
+                stranger.sendall(b"x")
+                if stranger.recv(1) == b"":
+                    break
+        else:
+            raise AssertionError("the driver waits for it")
 
 
 def test_a_driver_that_is_gone_is_told_with_what_to_set(channel: DriverChannel) -> None:
