@@ -29,6 +29,7 @@ from memwal.flush.errors import (
 from memwal.flush.garbage.orphans import OrphanGarbage, collect_orphans
 from memwal.flush.garbage.plans import PLANS_MIN, PlanCollector, PlanGarbage
 from memwal.flush.garbage.retained import BaseNeeds, base_needs, held_at
+from memwal.flush.garbage.space import Space, measured
 from memwal.flush.garbage.ssts import SstCollector, SstGarbage, needed_for_tags
 from memwal.flush.resizing.routing import finish as finish_resize
 from memwal.flush.resizing.steps import BUCKETS_MAX, ResizeReport, is_being_resized, resize
@@ -65,6 +66,7 @@ __all__ = [
     "PlanGarbage",
     "ResizeReport",
     "RowsToLoad",
+    "Space",
     "SstCollector",
     "SstFormat",
     "SstGarbage",
@@ -94,6 +96,7 @@ __all__ = [
     "list_indexes",
     "load",
     "loaded_in",
+    "measured",
     "needed_for_tags",
     "prune",
     "read_sst",

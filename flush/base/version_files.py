@@ -90,6 +90,10 @@ class VersionFiles:
         sizes = self._sizes
         return {key: sizes[key] for key in keys if key in sizes}
 
+    def everything(self) -> Files:
+        """Return all files of the base table, those of no version too."""
+        return self._sizes
+
     @cached_property
     def _sizes(self) -> Counter[str]:
         """Size of each file; of each directory of large values or of an index segment, the sum."""

@@ -51,6 +51,8 @@ class OrphanGarbage:
     """Total size of these files."""
     too_young: int = 0
     """Unreferenced files below the minimum age: most belong to commits under way."""
+    kept: tuple[str, ...] = ()
+    """Keys of the unreferenced files that were not deleted, ascending."""
     dry_run: bool = False
 
 
@@ -71,6 +73,7 @@ def collect_orphans(
         files=tuple(sorted(each.key for each in old)),
         bytes=sum(each.size for each in old),
         too_young=len(found) - len(old),
+        kept=tuple(sorted({each.key for each in found} - ({each.key for each in old} if not dry_run else set()))),
         dry_run=dry_run,
     )
 

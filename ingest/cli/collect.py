@@ -12,8 +12,10 @@ from rich.filesize import decimal
 from memwal import wal
 from memwal.ingest.cli.open import open_base
 from memwal.ingest.cli.print import plain_table, write_json
+from memwal.ingest.cli.status import space_line
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
+from memwal.ingest.table.stored_status import space_status
 
 _FILES_SHOWN = 20
 
@@ -49,11 +51,12 @@ def as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
         ],
         "orphans": _without_ids(found.orphans),
         "bytes": found.bytes,
+        "storage": space_status(found.space),
     }
 
 
 def _without_ids(found: Any) -> dict[str, Any]:
-    return {name: value for name, value in asdict(found).items() if name not in ("region", "dry_run")}
+    return {name: value for name, value in asdict(found).items() if name not in ("region", "dry_run", "kept")}
 
 
 def render(found: TableGarbage) -> RenderableType:
@@ -70,7 +73,8 @@ def render(found: TableGarbage) -> RenderableType:
     orphans = found.orphans
     kept = _kept({"young": orphans.too_young})
     table.add_row("base", "orphan files", f"{len(orphans.files):,}", decimal(orphans.bytes), kept)
-    return Group(table, *_files(found), *_odd(found), found.summary())
+    space = [] if found.space is None else [space_line(found.space.bytes, found.space.factor, found.space.time)]
+    return Group(table, *_files(found), *_odd(found), found.summary(), *space)
 
 
 def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:

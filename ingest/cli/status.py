@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
@@ -90,7 +91,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
         f"puts are rejected until a column is dropped: {why}" for why in status.get("unsupported_columns", {}).values()
     ]
     above = [head, *_ttl(status), *_owners(status), *paused]
-    below = [*troubles, pending(status), *_resizing(status)]
+    below = [*troubles, pending(status), *_storage(status), *_resizing(status)]
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
 
 
@@ -155,6 +156,21 @@ def _behind(region: Mapping[str, Any]) -> str:
     """Return the age of the oldest row that is not in the base table; only an owner knows it."""
     behind = region["behind"]
     return "-" if behind is None else f"{behind['committed']:.1f} s"
+
+
+def _storage(status: Mapping[str, Any]) -> list[str]:
+    """Return one line about the bytes on storage, if they were measured."""
+    storage = status.get("storage")
+    return [] if storage is None else [space_line(storage["bytes"], storage["factor"], storage["time"])]
+
+
+def space_line(found: Mapping[str, int], factor: float, time: float) -> str:
+    """Return bytes by kind and their factor in one line. `time`: of the measurement, unix seconds."""
+    names = {"newest": "newest version", "older": "older versions", "ssts": "SSTs", "log": "log", "orphans": "orphans"}
+    parts = ", ".join(f"{names[kind]} {decimal(number)}" for kind, number in found.items())
+    at = datetime.fromtimestamp(time, UTC)
+    total = decimal(sum(found.values()))
+    return f"on storage: {total}, {factor:.1f} times the newest version ({parts}), at {at:%Y-%m-%d %H:%M} UTC"
 
 
 def _resizing(status: Mapping[str, Any]) -> list[str]:

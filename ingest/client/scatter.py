@@ -112,6 +112,8 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         together = [each for status in found for each in status.get(name, ())]
         if together:
             merged[name] = sorted(together, key=lambda each: float(each["time"]), reverse=newest_first)
+    if measured := [status["storage"] for status in found if status.get("storage")]:
+        merged["storage"] = max(measured, key=lambda storage: float(storage["time"]))
     pauses = [status["paused"] for status in found if "paused" in status]
     versions = {owner: told for status in found for owner, told in status.get("versions", {}).items()}
     merged |= {"versions": versions} if versions else {}

@@ -21,6 +21,7 @@ from memwal.ingest.ops.sentence import Situation, health
 from memwal.ingest.ops.storage import StorageRates
 from memwal.ingest.rpc.credentials import Access
 from memwal.ingest.table.embedded import Table
+from memwal.ingest.table.stored_status import space_status
 from memwal.wal import Clock
 
 _GONE = ("silent", "ended")
@@ -83,6 +84,7 @@ class DaemonSource:
             "table": table.base.uri,
             "base_version": table.upkeep.caught_up,
             "rows": table.upkeep.rows,
+            "storage": space_status(table.upkeep.space),
             "health": health(situation),
             "levels": levels(behind, figures["most"], bounds),
             "waiting_puts": situation.waiting_puts,

@@ -187,6 +187,20 @@ TABLE = (
         "columns of the base table that memwal cannot hold; puts are rejected while there are any, see `memwal status`",
         lambda t: len(t.base.unsupported),
     ),
+    Declared(
+        "memwal_storage_bytes",
+        "gauge",
+        "bytes of the table on storage, measured once an hour by the process that commits. kind: newest (version of "
+        "the base table), older (versions), ssts, log or orphans",
+        lambda t: [] if t.upkeep.space is None else list(t.upkeep.space.bytes.items()),
+        by="kind",
+    ),
+    Declared(
+        "memwal_storage_factor",
+        "gauge",
+        "all these bytes divided by those of the newest version; NaN before they are measured",
+        lambda t: float("nan") if t.upkeep.space is None else t.upkeep.space.factor,
+    ),
 )
 """Metrics read from an `embedded.Table`."""
 

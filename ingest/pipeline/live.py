@@ -59,6 +59,7 @@ class RunSource:
             "table": pages.name,
             "base_version": pages.owners.get("base_version"),
             "rows": pages.owners.get("rows"),
+            "storage": pages.owners.get("storage"),
             "health": health(self._situation(behind, figures)),
             "levels": levels(behind, figures["most"], bounds),
             "regions": [_region(region, self._settings.memtable.size_max) for region in regions],

@@ -46,7 +46,7 @@ from memwal.ingest.table.deletes import RegionDeletes
 from memwal.ingest.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.table.resize import Resizing
 from memwal.ingest.table.share import RegionReads, regions_of
-from memwal.ingest.table.stored_status import ttl_status
+from memwal.ingest.table.stored_status import space_status, ttl_status
 from memwal.ingest.table.upkeep import TableUpkeep, Upkeep
 from memwal.ingest.table.writes import TableWrites
 from memwal.ingest.threads import Periodic
@@ -265,12 +265,14 @@ class Table(LevelReads):
     @translate_errors
     def status(self) -> dict[str, Any]:
         """Return `{"table", "base_version", "rows", "ttl", "unsupported_columns", "regions", "commits",
-        "commit_failures", "paused", "versions"}`.
+        "commit_failures", "paused", "storage", "versions"}`.
 
         `rows`: of the base table, with expired ones that are not deleted yet. `ttl`: None, or `{"column", "seconds"}`
         (no column if it was dropped). `unsupported_columns`: those that memwal cannot hold, with the reason; puts are
         rejected while there are any. `commits`: the newest of this process, oldest first, as `CommitMeter.recent`.
         `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
+        `storage`: None, or the bytes on storage by kind, their factor over those of the newest version, and when they
+        were measured: at most once an hour, in a garbage collection of the process that commits.
         `paused`: what an operator holds, as `rpc.pauses.Paused`. `versions`: of memwal, protocol and storage, by owner.
         """
         base = self._reader.base()
@@ -290,6 +292,7 @@ class Table(LevelReads):
             "commits": list(self.regions.context.meters.commits.recent),
             "commit_failures": self.upkeep.failures,
             "paused": self.pauses.recent(),
+            "storage": space_status(self.upkeep.space),
             "versions": {self._owner: build()},
         }
 

@@ -26,6 +26,10 @@ _ORPHANS_EVERY = 86_400.0
 finds is a week old."""
 
 
+_SPACE_EVERY = 3600.0
+"""Seconds between two measurements of the bytes on storage by an open table: each lists every file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ages:
     """The least age of garbage when it is deleted, in seconds. See the section [gc]."""
@@ -72,6 +76,8 @@ class TableGarbage:
     regions: tuple[RegionGarbage, ...]
     orphans: flush.OrphanGarbage
     """Empty where they were not looked for."""
+    space: flush.Space | None = None
+    """The bytes on storage after the collection; None where they were not measured."""
     dry_run: bool = False
 
     @property
@@ -149,7 +155,8 @@ class TableCollector:
         self._manifests_due: dict[UUID, float] = {}
         self._know(regions)
         self._plans = flush.PlanCollector(store)
-        self._orphans_due = clock.monotonic()
+        self._orphans_due = self._space_due = clock.monotonic()
+        self._kept_orphans: tuple[str, ...] = ()
 
     def fallen_away(self, base: flush.BaseTable) -> list[UUID]:
         """Return regions with objects on storage that are not in the routing of `base`: no writer collects them.
@@ -178,7 +185,8 @@ class TableCollector:
     ) -> TableGarbage:
         """Delete what is not needed; with `dry_run` only return what that is. Raises: wal and flush errors, OSError.
 
-        `regions`: those to look at, None for all. `orphans`: whether to look for files of the base table too.
+        `regions`: those to look at, None for all. `orphans`: whether to look for files of the base table too,
+        and to measure the bytes on storage.
         `plans_min`: number of a region's commit plans from which they are compared with every version of the base
         table. `base`: any version of the table; the newest is opened after the look at the regions.
         """
@@ -213,8 +221,17 @@ class TableCollector:
             )
             for region, listing in listings.items()
         )
-        files = self._orphans(newest, ages.orphan, dry_run=dry_run) if orphans else flush.OrphanGarbage(dry_run=dry_run)
-        return TableGarbage(found, files, dry_run)
+        if not orphans:
+            return TableGarbage(found, flush.OrphanGarbage(dry_run=dry_run), dry_run=dry_run)
+        files = self._orphans(newest, ages.orphan, dry_run=dry_run)
+        return TableGarbage(found, files, self._space(newest), dry_run)
+
+    def _space(self, newest: flush.BaseTable) -> flush.Space | None:
+        if self._clock.monotonic() < self._space_due:
+            return None
+        space = flush.measured(self._store, newest.latest(), self._kept_orphans, self._clock.now())
+        self._space_due = self._clock.monotonic() + _SPACE_EVERY
+        return space
 
     def _changes_begin(self, region: UUID, held: Mapping[UUID, int] | None) -> int | None:
         """Return the WAL position above which entries are kept for readers of changes; None where none is kept.
@@ -262,4 +279,5 @@ class TableCollector:
             return flush.OrphanGarbage(dry_run=dry_run)
         found = flush.collect_orphans(self._store, base.dataset, self._clock, min_age, dry_run=dry_run)
         self._orphans_due = self._clock.monotonic() + _ORPHANS_EVERY
+        self._kept_orphans = found.kept
         return found

@@ -35,6 +35,11 @@ def ttl_status(base: flush.BaseTable) -> dict[str, Any] | None:
     return None if base.ttl is None else {"column": base.ttl.column or None, "seconds": base.ttl.seconds}
 
 
+def space_status(space: flush.Space | None) -> dict[str, Any] | None:
+    """Return the bytes on storage, for a status: None, or `{"bytes": {kind: number}, "factor", "time"}`."""
+    return None if space is None else {"bytes": dict(space.bytes), "factor": space.factor, "time": space.time}
+
+
 def _region(
     store: wal.ObjectStore, manifest: wal.RegionManifest, bucket: int, tail_rows: int, base: flush.BaseTable
 ) -> dict[str, Any]:

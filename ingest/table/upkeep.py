@@ -49,6 +49,8 @@ class TableUpkeep:
         self._maintenance = BaseUpkeep(base, context.clock, upkeep.maintenance, context.meters.commits.expired)
         self.caught_up, self.rows = base.version, base.dataset.count_rows()
         """The newest base version whose commits this process has taken over, and its rows."""
+        self.space: flush.Space | None = None
+        """The bytes on storage as of the last measurement by this process; None before, and if it does not lead."""
         self.held = HeldBack()
         self.left_out = HeldBack()
         """What the newest commit of this process could not take, and why."""
@@ -224,6 +226,7 @@ class TableUpkeep:
             regions=regions,
             orphans=leads,
         )
+        self.space = (found.space or self.space) if leads else None
         if found.bytes:
             _LOG.info("%s", found.summary())
         if found.unreadable or found.unaccounted:

@@ -348,3 +348,59 @@ def test_orphan_files_on_s3(s3_table: tuple[str, dict[str, str]], made: Any) -> 
     later = FakeClock(start=time.time() + 86_400.0)
     assert flush.collect_orphans(store, dataset, later, 86_400.0).files == (orphan,)
     assert set(store.list("")) == before
+
+
+# ---- space -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_on_storage_are_told_by_kind(uri: str, tmp_path: Path, made: Any, cli: Any) -> None:
+    """Each file of the table counts once: by what it is for."""
+    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
+        assert table.status()["storage"] is None
+        for version in range(3):
+            table.put(made.rows(range(100), version))
+            table.flush()
+            table.commit()
+        table.put(made.rows(range(50)))
+        table.flush()
+        stray = Path(uri, "data", f"{'a' * 32}.lance")
+        stray.write_bytes(b"x" * 5_000)
+        table._engine.upkeep.collect()
+        told = table.status()["storage"]
+    sizes = told["bytes"]
+    files = {file: file.stat().st_size for file in Path(uri).rglob("*") if file.is_file()}
+    newest = flush.BaseTable.open(uri)
+    data = {each.path for fragment in newest.dataset.get_fragments() for each in fragment.data_files()}
+    assert sizes["newest"] > sum(size for file, size in files.items() if file.name in data)
+    assert sizes["older"] > 0
+    in_region = [
+        (file.relative_to(Path(uri, region_prefix(REGION))), size)
+        for file, size in files.items()
+        if file.is_relative_to(Path(uri, region_prefix(REGION)))
+    ]
+    assert sizes["ssts"] == sum(size for name, size in in_region if parse_sst_dir(name.parts[0]))
+    assert sizes["log"] >= sum(size for name, size in in_region if name.parts[0] == "wal")
+    assert sizes["orphans"] == 5_000
+    assert told["factor"] == pytest.approx(sum(sizes.values()) / sizes["newest"])
+    shown = cli("status", config(tmp_path, uri)).out
+    assert "on storage" not in shown, "nobody has measured it"
+    collected = cli("gc", config(tmp_path, uri), "--dry-run").out
+    assert " times the newest version (newest version " in collected
+    assert "orphans 5.0 kB" in collected
+
+
+def test_an_open_table_measures_once_an_hour_where_it_leads(
+    uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    real = flush.measured
+    monkeypatch.setattr(flush, "measured", lambda *given: measured.append(given) or real(*given))
+    filled(uri, made)
+    base, store, clock = flush.BaseTable.open(uri), wal.open_store(uri), FakeClock(time.time())
+    collector = TableCollector(store, base.codec, clock, wal.regions(store))
+    ages = Ages(wal=600.0, sst=600.0, orphan=604_800.0)
+    for expected, leads, passed in ((1, True, 0), (1, True, 3_599), (1, False, 2), (2, True, 0)):
+        clock.advance(passed)
+        found = collector.collect(base, ages, orphans=leads)
+        assert len(measured) == expected
+    assert found.space is not None

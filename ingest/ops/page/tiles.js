@@ -1,6 +1,6 @@
 // The tiles: how far each level is behind, and rows and times.
 
-import { NONE, byId, count, duration, element, meter, number, sync } from "./text.js";
+import { NONE, byId, bytes, count, duration, element, meter, number, sync } from "./text.js";
 
 const LEVELS = {
   latest: ["Searchable", "age since arrival at this daemon"],
@@ -55,6 +55,7 @@ export function showFlow(message) {
   const { rates, acks, appends, run } = message;
   const tiles = [["Put", number(rates.put), "rows/s"]];
   if (message.rows !== undefined) tiles.push(["Rows", number(message.rows), pending(message)]);
+  if (message.storage) tiles.push(storageTile(message.storage));
   if (run) {
     tiles.push([
       "Behind the source",
@@ -87,6 +88,17 @@ export function showFlow(message) {
       element("dd", { class: "hint" }, hint),
     ),
   );
+}
+
+const MUCH = 5;
+
+/** All bytes of the table, and what they are for. */
+function storageTile({ bytes: sizes, factor }) {
+  const total = Object.values(sizes).reduce((sum, size) => sum + size, 0);
+  const names = { older: "older versions", ssts: "SSTs", log: "log", orphans: "orphans" };
+  const parts = Object.entries(names).filter(([kind]) => sizes[kind] > 0.05 * total);
+  const said = parts.map(([kind, name]) => `, ${name} ${bytes(sizes[kind])}`).join("");
+  return ["On storage", bytes(total), `${factor.toFixed(1)} times the newest version${said}`, factor > MUCH ? "warn" : null];
 }
 
 /** What is not in the base table yet, of the regions whose state is known. */
