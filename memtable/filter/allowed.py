@@ -38,7 +38,7 @@ _FUNCTIONS = """
     levenshtein lower ltrim octet_length reverse right rtrim split_part starts_with strpos substr substr_index substring
     substring_index to_hex translate trim upper
     regexp_count regexp_instr regexp_like regexp_match
-    coalesce ifnull nullif nvl nvl2 arrow_typeof get_field
+    coalesce ifnull nullif nvl nvl2 arrow_typeof
     current_date current_time current_timestamp date_bin date_format date_part date_trunc datepart datetrunc
     from_unixtime make_date make_time now to_char to_date to_local_time to_time to_timestamp to_timestamp_micros
     to_timestamp_millis to_timestamp_nanos to_timestamp_seconds to_unixtime today
@@ -57,6 +57,8 @@ _GROWING = """
 SIZED: Mapping[str, tuple[int, int]] = {"repeat": (1, 100), "lpad": (1, 1_000), "rpad": (1, 1_000)}
 """Functions with a number that sizes their result: its place among the arguments, and the most that it may be."""
 CASTS = frozenset(("arrow_cast", "arrow_try_cast"))
+FORMS = frozenset(("ceil", "floor", "overlay", "substr", "substring", "trim"))
+"""Functions with a grammar of their own, which have at least one argument."""
 
 
 def _with_lists(names: str) -> frozenset[str]:

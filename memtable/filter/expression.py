@@ -173,6 +173,8 @@ class _Parser:
                 raise ValueError(f"{name.text:.60} is not expected behind a dot")
             return self._node("field", _name(name), [left])
         if word == "[":
+            if "::" in left.operators:  # to sqlparser it is the size of a list
+                raise ValueError(f"the type '{left.text}[' is not allowed; write brackets around the cast")
             self._place -= 1
             (index,) = self._list("[", "]", least=1, most=1)
             if index.kind in ("text", "double"):
@@ -236,7 +238,7 @@ class _Parser:
             self.take(")")
             return cast
         if after.text == "(" and word not in _RESERVED:
-            return self._call(word, self._list("(", ")"))
+            return self._call(word, self._list("(", ")", least=int(word in allowed.FORMS)))
         if word in _RESERVED or after.kind in ("text", "double"):
             raise ValueError(f"{token.text:.60} {after.text:.60} is not allowed here")
         column = token.text if token.text in self._columns else self._folded.get(word)

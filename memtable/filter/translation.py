@@ -102,7 +102,7 @@ class _Writer:
         elif node.kind == "between" or (node.kind == "in" and node.parts[0].bare.kind == "column"):
             for value in node.parts[1:]:
                 self._cast(value, self._type(node.parts[0]), every=False)
-        elif len(node.parts) == 2 and not COMPARISONS.isdisjoint(node.operators):
+        elif node.kind == "distinct" or (len(node.parts) == 2 and not COMPARISONS.isdisjoint(node.operators)):
             left, right = node.parts
             if self._type(left) is not None:
                 self._cast(right, self._type(left), every=True)

@@ -20,6 +20,8 @@ REFUSED = {
     f"arrow_cast(v, '{'List(' * 5_000}') is null": "List",
     "arrow_cast(v, v) = 1": "the type",
     "cast(v as int[2147483647]) is null": "[",
+    "tags::int[2147483647] is null": "int[",
+    "trim() = v": ")",
     "cast(v as decimal(99999999999, 2)) = 1": "decimal(99999999999,2)",
     "v::blob = x'00'": "blob",
     # Values of any length.
