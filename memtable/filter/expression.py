@@ -157,8 +157,8 @@ class _Parser:
 
     def _special(self, left: Node, negated: str, word: str) -> Node:
         """Read what follows an operator that takes more than an operand on its right."""
-        if word == "is":
-            return self._is(left)
+        if word in ("is", "["):
+            return self._is(left) if word == "is" else self._index(left)
         if word == "in":
             return self._node("in", negated + word, [left, *self._list("(", ")", least=1)])
         if word == "between":
@@ -172,19 +172,20 @@ class _Parser:
             if name.kind not in ("name", "backtick"):
                 raise ValueError(f"{name.text:.60} is not expected behind a dot")
             return self._node("field", _name(name), [left])
-        if word == "[":
-            if "::" in left.operators:  # to sqlparser it is the size of a list
-                raise ValueError(f"the type '{left.text}[' is not allowed; write brackets around the cast")
-            self._place -= 1
-            (index,) = self._list("[", "]", least=1, most=1)
-            if index.kind in ("text", "double"):
-                return self._node("field", index.literal or "", [left])
-            return self._node("index", "", [left, index])
         pattern = self.expression(_LIKE)
         if self._at().lower == "escape":
             self.take("escape")
             self.take("'\\'")  # the default, and the only one that DataFusion has
         return self._node("like", negated + word, [left, pattern])
+
+    def _index(self, left: Node) -> Node:
+        if "::" in left.operators:  # to sqlparser it is the size of a list
+            raise ValueError(f"the type '{left.text}[' is not allowed; write brackets around the cast")
+        self._place -= 1
+        (index,) = self._list("[", "]", least=1, most=1)
+        if index.kind in ("text", "double"):
+            return self._node("field", index.literal or "", [left])
+        return self._node("index", "", [left, index])
 
     def _is(self, left: Node) -> Node:
         negated = "not " if self._at().lower == "not" else ""
