@@ -216,6 +216,10 @@ class _Parser:
             self._expect_no_column(Node("double", token.text).literal or "", token.text)
         if token.kind in ("text", "number", "double"):
             return Node(token.kind, token.text)
+        if token.text in ("?", "$", ":"):
+            raise ValueError(
+                f"{token.text!r} begins a placeholder, for which a filter has no value: write the value in its place"
+            )
         if token.kind != "name":
             raise ValueError(f"{token.text:.60} is not allowed here" if token.text else "it ends too early")
         return self._named(token, token.lower, after)
@@ -240,8 +244,10 @@ class _Parser:
             return cast
         if after.text == "(" and word not in _RESERVED:
             return self._call(word, self._list("(", ")", least=int(word in allowed.FORMS)))
-        if word in _RESERVED or after.kind in ("text", "double"):
+        if word in _RESERVED:
             raise ValueError(f"{token.text:.60} {after.text:.60} is not allowed here")
+        if after.kind in ("text", "double"):
+            raise ValueError(f"{token.text:.60}{after.text:.60} is no text that Lance knows: write {after.text:.60}")
         column = token.text if token.text in self._columns else self._folded.get(word)
         return Node("name", token.text) if column is None else Node("column", column)
 
