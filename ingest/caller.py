@@ -63,7 +63,7 @@ class Allowance:
         self._held += size
 
     def expect_room(self, size: int) -> None:
-        """Raises: Invalid if so many bytes of rows would be too many."""
+        """Raises: Invalid if `size` more bytes of rows exceed the limit."""
         if self._size and self._held + size > self._size:
             raise Invalid(
                 f"the read needs more than daemon.query_memory = {self._size} bytes; ask for fewer rows or columns, a "
@@ -155,7 +155,7 @@ def hold(size: int) -> None:
 
 
 def expect_room(size: int) -> None:
-    """Raises: Invalid if this thread's call may not gather so many bytes of rows beside those that it has."""
+    """Raises: Invalid if this thread's call may not gather `size` more bytes of rows."""
     caller = _PRESENT.get()
     if caller is not None and caller.allowance is not None:
         caller.allowance.expect_room(size)

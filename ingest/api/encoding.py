@@ -1,6 +1,6 @@
 """Validates Arrow data of callers before anything reads it: text that is not UTF-8, offsets outside of their buffers.
 
-Arrow checks neither by itself. A cast of such an array reads memory that is not its own, and such a value would be
+Arrow checks neither by itself. A cast of an invalid array reads memory that is not its own, and such a value would be
 durable before the first reader fails on it. The daemon validates what arrives over the wire (`ingest.rpc.wire`), the
 public methods validate what a program in this process passes; nothing behind them does.
 """

@@ -213,7 +213,7 @@ class TaskChannel:
 
 
 def _shut(connection: socket.socket) -> None:
-    """End a connection; a thread that reads from it goes on."""
+    """End a connection; a thread that waits for its bytes wakes up."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

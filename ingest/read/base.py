@@ -213,7 +213,7 @@ class BaseReads:
         return int(self._dataset.count_rows())
 
     def _expected(self, wanted: int, columns: Sequence[str]) -> int:
-        """Return how many rows to ask Lance for. Raises: Invalid if the caller may not gather so many."""
+        """Return how many rows to ask Lance for. Raises: Invalid if they exceed what the caller may gather."""
         wanted = at_most(wanted, lambda: self.rows)
         schema = self._dataset.schema
         kinds = [schema.field(name).type for name in columns if name in schema.names] if wanted > LARGE else []

@@ -260,7 +260,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 LARGE = 10_000
-"""Numbers of rows up to which a read may ask for more than there are: counting the rows costs more."""
+"""A smaller number of rows is not compared with the table: counting the rows costs more than asking for them."""
 
 
 def at_most(wanted: int, rows: Callable[[], int]) -> int:

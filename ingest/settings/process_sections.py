@@ -194,7 +194,10 @@ class DaemonSettings(Section):
     put_max: Size = Field(
         4 << 30,
         gt=0,
-        description="most bytes of one put, or of a region's rows in a micro-batch, that a daemon takes",
+        description=(
+            "most bytes of one put, or of a region's rows in a micro-batch, that a daemon takes, counted as columns of "
+            "the table: nulls and columns that the put lacks count too"
+        ),
     )
     query_timeout: Duration = Field(
         3600.0,

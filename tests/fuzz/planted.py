@@ -1,0 +1,49 @@
+"""Faults that somebody might build in; each is a change of real code, made in the daemon of the fuzzer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest.mock import patch
+
+import memwal.ingest.api.keys
+import memwal.ingest.read.base
+import memwal.ingest.read.merged
+import memwal.ingest.rpc.wire
+from memwal.ingest.daemon.limits import Limits
+from memwal.memtable.converted_size import ConvertedSize
+
+
+@contextmanager
+def counts_not_bounded() -> Iterator[None]:
+    """A search looks for as many rows as it is asked for, however many there are."""
+    base, merged = memwal.ingest.read.base, memwal.ingest.read.merged
+    with (
+        patch.object(base, "at_most", lambda wanted, _: wanted),
+        patch.object(merged, "at_most", lambda wanted, _: wanted),
+        patch.object(base, "expect_room", lambda _: None),
+    ):
+        yield
+
+
+@contextmanager
+def rows_not_validated() -> Iterator[None]:
+    """Arrow data is read as it arrives."""
+    wire, keys = memwal.ingest.rpc.wire, memwal.ingest.api.keys
+    with patch.object(wire, "check_encoding", lambda _: None), patch.object(keys, "check_encoding", lambda _: None):
+        yield
+
+
+@contextmanager
+def only_bytes_counted() -> Iterator[None]:
+    """The limits count the bytes that arrive, not those of the rows that are made of them."""
+    with (
+        patch.object(Limits, "take_keys", lambda *_: None),
+        patch.object(ConvertedSize, "of", lambda _, batch: batch.nbytes),
+    ):
+        yield
+
+
+PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    fault.__name__.replace("_", "-"): fault for fault in (counts_not_bounded, rows_not_validated, only_bytes_counted)
+}
