@@ -88,6 +88,13 @@ def expect(request: Mapping[str, Any], call: str = "") -> None:
             expect_known(f"{name!r:.60}", told)
 
 
+def given(request: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a request. Raises: Invalid if it is missing or null."""
+    if (value := request.get(name)) is None:
+        raise Invalid(f"not a request of memwal: {name} is missing")
+    return value
+
+
 def arguments(read: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that the read `read` takes."""
     return {name: request[name] for name in _taken(read) if name in request}

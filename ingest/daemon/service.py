@@ -288,7 +288,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 "timeout": request.get("timeout"),
             }
             if request["op"] == "delete":
-                return asdict(table.deletes.piece(rows, Where(request["filter"], request["version"]), **options))
+                where = Where(fields.given(request, "filter"), fields.given(request, "version"))
+                return asdict(table.deletes.piece(rows, where, **options))
             if request["delete"]:
                 return asdict(table.delete(rows, **options))
             return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))

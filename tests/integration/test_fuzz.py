@@ -94,6 +94,27 @@ def test_keys_are_validated_and_counted_before_they_are_read(attacked: Scene, ca
     assert attacked.memory()[1] - before < MEMORY / 4
 
 
+FIELDS: dict[str, dict[str, Any]] = {
+    "filter": {"op": "delete", "filter": None, "version": 1, "durable": True, "token": None},
+    "filter that is no text": {"op": "delete", "filter": [1], "version": 1, "durable": True, "token": None},
+    "version": {"op": "delete", "filter": "price > 1", "version": None, "durable": True, "token": None},
+    "timeout": {"op": "write", "delete": True, "durable": True, "token": None, "timeout": "soon"},
+    "sequence": {"op": "put", "region": "4a388480-a25b-59a8-b058-24217f980256", "producer": "p", "sequence": 2**63},
+    "region": {"op": "put", "region": "x", "producer": "p", "sequence": 1},
+}
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def test_a_field_of_another_form_is_refused_as_such(attacked: Scene, fields: dict[str, Any]) -> None:
+    attacked.start()
+    batches = pa.table({"id": [1]}).to_batches()
+    total = StreamSum()
+    total.add(batches[0])
+    asked = Flight("put", "write", pack(fields), batches=batches, closing=total.closing())
+    assert judged(attacked, asked, report := Report()) == ""
+    assert list(report.answers) == ["INVALID"]
+
+
 def test_hostile_requests_end_no_daemon(attacked: Scene) -> None:
     attacked.start()
     report = search(attacked, SEED, itertools.count(), SECONDS)
