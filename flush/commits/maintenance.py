@@ -43,6 +43,7 @@ from datetime import timedelta
 from itertools import accumulate
 
 import lance
+from lance.optimize import Compaction, CompactionOptions
 
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.manifest import MEM_WAL_INDEX
@@ -53,8 +54,9 @@ from memwal.flush.commits.thinning import VersionRules, kept_by_age, recent_vers
 from memwal.memtable import IndexSpec
 from memwal.wal import ObjectStore
 
-BATCH_BYTES, _BATCH_ROWS = 32 << 20, 8192
-"""Most bytes, by the mean of the rows, and most rows that a compaction reads at once."""
+BATCH_BYTES, _BATCH_ROWS, _READ_BUFFER = 4 << 20, 8192, 128 << 20
+"""Most bytes, by the mean of the rows, and most rows that a compaction reads at once; bytes of files that it reads
+ahead, where Lance's own buffer is 2 GiB."""
 TRAINED_ROWS_MAX = 1 << 16
 """Lance trains 256 codes on at most 256 rows each: an index of more rows is no better trained."""
 _BARRIERS = 5
@@ -170,14 +172,16 @@ def compact(dataset: lance.LanceDataset, limits: CompactionLimits) -> tuple[int,
     if not chosen:
         return 0, 0
     rows, size = (sum(getattr(fragments[number], name) for number in chosen) for name in ("physical", "bytes"))
-    done = dataset.optimize.compact_files(
+    options = CompactionOptions(
         target_rows_per_fragment=limits.rows_max,
         max_bytes_per_file=limits.bytes_max,
         materialize_deletions_threshold=limits.deleted_min,
         excluded_fragment_ids=[number for number in fragments if number not in chosen],
         batch_size=max(1, min(_BATCH_ROWS, rows * BATCH_BYTES // max(size, 1))),
+        io_buffer_size=_READ_BUFFER,
         num_threads=1,  # each thread reads and writes a fragment of its own
     )
+    done = Compaction.execute(dataset, options)
     return done.fragments_removed, done.fragments_added
 
 
