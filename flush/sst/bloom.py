@@ -20,9 +20,11 @@ from memwal.flush.sst.key_encoding import hash_form
 
 BLOOM_NAME = "bloom_filter.bin"
 UPSTREAM_BLOCKS = 1024
-"""Blocks that Lance's writer always uses: 32,768 bytes, for any number of keys."""
+"""Blocks that Lance's writer always uses: 32,768 bytes, for any number of keys. Its reader takes any number."""
 BITS_PER_KEY = 10
 """1.2 % false positives for a split-block filter. At 100,000 keys Lance's fixed size passes 68 % of absent keys."""
+_BITS_OF_FEW_KEYS = 32
+"""Below 8,192 keys: fewer than 0.01 % false positives. 1,000 keys take 4 KB."""
 
 _BLOCK_BITS = 256
 _WORD_BITS = 32
@@ -33,8 +35,9 @@ _SALTS = np.array(
 
 
 def blocks_for(keys: int) -> int:
-    """Return the blocks for a filter of `keys` keys: Lance's number, more where that is too few."""
-    return max(UPSTREAM_BLOCKS, -(-keys * BITS_PER_KEY // _BLOCK_BITS))
+    """Return the blocks for a filter of `keys` keys: as many as Lance's, fewer for few keys, more for many."""
+    few, many = (-(-keys * bits // _BLOCK_BITS) for bits in (_BITS_OF_FEW_KEYS, BITS_PER_KEY))
+    return max(1, min(few, UPSTREAM_BLOCKS), many)
 
 
 def bloom_bytes(keys: pa.Table, nblocks: int | None = None) -> bytes:

@@ -112,7 +112,7 @@ def write_sst(
                 renumber_fields(store, directory, format.field_ids)
             if keys is not None:
                 keys.write(store, region_id, sst)
-        format.indexes.build(url, store.storage_options)
+        format.indexes.build(url, store.storage_options, rows)
         sync_tree(url)
         verify(store, region_id, sst, keyed=bool(format.key))
         if format.read_backs.due:

@@ -3,7 +3,8 @@
  1. ivf_pq: with the centroids and the codebook of the base table's index, so nothing is trained, and distances from
     base and SST are comparable. While the base has no such index (too few rows) its SSTs get none, and Lance's vector
     planner does not see their rows.
- 2. fts, btree: with the parameters of the base's index.
+ 2. fts, btree: with the parameters of the base's index, in SSTs of `scalar_rows_min` rows or more. Lance finds fewer
+    rows by a scan, and of 1,000 rows of text the indexes are a third of the SST.
 
 Built after the fields have the base table's ids, since an index refers to its column by id. Each is one more version of
 the SST's dataset. *Crash at any point: an SST that no manifest lists.* An SST is complete without indexes: our own
@@ -24,6 +25,8 @@ from memwal.memtable import IndexSpec, VectorModel
 from memwal.wal.errors import first_line
 from memwal.wal.panics import as_exception
 
+SCALAR_ROWS_MIN = 10_000
+"""Rows of an SST from which on open tables have full-text and B-tree indexes built in it."""
 _LOG = logging.getLogger("memwal.flush")
 
 Models = Callable[[], Mapping[str, VectorModel]]
@@ -37,21 +40,29 @@ class SstIndexes:
     Invariants. `build` never raises for an index; a failure is logged once, and again after a success.
     """
 
-    def __init__(self, specs: Sequence[IndexSpec] = (), models: Models = dict, *, wanted: bool = True) -> None:
-        """`specs`: the table's indexes; SSTs get none where it is empty or `wanted` is False."""
+    def __init__(
+        self, specs: Sequence[IndexSpec] = (), models: Models = dict, *, wanted: bool = True, scalar_rows_min: int = 0
+    ) -> None:
+        """`specs`: the table's indexes; SSTs get none where it is empty or `wanted` is False, and only vector indexes
+        if they have fewer than `scalar_rows_min` rows.
+        """
         self._specs, self._models, self._wanted = tuple(specs) if wanted else (), models, wanted
+        self._scalar_rows_min = scalar_rows_min
         self._failing: set[str] = set()
 
     def over(self, specs: Sequence[IndexSpec]) -> SstIndexes:
         """Return the same builder for a table whose indexes are `specs` now."""
-        return SstIndexes(specs, self._models, wanted=self._wanted)
+        return SstIndexes(specs, self._models, wanted=self._wanted, scalar_rows_min=self._scalar_rows_min)
 
-    def build(self, directory: str, storage_options: Mapping[str, str]) -> None:
-        """Build the indexes in the SST at `directory` (what pylance opens), after its fields got their ids."""
+    def build(self, directory: str, storage_options: Mapping[str, str], rows: int) -> None:
+        """Build the indexes in the SST at `directory` (what pylance opens), after its fields got their ids.
+
+        `rows`: of the SST.
+        """
         if not self._specs:
             return
-        models = self._models()
-        specs = [spec for spec in self._specs if spec.kind != "ivf_pq" or spec.column in models]
+        models, scalar = self._models(), rows >= self._scalar_rows_min
+        specs = [spec for spec in self._specs if (spec.column in models if spec.kind == "ivf_pq" else scalar)]
         for spec in specs:
             try:
                 dataset = lance.dataset(directory, storage_options=dict(storage_options))

@@ -213,7 +213,11 @@ class FlushSettings(Section):
         ),
     )
     indexes: bool = Field(
-        True, description=("build the table's indexes inside SSTs, for Lance's own readers; memwal does not need them")
+        True,
+        description=(
+            "build the table's indexes inside SSTs, for Lance's own readers; memwal does not need them. SSTs of fewer "
+            "than 10,000 rows have only vector indexes"
+        ),
     )
     storage_version: Literal["base", "2.0", "2.1", "2.2"] = Field(
         "base", description="Lance file version of SSTs; base = the same as the base table"

@@ -17,6 +17,7 @@ from memwal import flush, wal
 from memwal.flush.base.caches import LanceCaches
 from memwal.flush.commits.maintenance import CompactionLimits, MaintenanceRules
 from memwal.flush.commits.thinning import VersionRules
+from memwal.flush.sst.indexes import SCALAR_ROWS_MIN
 from memwal.ingest import tracing
 from memwal.ingest.api import arguments
 from memwal.ingest.errors import Invalid, translate_errors
@@ -201,7 +202,9 @@ def _context(
 ) -> RegionContext:
     models = VectorModels()
     models.read(base)
-    indexes = flush.SstIndexes(base.indexes, models.current, wanted=settings.flush.indexes)
+    indexes = flush.SstIndexes(
+        base.indexes, models.current, wanted=settings.flush.indexes, scalar_rows_min=SCALAR_ROWS_MIN
+    )
     return RegionContext(
         store=store,
         codec=base.codec,

@@ -22,9 +22,16 @@ def test_passes_few_absent_keys_even_when_there_are_many() -> None:
     assert contains(data, keys(1_000_000, 20_000)).mean() < 0.03
 
 
-def test_is_as_large_as_lances_until_that_is_too_small() -> None:
-    assert len(bloom_bytes(keys(0, 10))) == UPSTREAM_BLOCKS * 32
+def test_is_as_large_as_lances_between_few_keys_and_many() -> None:
+    assert len(bloom_bytes(keys(0, 10))) == 64
+    assert len(bloom_bytes(keys(0, 1_000))) == 4_000
+    assert len(bloom_bytes(keys(0, 20_000))) == UPSTREAM_BLOCKS * 32
     assert len(bloom_bytes(keys(0, 100_000))) > UPSTREAM_BLOCKS * 32
+
+
+@pytest.mark.parametrize("count", [1, 10, 100, 1_000])
+def test_passes_hardly_any_absent_key_where_there_are_few(count: int) -> None:
+    assert contains(bloom_bytes(keys(0, count)), keys(1_000_000, 20_000)).mean() < 0.002
 
 
 def test_an_empty_filter_holds_nothing() -> None:

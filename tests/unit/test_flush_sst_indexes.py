@@ -193,10 +193,16 @@ def test_a_model_that_does_not_fit_is_a_failing_index(world: World, caplog: pyte
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-@pytest.mark.parametrize("indexes", [True, False])
+@pytest.mark.parametrize(("indexes", "rows_min"), [(True, 20), (True, 21), (False, 20)])
 def test_a_table_keeps_its_indexes_in_ssts_where_that_is_set(
-    open_small: Callable[..., Any], made: Any, uri: str, indexes: bool
+    open_small: Callable[..., Any],
+    made: Any,
+    uri: str,
+    indexes: bool,
+    rows_min: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("memwal.ingest.table.open.SCALAR_ROWS_MIN", rows_min)
     table = open_small(regions=1, flush={"indexes": indexes})
     table.put(made.table(range(300)))
     table.flush()
@@ -206,4 +212,6 @@ def test_a_table_keeps_its_indexes_in_ssts_where_that_is_set(
     (sst,) = [each["path"] for each in table.status()["regions"][0]["ssts"]]
     (directory,) = Path(uri).glob(f"_mem_wal/*/{sst}")
     found = {"vector_idx": "IVF_PQ", "body_idx": "Inverted", "price_idx": "BTree"}
+    if rows_min > 20:  # than the SST has
+        found = {"vector_idx": "IVF_PQ"}
     assert kinds(lance.dataset(str(directory))) == (found if indexes else {})
