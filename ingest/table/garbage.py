@@ -14,6 +14,7 @@ from uuid import UUID
 from rich.filesize import decimal
 
 from memwal import flush, wal
+from memwal.flush.garbage.ssts import RegionListing
 from memwal.ingest import tracing
 from memwal.ingest.settings.table_sections import GcSettings
 from memwal.wal import ManifestGarbage
@@ -210,14 +211,14 @@ class TableCollector:
         listings = {region: self._ssts[region].list_region() for region in looked_at}
         newest = base.latest()
         needs = flush.base_needs(self._store, newest, self._clock.now() - ages.sst)
-        held = flush.held_at(self._store, self._clock.now() - ages.changes) if ages.changes else None
+        held = flush.held_at(self._store, self._clock.now() - ages.changes) if ages.changes else newest.committed
         found = tuple(
             RegionGarbage(
                 region,
-                self._wals[region].collect(ages.wal, dry_run=dry_run, most=self._changes_begin(region, held)),
+                self._wals[region].collect(ages.wal, dry_run=dry_run, most=self._kept_above(region, listing, held)),
                 self._ssts[region].collect(listing, needs, ages.sst, dry_run=dry_run),
                 self._plans.collect(region, at_least=plans_min, dry_run=dry_run),
-                self._old_manifests(region, ages.manifest, held, dry_run=dry_run),
+                self._old_manifests(region, ages.manifest, _first_needed(region, listing, held, ages), dry_run=dry_run),
             )
             for region, listing in listings.items()
         )
@@ -233,26 +234,26 @@ class TableCollector:
         self._space_due = self._clock.monotonic() + _SPACE_EVERY
         return space
 
-    def _changes_begin(self, region: UUID, held: Mapping[UUID, int] | None) -> int | None:
-        """Return the WAL position above which entries are kept for readers of changes; None where none is kept.
+    def _kept_above(self, region: UUID, listing: RegionListing, held: Mapping[UUID, int]) -> int:
+        """Return the WAL position above which entries are kept: those of rows that the base table does not hold,
+        since a commit is the first to read every SST whole; and those for readers of changes.
 
-        `held`: per region the generation that the base table held `changes_age_min` ago. Every change since then is
-        above it in the log; the base version that begins with this generation has what was stored before.
+        `held`: per region the generation that the base table holds, or held `changes_age_min` ago. Every change since
+        then is above it in the log; the base version that begins with this generation has what was stored before.
         """
-        if held is None:
-            return None
-        generation = held.get(region, 0)
+        manifest, generation = listing.manifest, held.get(region, 0)
+        if manifest is None:
+            return 0
+        if manifest.current_generation <= generation + 1:
+            return manifest.replay_after
         kept = wal.ManifestHistory(self._store, region, self._clock)
-        manifest = kept.first(lambda manifest: manifest.current_generation > generation)
-        return 0 if manifest is None else manifest.replay_after
+        first = kept.first(lambda manifest: manifest.current_generation > generation)
+        return 0 if first is None else first.replay_after
 
-    def _old_manifests(
-        self, region: UUID, min_age: float, held: Mapping[UUID, int] | None, *, dry_run: bool
-    ) -> wal.ManifestGarbage:
+    def _old_manifests(self, region: UUID, min_age: float, first: int | None, *, dry_run: bool) -> wal.ManifestGarbage:
         if self._clock.monotonic() < self._manifests_due.get(region, float("inf")):
             return wal.ManifestGarbage(region, dry_run=dry_run)
         for_tags = flush.needed_for_tags(self._plans.settled(region))
-        first = None if held is None else held.get(region, 0) + 1  # readers of changes find by it where this one ended
 
         def needed(manifest: wal.RegionManifest) -> bool:
             return for_tags(manifest) or (first is not None and manifest.current_generation >= first)
@@ -281,3 +282,12 @@ class TableCollector:
         self._orphans_due = self._clock.monotonic() + _ORPHANS_EVERY
         self._kept_orphans = found.kept
         return found
+
+
+def _first_needed(region: UUID, listing: RegionListing, held: Mapping[UUID, int], ages: Ages) -> int | None:
+    """Return the current generation from which manifests are kept, since they show where the generation before it ends
+    in the log; None if nothing above `held` is published and no changes are kept.
+    """
+    first = held.get(region, 0) + 1
+    published = listing.manifest is not None and listing.manifest.current_generation > first
+    return first if published or ages.changes else None
