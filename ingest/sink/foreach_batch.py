@@ -53,6 +53,7 @@ from memwal.ingest.spark.driver_read import MOST_ROWS
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.map_stage import READ_AGAIN, rows_read, without_reading
 from memwal.ingest.spark.schema import spark_type
+from memwal.ingest.spark.workers import use_own_python
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 
@@ -184,6 +185,7 @@ class MemWalSink:
         producer = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if not producer:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
+        use_own_python(frame.sparkSession)
         endpoint, base = self._owner(), self._table()
         sink, letters = self._settings.sink, self._letters()
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)

@@ -92,8 +92,9 @@ def _missing_on_executors(text: str) -> Invalid | None:
     """Return the error if executors lack what every task of memwal needs, so that no task can report it."""
     if module := _NO_MODULE.search(text):
         return Invalid(
-            f"executors cannot import memwal ({module[1]}): install it where they run, or bring it by "
-            "spark.submit.pyFiles, spark.archives or spark.executorEnv.PYTHONPATH in [source.spark]"
+            f"executors cannot import memwal ({module[1]}): install it where they run, set spark.pyspark.python in "
+            "[source.spark] or PYSPARK_PYTHON to a Python that has it, or bring it by spark.submit.pyFiles, "
+            "spark.archives or spark.executorEnv.PYTHONPATH"
         )
     if python := _OTHER_PYTHON.search(text):
         return Invalid(f"{python[1]} Set spark.pyspark.python in [source.spark] to the Python that has memwal")
