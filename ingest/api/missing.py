@@ -64,6 +64,12 @@ class CallersColumns:
 
     def __init__(self, columns: Iterable[str]) -> None:
         self._known = frozenset(columns)
+        self._whole: pa.Schema | None = None
+
+    def know(self, schema: pa.Schema) -> None:
+        """Note a put of all columns of `schema`, the table's. It costs nothing if the last such put had this object."""
+        if schema is not self._whole:
+            self._known, self._whole = self._known.union(schema.names), schema
 
     def nulls(
         self,

@@ -58,10 +58,12 @@ class Admission:
         self.keeps = keeps(context.key, context.rules.upsert)
         """Whether a column that a write lacks keeps its stored values; else it is null."""
         self._checker = RowChecker(context.memtable(0), context.required, context.rules)
-        self._columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
+        self.columns = pa.schema([field for field in context.schema if field.name != TOMBSTONE])
+        """The columns of rows."""
+        self._width = len(self.columns)
         self._tombstone = context.schema.field(TOMBSTONE)
-        self._nothing = self._columns.empty_table()
-        self._no_batch = pa.RecordBatch.from_pylist([], self._columns)
+        self._nothing = self.columns.empty_table()
+        self._no_batch = pa.RecordBatch.from_pylist([], self.columns)
 
     def conform(self, given: pa.Table, deletes: Deletes = False) -> pa.Table:
         """Return a caller's rows in the table's columns; nothing is copied if they have these columns already.
@@ -74,10 +76,10 @@ class Admission:
         if among is not None:
             given = emptied(given, (*self.context.key, self.context.rules.version), among)
         schema = given.schema
-        if schema.equals(self._columns):
+        if schema.equals(self.columns):
             return given
-        if schema.names == self._columns.names and schema.types == self._columns.types:
-            return pa.Table.from_arrays(given.columns, schema=self._columns)
+        if schema.names == self.columns.names and schema.types == self.columns.types:
+            return pa.Table.from_arrays(given.columns, schema=self.columns)
         whole = self._checker.whole(given, deletes if among is not None else False).drop_columns(TOMBSTONE)
         if self.keeps and given.num_columns < whole.num_columns:
             return whole.select([name for name in whole.column_names if name in given.column_names])
@@ -85,14 +87,18 @@ class Admission:
 
     def with_nulls(self, rows: pa.Table, names: Collection[str]) -> pa.Table:
         """Return conforming rows with nulls in the columns `names` that they lack; other names are ignored."""
-        if rows.num_columns == len(self._columns) or not names:
+        if not names or not self.is_partial(rows):
             return rows
         chosen = {*rows.column_names, *names}
-        return self._whole(rows).select([name for name in self._columns.names if name in chosen])
+        return self._whole(rows).select([name for name in self.columns.names if name in chosen])
 
-    def is_partial(self, write: Write) -> bool:
+    def is_partial(self, rows: pa.Table) -> bool:
+        """Return whether conforming rows lack columns."""
+        return bool(rows.num_columns < self._width)
+
+    def keeps_some(self, write: Write) -> bool:
         """Return whether `write` keeps stored values of columns that it lacks."""
-        return write.rows.num_columns < len(self._columns) and write.deletes is not True and self.keeps
+        return bool(write.rows.num_columns < self._width and write.deletes is not True and self.keeps)
 
     def check(self, rows: pa.Table, *, deletes: Deletes) -> None:
         """Raise InvalidRows or Invalid, naming column and row, for conforming rows that a memtable would refuse."""
@@ -103,7 +109,8 @@ class Admission:
 
         Raises: anything if they do not pass as a whole; `check` then finds the write at fault and the reason.
         """
-        whole = [self._whole(write.rows) for write in writes]
+        width = self._width
+        whole = [each.rows if each.rows.num_columns == width else self._whole(each.rows) for each in writes]
         rows = whole[0] if len(whole) == 1 else pa.concat_tables(whole)
         for name in self._required:
             if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
@@ -122,13 +129,13 @@ class Admission:
 
     def _whole(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with all columns of the table; missing ones are null."""
-        if rows.num_columns == len(self._columns):
+        if not self.is_partial(rows):
             return rows
         columns = [
             rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-            for field in self._columns
+            for field in self.columns
         ]
-        return pa.Table.from_arrays(columns, schema=self._columns)
+        return pa.Table.from_arrays(columns, schema=self.columns)
 
     def _copied(self, rows: pa.Table, *, single: bool) -> pa.Table:
         """Return `rows` in one chunk of our own memory. An empty piece goes first: Arrow would not copy one piece."""

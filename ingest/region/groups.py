@@ -83,16 +83,17 @@ class WriteGroups:
         self._context, self._repeats, self._view = context, repeats, view
         self._admission = Admission(context)
         self._resolver = Resolver(context, self._admission)
+        self._always = context.rules.upsert == "insert" or bool(context.rules.version)
         self._conditions = Conditions(context, self._admission)
 
     def runs(self, writes: Sequence[Write], size_max: int) -> Iterator[Sequence[Write]]:
         """Yield `writes` in runs that may become a group each; see `entry_sized`."""
-        return entry_sized(writes, size_max, self._is_alone if self._depend(writes) else _is_conditional)
+        depend = len(writes) > 1 and self._depend(writes)
+        return entry_sized(writes, size_max, self._is_alone if depend else _is_conditional)
 
     def _depend(self, writes: Sequence[Write]) -> bool:
         """Return whether what is logged of `writes` depends on stored rows, by the table's rules or missing columns."""
-        rules = self._context.rules
-        return rules.upsert == "insert" or bool(rules.version) or any(map(self._admission.is_partial, writes))
+        return self._always or any(map(self._admission.keeps_some, writes))
 
     def _is_alone(self, write: Write) -> bool:
         any_expired = self._context.any_expired

@@ -72,6 +72,7 @@ class Table(LevelReads):
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
         self._callers_columns = CallersColumns(base.schema.names)
+        self._missing = missing_rule(None, base.key, base.rules.upsert)
         self._writes = TableWrites(self._columns, self.regions, self._reader)
         self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
@@ -123,7 +124,7 @@ class Table(LevelReads):
         written.
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
-        rule = missing_rule(missing, self.key, self.upsert)
+        rule = self._missing if missing is None else missing_rule(missing, self.key, self.upsert)
         given = as_table(rows, self.schema, rule)
         try:
             admission, whole = self._whole(given, rule)
@@ -136,8 +137,11 @@ class Table(LevelReads):
     def _whole(self, given: pa.Table, rule: Missing | None) -> tuple[Admission, pa.Table]:
         """Return rows in the table's columns, without those whose stored values are kept. Raises: as `put`."""
         admission, conforming = self._columns.conforming(given)
-        names, base = conforming.column_names, self.base
-        nulls = self._callers_columns.nulls(names, base.schema, base.key, base.required, rule)
+        if not admission.is_partial(conforming):
+            self._callers_columns.know(admission.columns)
+            return admission, conforming
+        context, names = admission.context, conforming.column_names
+        nulls = self._callers_columns.nulls(names, admission.columns, context.key, context.required, rule)
         return admission, admission.with_nulls(conforming, nulls)
 
     @translate_errors

@@ -55,7 +55,7 @@ def test_a_put_of_many_rows_arrives_whole(
     _, endpoint = serve(small_config(wal={"entry_size_max": "256KiB"}))
     table = memwal.connect(endpoint)
     rows = pa.table({"id": range(50_000), "price": range(50_000)})
-    receipt = table.put(rows, token="bulk:1")
+    receipt = table.put(rows, missing="null", token="bulk:1")
     assert (receipt.rows, receipt.applied) == (50_000, True)
     assert table.count() == 50_000
     assert table.count("price >= 49000") == 1000

@@ -27,7 +27,7 @@ CLOCK = wal.SystemClock()
 
 
 def rows(ids: range, price: int) -> list[dict[str, Any]]:
-    return [{"id": id, "price": price} for id in ids]
+    return [{"id": id, "name": None, "price": price, "body": None, "vector": None} for id in ids]
 
 
 def prices(table: Any, level: str = "latest") -> dict[int, int]:

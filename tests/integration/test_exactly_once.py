@@ -178,10 +178,10 @@ def test_a_put_cut_short_by_a_crash_is_completed_once(tmp_path: Any, script: Cal
             arrived = table.count() > 0
             rows = [{"id": id, "name": "second attempt"} for id in operation["ids"]]
             outcomes.add(arrived)
-            assert table.put(rows, token=("writer", 0)).applied is not arrived
+            assert table.put(rows, missing="null", token=("writer", 0)).applied is not arrived
             expected = {id: f"row {id} v0" if arrived else "second attempt" for id in operation["ids"]}
             assert names(table) == expected
-            assert table.put(rows, token=("writer", 0)).applied is False
+            assert table.put(rows, missing="null", token=("writer", 0)).applied is False
             assert names(table) == expected
     assert outcomes == {True, False}, "the kill points should lie on both sides"
 

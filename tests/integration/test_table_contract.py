@@ -541,7 +541,7 @@ def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
     before = tree(Path(uri))
     for case, (rows, named) in BAD_ROWS.items():
         with pytest.raises(memwal.Invalid) as refused:
-            table.put(rows)
+            table.put(rows, missing="null")
         text = str(refused.value)
         assert len(text.splitlines()) == 1, case
         assert [name for name in named if name not in text] == [], (case, text)
@@ -578,7 +578,8 @@ BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "hybrid weights": (lambda table: table.hybrid([0.0] * 8, "x", weights=(1, -1)), ("weights", "-1")),
     "hybrid filter": (lambda table: table.hybrid([0.0] * 8, "x", filter="prize > 3"), ("prize", "price")),
     "hybrid text": (lambda table: table.hybrid([0.0] * 8, 7), ("body", "string")),
-    "key type": (lambda table: table.get("seven"), ("id", "int64")),
+    "key type": (lambda table: table.get(["seven"]), ("id", "int64")),
+    "text as keys": (lambda table: table.get("seven"), ("['seven']", "filter=")),
     "key column": (lambda table: table.delete([{"idd": 1}]), ("idd", "id")),
     "delete column": (lambda table: table.delete(filter="prize > 3"), ("prize", "price")),
     "delete filter": (lambda table: table.delete(filter="price >"), ("price >",)),
