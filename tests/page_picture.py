@@ -27,7 +27,11 @@ def main(file: str) -> int:
     """Start a daemon, put rows, take the picture meanwhile, end the daemon."""
     with tempfile.TemporaryDirectory(prefix="memwal-") as folder:
         config = Path(folder) / "orders.toml"
-        sections = small_sections("orders.lance") | {"commit": {"interval": "15s"}, "regions": {"count": 4}}
+        sections = small_sections("orders.lance") | {
+            "commit": {"interval": "15s"},
+            "regions": {"count": 4},
+            "gc": {"interval": "20s"},
+        }
         config.write_text(toml(sections | {"daemon": {"http_port": 0}}))
         command = [sys.executable, "-m", "memwal.ingest.cli.app", "serve", config.name]
         daemon = subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True)

@@ -228,6 +228,9 @@ def run(small_config: Callable[..., Path]) -> Iterator[FakeRun]:
     fake.server.close()
 
 
+SIZES = {"newest": 480_000_000, "older": 2_500_000_000, "ssts": 50_000_000, "log": 60_000_000, "orphans": 6_000_000}
+
+
 def status_of(*owners: str) -> dict[str, Any]:
     """A status of daemons with a region each."""
     region = {
@@ -243,6 +246,7 @@ def status_of(*owners: str) -> dict[str, Any]:
     return {
         "base_version": 3, "rows": 1000, "routing": 1, "regions": regions, "commit_failures": [], "commits": [commit],
         "events": [event | {"daemon": owners[0]}],
+        "storage": {"bytes": SIZES, "factor": 6.45, "time": 95.0},
     }  # fmt: skip
 
 
@@ -258,8 +262,8 @@ def test_a_run_whose_lag_grows(run: FakeRun, look: Look) -> None:
     assert "60,000 rows ahead" in view.text("#health-text")
     assert "Add regions and daemons" in view.text("#health-todo")
     view.until("document.querySelectorAll('#charts figure:not([hidden]) canvas').length === 4")
-    assert "60,000" in view.text("#flow .tile:nth-child(3)")
-    assert view.page.locator("#flow .tile[data-kind=warn] dt").all_inner_texts() == ["Bad rows"]
+    assert "60,000" in view.text("#flow .tile:nth-child(4)")
+    assert view.page.locator("#flow .tile[data-kind=warn] dt").all_inner_texts() == ["On storage", "Bad rows"]
     assert MARKUP in view.text("#letters tbody")
     assert view.text("#kind") == "run"
     assert view.page.locator("#query-empty").is_visible()
@@ -293,6 +297,9 @@ def test_a_run_shows_rows_commits_and_events_of_its_daemons(run: FakeRun, look: 
     assert "1,000" in view.text("#flow .tile:nth-child(2)")
     assert view.texts("#commits tbody tr td")[1:] == ["version 3", "700", "4", "250 ms"]
     assert "committed 4 SSTs" in view.text("#events li")
+    storage = view.page.locator("#flow .tile[data-kind=warn]").inner_text()
+    assert storage.split("\n") == ["On storage", "3.1 GB", "6.5 times the newest version, older versions 2.5 GB"]
+    assert view.fits()
     view.picture("run")
 
 

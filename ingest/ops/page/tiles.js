@@ -90,7 +90,8 @@ export function showFlow(message) {
   );
 }
 
-const MUCH = 5;
+/** The alert MemwalStorageGrows has the same bounds. */
+const MUCH = { factor: 5, bytes: 1e9 };
 
 /** All bytes of the table, and what they are for. */
 function storageTile({ bytes: sizes, factor }) {
@@ -98,7 +99,7 @@ function storageTile({ bytes: sizes, factor }) {
   const names = { older: "older versions", ssts: "SSTs", log: "log", orphans: "orphans" };
   const parts = Object.entries(names).filter(([kind]) => sizes[kind] > 0.05 * total);
   const said = parts.map(([kind, name]) => `, ${name} ${bytes(sizes[kind])}`).join("");
-  return ["On storage", bytes(total), `${factor.toFixed(1)} times the newest version${said}`, factor > MUCH ? "warn" : null];
+  return ["On storage", bytes(total), `${factor.toFixed(1)} times the newest version${said}`, factor > MUCH.factor && total > MUCH.bytes ? "warn" : null];
 }
 
 /** What is not in the base table yet, of the regions whose state is known. */
