@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 COMMITTED, FLUSHED, LOGGED = range(300), range(300, 330), range(330, 340)
 """Ids of the rows of each level."""
 CHANGED, DELETED = 5, 6
-"""Of a table with a key: committed ids whose newest version is in the log."""
+"""Of a table with a key: committed ids whose newest version is in the log; a row changes where `id` is the key."""
 TOKEN = memwal.Token("loader", 7)
 """Of the put of `LOGGED`."""
 
@@ -43,14 +43,20 @@ class Kind:
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
-    key: str | tuple[()] = "id"
+    key: str | tuple[str, ...] = "id"
     indexes: dict[str, str] = field(default_factory=dict)
+
+    def key_of(self, id: int) -> Any:
+        """The key of a row, as callers write it."""
+        row = rows(range(id, id + 1)).to_pylist()[0]
+        return row[self.key] if isinstance(self.key, str) else tuple(row[name] for name in self.key)
 
 
 KINDS = (
     Kind("keyed", indexes={"embedding": "ivf_pq", "name": "fts", "score": "btree"}),
     Kind("arrow", {"wal": {"format": "arrow"}}),
     Kind("append_only", key=()),
+    Kind("composite", key=("name", "id")),
 )
 
 
@@ -83,9 +89,10 @@ def make(kind: Kind, at: Path) -> None:
         table.put(rows(FLUSHED))
         table.flush()
         table.put(rows(LOGGED), token=TOKEN)
-        if kind.key:
+        if kind.key == "id":
             table.put(rows(range(CHANGED, CHANGED + 1), "changed"))
-            table.delete([DELETED])
+        if kind.key:
+            table.delete([kind.key_of(DELETED)])
 
 
 def main() -> int:

@@ -53,7 +53,7 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
     """Create an empty table at `uri`, the root of `store`. Raises as `BaseTable.create`."""
     keyed = _keyed_schema(schema, key)
     check_definition(keyed, key, setup)
-    keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema)))
+    keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema), key))
     if existing(store, uri) is not None:
         raise TableExists(f"{uri}: a Lance table exists here already; open it, or choose another uri")
     _rehearse(uri, keyed, key, setup)
@@ -101,7 +101,7 @@ def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setu
         _declare(dataset, key, setup)
     else:
         # Its schema, which declares the key, stays as it is.
-        dataset.update_config(dict(setup_metadata(setup, column_ids(dataset))))
+        dataset.update_config(dict(setup_metadata(setup, column_ids(dataset), key)))
 
 
 def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
@@ -217,7 +217,7 @@ def _declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> N
         dataset.update_field_metadata(
             {name: {k.decode(): v.decode() for k, v in _key_metadata(key, name).items()} for name in key}
         )
-    dataset.update_schema_metadata(dict(setup_metadata(setup, column_ids(dataset))))
+    dataset.update_schema_metadata(dict(setup_metadata(setup, column_ids(dataset), key)))
 
 
 def _key_of(uri: str, dataset: lance.LanceDataset, key: Sequence[str], *, appends: bool) -> tuple[str, ...]:

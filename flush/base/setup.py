@@ -9,6 +9,8 @@
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
     memwal:append_by   only where rows have no key and are appended: JSON {"columns": those that `regions.by` names,
                        [] = all columns at the set-up, "ids": their field ids, which stay valid after a rename}
+    memwal:routed_by   only where rows are routed by a key of several columns: JSON list of their field ids; absent in a
+                       table with a key: the first key column (storage version 2)
     memwal:upsert      "replace", "insert" or "merge"; absent: replace
     memwal:on_duplicate  "last", "first" or "fail"; absent: last
     memwal:storage     version of what memwal writes on storage, decimal (`STORAGE`); absent: 1
@@ -41,15 +43,15 @@ from memwal.memtable import IndexSpec
 from memwal.wal import WAL_FORMATS, SystemIds, WalFormat
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
-INDEX_IDS, APPEND_BY = b"memwal:index_ids", b"memwal:append_by"
+INDEX_IDS, APPEND_BY, ROUTED_BY = b"memwal:index_ids", b"memwal:append_by", b"memwal:routed_by"
 UPSERT, ON_DUPLICATE, VERSION = b"memwal:upsert", b"memwal:on_duplicate", b"memwal:version"
 ROUTING, TTL = b"memwal:routing", b"memwal:ttl"
 STORAGE_KEY = b"memwal:storage"
-STORAGE = 1
+STORAGE = 2
 """Version of what memwal writes on storage: this set-up, entries, region manifests, SSTs, plans and notes. A process
 reads and writes tables of its own version and of those below; a table of a newer one is refused before anything is
 written. It rises with a change that processes of the version before cannot read; README.md, "When a byte format
-changes"."""
+changes". 2: `memwal:routed_by`; tables without it have version 1, which older processes can still write to."""
 _LONGEST_VERSION = 9
 """Digits of a storage version."""
 RESTORED = b"memwal:restored"
@@ -95,16 +97,23 @@ class Setup(NamedTuple):
     ttl: Ttl | None = None
     """When rows expire; once the table exists, without the name of the time column."""
     ttl_id: int | None = None
+    routed_ids: tuple[int, ...] = ()
+    """Field ids of the key columns that rows are routed by; (): the first key column, or the table has no key."""
 
 
-def setup_metadata(setup: Setup, ids: Mapping[str, int]) -> dict[str, str]:
-    """Return the set-up of a new table, whose top-level fields have the ids `ids`, as metadata."""
+def setup_metadata(setup: Setup, ids: Mapping[str, int], key: Sequence[str]) -> dict[str, str]:
+    """Return the set-up of a new table with the key `key`, whose top-level fields have the ids `ids`, as metadata.
+
+    Rows are routed by the whole key. In arrow format Lance routes too, by the first column, so memwal does the same.
+    """
     by = setup.append_by
     routed = {"columns": by, "ids": [ids[name] for name in by or ids]}
     append = {} if by is None else {APPEND_BY.decode(): json.dumps(routed)}
-    version = setup.rules.version
+    version, whole_key = setup.rules.version, len(key) > 1 and setup.wal_format == "lance"
+    by_key = {ROUTED_BY.decode(): json.dumps([ids[name] for name in key]), STORAGE_KEY.decode(): "2"}
     return {
         **append,
+        **(by_key if whole_key else {}),
         **({VERSION.decode(): json.dumps({"id": ids[version]})} if version else {}),
         **({} if setup.ttl is None else ttl_settings(setup.ttl, ids)),
         TABLE.decode(): SystemIds().entry_id(),
@@ -196,7 +205,8 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         version_id = None if version is None else int(version["id"])
         buckets, routing, rules = int(metadata[REGIONS]), int(metadata.get(ROUTING, b"1")), _read_rules(metadata)
         ttl, ttl_id = _read_ttl(metadata)
-        return Setup(buckets, specs, wal_format, ids, by, by_ids, rules, version_id, routing, ttl, ttl_id)
+        routed_ids = tuple(int(id) for id in json.loads(metadata.get(ROUTED_BY, b"[]")))
+        return Setup(buckets, specs, wal_format, ids, by, by_ids, rules, version_id, routing, ttl, ttl_id, routed_ids)
     except (ValueError, TypeError, KeyError) as error:
         raise UnsupportedTable(
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} or {TTL.decode()} cannot "

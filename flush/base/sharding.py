@@ -3,9 +3,11 @@
 `Routing` is everything that the function depends on: a client that never reads storage gets it from a daemon and routes
 alike.
 
-Keyed rows go by the bucket hash of Lance's MemWAL sharding over the *first* key column. Lance itself evaluates it, so
-other users of the layout compute the same regions. Binary columns, which Lance's hash does not take, go by
-SipHash-1-3. Rows without a key go by `flush.base.row_hash` of the columns in `regions.by`, or of all columns.
+- A key of one column: the bucket hash of Lance's MemWAL sharding. Lance itself evaluates it, so other users of the
+  layout compute the same regions. Binary columns, which Lance's hash does not take: SipHash-1-3.
+- A key of several columns: `flush.base.row_hash` of all of them, by field id. Where a sharding spec is published (arrow
+  format), and in tables made before there was `memwal:routed_by`: the hash above, of the first key column.
+- No key: `flush.base.row_hash` of the columns in `regions.by`, or of all columns.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ class Routing(NamedTuple):
 
     buckets: int
     column: str | None
-    """The first column of the key; None where rows have no key."""
+    """The first column of the key where it alone counts, else None."""
     by: tuple[tuple[int, str], ...] = ()
-    """Without a key: field id and present name of each hashed column."""
+    """Else: field id and present name of each hashed column."""
 
     @staticmethod
     def by_columns(ids: Sequence[int], columns: Mapping[str, int], buckets: int) -> Routing:
-        """Return the routing of rows without a key by the columns `ids`; ids missing in `columns` count as null."""
+        """Return the routing by the columns with the field ids `ids`; ids missing in `columns` count as null."""
         names = {number: name for name, number in columns.items()}
         return Routing(buckets, None, tuple((number, names[number]) for number in ids if number in names))
 
@@ -92,7 +94,7 @@ class BucketHash:
 
 
 class RowHash:
-    """Rows to buckets 0 .. buckets-1 by several columns. Thread safety: any thread; immutable."""
+    """Rows to buckets 0 .. buckets-1 by a hash of several columns. Thread safety: any thread; immutable."""
 
     def __init__(self, by: Sequence[tuple[int, str]], buckets: int) -> None:
         """`by`: field id and name of each hashed column."""

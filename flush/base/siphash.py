@@ -5,11 +5,13 @@ short-input PRF" (2012), with one compression and three finalisation rounds.
 
 Vectorised over the strings, not along them: one NumPy step mixes word j of all strings that have one. The strings are
 sorted by length, so that unfinished strings are always a prefix and the work is proportional to the bytes. Once few are
-unfinished, each is completed by itself: a NumPy step costs the same for one string as for hundreds.
+unfinished, each is completed by itself: a NumPy step costs the same for one string as for hundreds. So few strings are
+hashed one by one from the start.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,10 +32,21 @@ _FEW = 20
 
 def siphash13(strings: pa.BinaryArray) -> Hashes:
     """Return the hash of every string, uint64 in the order given. `strings`: pa.binary(), no nulls. Pure."""
+    if len(strings) <= _FEW:
+        return np.array([_hash_one(string) for string in strings.to_pylist()], dtype=np.uint64)
     starts, lengths, words = _layout(strings)
     blocks = [slice(at, at + _BLOCK) for at in range(0, len(strings), _BLOCK)]
     hashes = [_hashes(starts[block], lengths[block], words) for block in blocks]
     return np.concatenate(hashes) if hashes else np.empty(0, dtype=np.uint64)
+
+
+def _hash_one(string: bytes) -> int:
+    """Return the hash of one string."""
+    whole = len(string) // _WORD * _WORD
+    last = int.from_bytes(string[whole:], "little") | (len(string) & 0xFF) << 56
+    a, b, c, d = _mix_one(_INITIAL, [*struct.unpack(f"<{whole // _WORD}Q", string[:whole]), last])
+    a, b, c, d = _mix_one((a, b, c ^ 0xFF, d), [0] * _FINALISATION_ROUNDS)
+    return a ^ b ^ c ^ d
 
 
 def _hashes(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], words: Hashes) -> Hashes:

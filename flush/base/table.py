@@ -210,6 +210,11 @@ class BaseTable:
         return len(self.regions)
 
     @property
+    def hashed(self) -> tuple[str, ...]:
+        """The columns that the bucket of a row is computed from."""
+        return self._hash.columns
+
+    @property
     def routed_by(self) -> tuple[str, ...]:
         """The columns that determine the region of a row."""
         return self.key or self._hash.columns
@@ -271,7 +276,7 @@ class BaseTable:
     def route(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
         """Return the bucket of every row, int32 in row order: a pure function of the key, or of the row without one.
 
-        `rows` need only the columns in `routed_by`.
+        `rows` need only the columns in `hashed`.
         """
         return self._hash(rows)
 
@@ -329,15 +334,18 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     schema = pa.schema([field for field in dataset.schema if field.name not in unsupported])
     # A primary key that is declared later does not change a table that was set up without a key.
     key = key_columns(schema) if setup.append_by is None else ()
-    complete_columns = set(setup.append_ids) <= set(columns.values())
-    _expect_routed_columns(uri, dataset, setup, present=bool(key) if setup.append_by is None else complete_columns)
+    routed_ids = setup.routed_ids or setup.append_ids
+    complete_columns = set(routed_ids) <= set(columns.values())
+    present = complete_columns and (bool(key) or setup.append_by is not None)
+    _expect_routed_columns(uri, dataset, setup, present=present)
     rules = setup.rules._replace(version=_version_column(uri, dataset, setup.version_id))
     regions, version = bucket_regions(setup.buckets), setup.routing
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
         version = int(details["sharding_specs"][0]["spec_id"])
     done = read_progress(store, dataset.version)
-    routing = Routing(len(regions), key[0]) if key else Routing.by_columns(setup.append_ids, columns, setup.buckets)
+    by_first = key and not setup.routed_ids
+    routing = Routing(len(regions), key[0]) if by_first else Routing.by_columns(routed_ids, columns, setup.buckets)
     return BaseTable(
         uri=uri if "://" in uri else store.url(""),
         dataset=dataset,

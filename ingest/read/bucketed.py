@@ -34,7 +34,7 @@ class BucketReads(BaseReads):
     def __init__(self, base: BaseTable, buckets: Collection[int], expiry: Expiry | None = None) -> None:
         super().__init__(base, expiry)
         self._buckets = np.array(sorted(buckets), dtype=np.int32)
-        self._routing = base.key[:1] or base.routed_by
+        self._routing = base.hashed
         self._factor = MARGIN * base.buckets / max(1, len(self._buckets))
 
     def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:

@@ -14,6 +14,7 @@ import lance
 import pytest
 
 import memwal
+from memwal.flush.base.setup import STORAGE
 from memwal.ingest.rpc import protocol
 from memwal.ingest.rpc.connection import Connection
 from memwal.ingest.rpc.protocol import OURS, Version
@@ -116,7 +117,7 @@ def test_a_daemon_that_is_two_versions_ahead_is_refused_in_one_line(
         assert append_rows.counted(table).total() == 20
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         metrics = answer.read().decode()
-    assert f'protocol="{OURS}",storage="1",version="' in metrics
+    assert f'protocol="{OURS}",storage="{STORAGE}",version="' in metrics
     with urllib.request.urlopen(f"{url}/health/readyz", timeout=60) as answer:
         assert json.load(answer)["ready"]
 
@@ -198,9 +199,9 @@ def test_a_table_of_a_newer_storage_is_refused_before_anything_is_written(
 ) -> None:
     with open_small() as table:
         table.put(made.rows(range(8)))
-    lance.dataset(uri).update_schema_metadata({"memwal:storage": "2"})
+    lance.dataset(uri).update_schema_metadata({"memwal:storage": "3"})
     before, config = tree(Path(uri)), small_config()
-    told = "the table has storage version 2, and this memwal reads and writes 1 and below: upgrade memwal here first"
+    told = "the table has storage version 3, and this memwal reads and writes 2 and below: upgrade memwal here first"
     for command in (("serve",), ("status",), ("flush",), ("commit",), ("pause",), ("query", "--limit", "1")):
         ran = cli(command[0], config, *command[1:])
         assert (ran.code, ran.error_lines) == (2, [f"memwal: {told}"]), command

@@ -31,6 +31,8 @@ SCHEMA = pa.schema(
     ],
     metadata={"pandas": "noise"},
 )
+ROUTED_BY_WHOLE_KEY = [3, 2, 3, 1, 0, 2, 1, 0, 0, 2, 0, 3]
+"""Buckets of the ids 0 to 11 with one name, of a key of both."""
 INDEXES = [
     IndexSpec("price", "btree"),
     IndexSpec("name", "fts", {"with_position": True}),
@@ -308,7 +310,7 @@ def test_a_table_that_cannot_be_shared_is_refused_untouched(
 
 @pytest.mark.parametrize("beside_another_program", [False, True])
 @pytest.mark.parametrize(
-    ("schema_metadata", "config"), [("2", None), (None, "2"), ("1", "2"), ("2", "1"), ("1", "two"), (None, "9" * 5000)]
+    ("schema_metadata", "config"), [("3", None), (None, "3"), ("1", "3"), ("3", "1"), ("1", "two"), (None, "9" * 5000)]
 )
 def test_a_newer_storage_version_is_refused_wherever_it_is_written(
     uri: str, schema_metadata: str | None, config: str | None, beside_another_program: bool
@@ -420,7 +422,31 @@ def test_routing_gives_lances_buckets(uri: str) -> None:
     assert base.route(pa.table({"k": ["a", "b"]})).tolist() == [1, 5]
 
 
-def test_composite_keys_are_routed_by_their_first_column(uri: str) -> None:
+def test_a_composite_key_is_routed_as_a_whole(uri: str) -> None:
     base = BaseTable.create(uri, SCHEMA, ["name", "id"], 4, [])
-    buckets = base.route(pa.table({"id": range(8), "name": ["a", "b"] * 4}))
-    assert len(set(buckets[::2].tolist())) == len(set(buckets[1::2].tolist())) == 1
+    rows = pa.table({"id": range(4000), "name": ["always the same"] * 4000})
+    buckets = base.route(rows)
+    assert min(Counter(buckets.tolist()).values()) > 800
+    assert buckets[:12].tolist() == ROUTED_BY_WHOLE_KEY, "rows would move to other regions"
+    assert (base.route(rows.select(["name", "id"])) == buckets).all()
+    assert (base.route(rows.slice(70, 1)) == buckets[70:71]).all()
+    assert (base.route_into(8, rows) // 2 == buckets).all(), "a bucket is split into two"
+    assert (BaseTable.open(uri).route(rows) == buckets).all()
+    assert base.hashed == ("name", "id")
+    assert lance.dataset(uri).schema.metadata[b"memwal:storage"] == b"2", "older processes refuse the table"
+
+
+def test_where_lance_routes_or_an_older_version_did_the_first_column_of_the_key_counts(
+    uri: str, tmp_path: Path
+) -> None:
+    rows = pa.table({"id": range(8), "name": ["a", "b"] * 4})
+    arrow = BaseTable.create(uri, SCHEMA, ["name", "id"], 4, [], wal_format="arrow")
+    older = str(tmp_path / "older.lance")
+    BaseTable.create(older, SCHEMA, ["name", "id"], 4, [])
+    dataset = lance.dataset(older)
+    dataset.update_schema_metadata({"memwal:routed_by": None, "memwal:storage": None})
+    for base in (arrow, BaseTable.open(older)):
+        buckets = base.route(rows)
+        assert len(set(buckets[::2].tolist())) == len(set(buckets[1::2].tolist())) == 1
+        assert base.hashed == ("name",)
+        assert b"memwal:storage" not in lance.dataset(base.uri).schema.metadata
