@@ -167,7 +167,8 @@ def uri(tmp_path: Path) -> str:
 
 @pytest.fixture
 def open_small(uri: str) -> Iterator[Callable[..., Any]]:
-    """Opens the small table at `uri`, created at the first call; what the test leaves open is closed at its end."""
+    """Opens the small table at `uri`, created at the first call; another call fences what is open. What the test leaves
+    open is closed at its end."""
     import memwal
 
     opened = []
@@ -177,6 +178,7 @@ def open_small(uri: str) -> Iterator[Callable[..., Any]]:
     ) -> Any:
         settings = {"commit": {"interval": commit}, **sections}
         new: dict[str, Any] = {} if Path(at).exists() else {"regions": regions}
+        take_over = take_over or any(not table._engine.closed for table in opened)
         table = memwal.open(at, schema=SCHEMA, key="id", indexes=INDEXES, settings=settings, take_over=take_over, **new)
         opened.append(table)
         return table

@@ -39,10 +39,10 @@ from memwal.ingest.region.writer import RegionWriter
 from memwal.ingest.rpc.pauses import PauseWatch
 from memwal.ingest.rpc.protocol import build
 from memwal.ingest.table import indexes
-from memwal.ingest.table.at_exit import close_at_exit
 from memwal.ingest.table.columns import TableColumns
 from memwal.ingest.table.commit_loop import CommitLoop
 from memwal.ingest.table.deletes import RegionDeletes
+from memwal.ingest.table.open_here import close_at_exit
 from memwal.ingest.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.table.resize import Resizing
 from memwal.ingest.table.share import RegionReads, regions_of

@@ -30,6 +30,7 @@ from memwal.ingest.table.commit_policy import CommitLimits
 from memwal.ingest.table.create import check_same_table, find_or_create
 from memwal.ingest.table.garbage import Ages
 from memwal.ingest.table.live_owners import Claimant, LiveOwners
+from memwal.ingest.table.open_here import claiming
 from memwal.ingest.table.public import Table
 from memwal.ingest.table.replay_progress import replay_bar
 from memwal.ingest.table.stored import StoredTable
@@ -64,7 +65,7 @@ def open_embedded(
     a dict of its sections; arguments override them. `take_over`: fence a live owner. `read_only`: read an existing
     table from storage, whoever serves it; nothing is claimed or written, and `latest` means `durable`.
     Raises: Invalid for mistakes in the arguments, those in settings all at once; Unavailable (reason "served") if
-    another process serves the table.
+    another process serves the table, or another handle of this process has it open.
     """
     schema = arguments.arrow_schema(schema)
     read_only = arguments.yes_or_no("read_only", read_only)
@@ -139,7 +140,9 @@ def open_table(
             base, context = _met(settings, environ, schema, clock, claimant, claim=claim, finish=finish)
             with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
                 context = replace(context, on_replay=tell)
-                return embedded.Table(base, context, _upkeep(settings), base.regions if claim else ())
+                alone = claimant is not None and not claimant.daemon and not claimant.take_over
+                with claiming(base) if alone else nullcontext():
+                    return embedded.Table(base, context, _upkeep(settings), base.regions if claim else ())
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:
                 raise

@@ -1,0 +1,117 @@
+"""The tables that this process has open: one handle claims a table at a time, and a program's end closes them all.
+
+A second `memwal.open` of a table would fence the first handle, whose lingering rows would be lost. It raises instead.
+The table counts, not its spelling: its id with the directory on the disk, or the url on an object store. (A copy of a
+table has the same id at another place.)
+
+The end of a program appends lingering rows and ends threads in order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from memwal.flush import BaseTable
+from memwal.flush.base.fsync import local_root
+from memwal.ingest.errors import MemWalError, Unavailable
+from memwal.ingest.table.live_owners import SERVED
+
+_LOG = logging.getLogger("memwal.table")
+
+Place = tuple[str, Any]
+"""Id of a table, and where it is."""
+
+
+class _Regions(Protocol):
+    @property
+    def alive(self) -> Sequence[object]:
+        """The writers that have not failed."""
+        ...
+
+
+class OpenTable(Protocol):
+    """A table of this process."""
+
+    base: BaseTable
+
+    @property
+    def regions(self) -> _Regions:
+        """Its regions here."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        ...
+
+    def close(self) -> None:
+        """Close it. Raises: MemWalError."""
+
+
+_OPEN: WeakSet[OpenTable] = WeakSet()
+_CLAIMING: set[Place] = set()
+_LOCK = threading.Lock()
+
+
+def close_at_exit(table: OpenTable) -> None:
+    """Register `table`: it is closed at the end of the program, unless it is gone by then."""
+    with _LOCK:
+        _OPEN.add(table)
+
+
+@contextmanager
+def claiming(base: BaseTable) -> Iterator[None]:
+    """A context in which this process, and no other thread of it, claims the regions of `base`.
+
+    Raises: Unavailable (reason "served") if a handle of this process has the table open, or another thread opens it.
+    """
+    place = _place(base)
+    with _LOCK:
+        serving = (table for table in _OPEN if not table.closed and table.regions.alive)
+        if place in _CLAIMING or any(_place(table.base) == place for table in serving):
+            raise Unavailable(
+                f"{base.uri}: this process has the table open already: use that handle, close it first, or "
+                "take_over=True, which fences it",
+                {"reason": SERVED, "endpoint": None},
+            )
+        _CLAIMING.add(place)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _CLAIMING.discard(place)
+
+
+def _place(base: BaseTable) -> Place:
+    root = local_root(base.dataset)
+    if root is None:
+        return base.table_id, base.uri.rstrip("/")
+    found = root.stat()
+    return base.table_id, (found.st_dev, found.st_ino)
+
+
+def _forget() -> None:
+    """In a forked process: the tables are those of the parent, whose threads do not exist here."""
+    _OPEN.clear()
+    _CLAIMING.clear()
+    _LOCK.release()
+
+
+# Held during the fork, so that no other thread has it in the child.
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_forget)
+
+
+@atexit.register
+def _close_all() -> None:
+    for table in list(_OPEN):
+        try:
+            table.close()
+        except MemWalError as error:  # the next table is closed all the same
+            _LOG.warning("%s, at the end of the program: %s", table.base.uri, error)
