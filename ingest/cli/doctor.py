@@ -29,6 +29,7 @@ from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Invalid, MemWalError, classify
+from memwal.ingest.ops import skew
 from memwal.ingest.pipeline.checks import find_problems, has_source
 from memwal.ingest.settings.load import Settings
 from memwal.wal.layout import PROBE_PREFIX
@@ -100,6 +101,7 @@ def examine(settings: Settings, environ: Mapping[str, str], tell: Callable[[Find
     base, _ = find_problems(settings, environ, starts=False, checked=checked)
     with suppress(Invalid):  # told with the table
         check("storage", _storage, settings, settings.storage_options(environ))
+    check("regions", _regions, settings, base)
     if base is not None:
         check("daemons", _daemons, settings, environ)
     check("disk", _disk, settings)
@@ -151,6 +153,13 @@ def _libraries() -> str:
     if off:
         raise Wrong(f"{', '.join(off)}: install memwal again into an environment of its own")
     return ", ".join(f"{name} {version(name)}" for name in ("memwal", "pylance", "pyarrow"))
+
+
+def _regions(settings: Settings, base: BaseTable | None) -> str:
+    """Check that the whole key decides the region of a row."""
+    if text := skew.by_key(settings, base):
+        raise Notice(text)
+    return "rows are spread over them by the whole key" if settings.table.key else "as it should be"
 
 
 def _storage(settings: Settings, options: Mapping[str, str]) -> str:

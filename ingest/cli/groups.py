@@ -92,17 +92,19 @@ def index_drop(
 @config_app.command()
 def check(config: Config) -> int:
     """Check a configuration, with all its pipelines, as `run` does; print every problem."""
+    from memwal.ingest.ops.skew import by_key
     from memwal.ingest.pipeline.checks import find_problems
     from memwal.ingest.settings.load import load_every
 
-    lines, pipelines = [], load_every(config, os.environ)
+    lines, notices, pipelines = [], list[str](), load_every(config, os.environ)
     for name, settings in pipelines.items():
-        _, problems = find_problems(settings, os.environ, starts=False)
+        base, problems = find_problems(settings, os.environ, starts=False)
+        notices += [f"{name}: warning: {text}"] if (text := by_key(settings, base)) else []
         lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
     if lines:
         raise Invalid.of(dict.fromkeys(lines))
-    for name in pipelines:
-        console().out(f"{name}: ok", highlight=False)
+    for line in [*notices, *(f"{name}: ok" for name in pipelines)]:
+        console().out(line, highlight=False)
     return 0
 
 

@@ -16,6 +16,7 @@ from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import plain_table, ranges, write_json
 from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.ops import skew
 from memwal.ingest.rpc.pauses import text_of
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import format_duration
@@ -91,7 +92,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
         f"puts are rejected until a column is dropped: {why}" for why in status.get("unsupported_columns", {}).values()
     ]
     above = [head, *_ttl(status), *_owners(status), *paused]
-    below = [*troubles, pending(status), *_storage(status), *_resizing(status)]
+    skewed = [text] if (text := skew.measured(status["regions"])) else []
+    below = [*troubles, *skewed, pending(status), *_storage(status), *_resizing(status)]
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
 
 

@@ -13,6 +13,7 @@ from memwal.ingest.daemon.balancer import Balancer
 from memwal.ingest.daemon.pages import DaemonPages
 from memwal.ingest.daemon.place import Place
 from memwal.ingest.errors import Unavailable
+from memwal.ingest.ops import skew
 from memwal.ingest.ops.health import of_commits, of_regions, unclaimed_regions
 from memwal.ingest.ops.history import Sample, counts_of
 from memwal.ingest.ops.live import levels
@@ -142,6 +143,7 @@ class DaemonSource:
             acks=figures["acks"],
             rates=figures["rates"],
             waiting_puts=sum(meter.waiting_puts for meter in meters),
+            skewed=skew.measured(held),
             gone=[peer["endpoint"] for peer in peers if peer["state"] in _GONE],
             paused=table.pauses.last,
         )

@@ -41,6 +41,8 @@ class Situation:
     acks: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, float | None] = field(default_factory=dict)
     waiting_puts: int = 0
+    skewed: str = ""
+    """As `ingest.ops.skew.measured`."""
     gone: Sequence[str] = ()
     """Endpoints of daemons that do not answer."""
     run: bool = False
@@ -90,6 +92,8 @@ def _findings(situation: Situation) -> Iterator[Finding]:
     if "commit_failing" not in by_reason and "commits" not in situation.paused and (late := _late(situation)):
         yield late
     yield from _of_writes(situation)
+    if situation.skewed:
+        yield Finding("warning", "skewed", "One region takes the rows", _sentence(situation.skewed))
     yield from _of_daemons(situation)
     yield from _of_lag(situation)
 

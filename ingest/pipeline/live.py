@@ -9,6 +9,7 @@ from typing import Any
 from memwal.ingest.daemon import query_box
 from memwal.ingest.daemon.live import worst
 from memwal.ingest.errors import Unavailable
+from memwal.ingest.ops import skew
 from memwal.ingest.ops.health import of_commits, of_regions
 from memwal.ingest.ops.history import Sample, counts_of
 from memwal.ingest.ops.live import levels
@@ -127,6 +128,7 @@ class RunSource:
             run=True,
             gone=sorted(_silent(regions)) if any(region["state"] != "silent" for region in regions) else (),
             paused=pages.paused(),
+            skewed=skew.measured(regions),
             lag_rows=None if lag is None else float(lag),
             lag_before=figures["lag_before"],
             trigger=meter.trigger,

@@ -18,6 +18,7 @@ from memwal.ingest.errors import MemWalError, translate_errors
 from memwal.ingest.fleet.slots import wait_for_executors
 from memwal.ingest.ops.logs import configure_logs
 from memwal.ingest.ops.metrics import Scrape
+from memwal.ingest.ops.skew import by_key
 from memwal.ingest.pipeline.checkpoint import locked
 from memwal.ingest.pipeline.checks import check
 from memwal.ingest.pipeline.daemons import Owner, check_room, owner_of
@@ -60,6 +61,8 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
     found, clock = [check(settings, os.environ) for settings in every], SystemClock()
     check_room(every)
     for settings, base in zip(every, found, strict=True):
+        if text := by_key(settings, base):
+            notes.out(f"{settings.table.uri}: warning: {text}", highlight=False)
         if once and base is not None:
             refuse_paused(settings, os.environ, clock)
     with ExitStack() as stack:

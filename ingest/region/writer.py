@@ -189,7 +189,8 @@ class RegionWriter:
     def status(self) -> dict[str, Any]:
         """Return this region's part of `Table.status()`."""
         errors = self._meter.errors_told()
-        return {"bucket": self.bucket, **self._core.status(), "behind": self.behind(), "last_errors": errors}
+        told = {"bucket": self.bucket, "rows_put": self._meter.rows_put, **self._core.status()}
+        return {**told, "behind": self.behind(), "last_errors": errors}
 
     def settle(self) -> None:
         """Do what the claim left for later. An error is logged only: nothing depends on it, and a flush does it too."""
