@@ -171,7 +171,7 @@ def open_small(uri: str) -> Iterator[Callable[..., Any]]:
     open is closed at its end."""
     import memwal
 
-    opened = []
+    opened: list[Any] = []
 
     def open_table(
         at: str = uri, *, commit: str = "0s", regions: int = 2, take_over: bool = False, **sections: Any

@@ -76,9 +76,8 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
         screen = stack.enter_context(Screen(notes, [settings.table.uri for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
-        for settings in every:
-            if settings.source.format == KAFKA:
-                check_topics(starting.result(), settings)
+        for settings in (each for each in every if each.source.format == KAFKA):
+            check_topics(starting.result(), settings)
         stack.enter_context(locked([settings.checkpoint for settings in every]))
         bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
         owners = _owners(every, screen, starting, stack)
