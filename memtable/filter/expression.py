@@ -211,7 +211,7 @@ class _Parser:
         if token.kind == "backtick":
             return Node("column", _name(token))
         if token.kind == "number" and not _NUMBER.fullmatch(token.text):
-            raise ValueError(f"{token.text:.60} is no number; write digits, as in 1000000 or 1e6")
+            raise ValueError(f"{token.text:.60} is not a number; write digits, as in 1000000 or 1e6")
         if token.kind == "double":
             self._expect_no_column(Node("double", token.text).literal or "", token.text)
         if token.kind in ("text", "number", "double"):

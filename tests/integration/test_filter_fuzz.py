@@ -146,7 +146,7 @@ def predicate(draw: random.Random, depth: int = 0) -> str:
 
 
 def differences(seed: int, count: int, place: Path) -> tuple[list[str], int]:
-    """The filters by which levels find other rows, or of which only one fails; and how many Lance takes."""
+    """Return the filters with different rows in memory, in the base and beside indexes, and how many Lance accepts."""
     draw = random.Random(seed)
     table = rows(draw, 60)
     base = lance.write_dataset(table, "memory://")
@@ -258,7 +258,7 @@ TYPES = (
 
 
 def hostile(draw: random.Random, names: list[str], depth: int = 0) -> str:
-    """A filter that asks for much, or for what nobody has asked for yet."""
+    """A random filter with huge numbers, unusual types and deep calls."""
 
     def inner() -> str:
         return hostile(draw, names, depth + 1)
