@@ -35,7 +35,6 @@ COLUMNS: dict[str, pa.Array] = {
     "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 2),
     "struct": pa.array([{"a": 1, "b": ["x"]}, None, {"a": 2, "b": []}] * 2),
     "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef"] * 6, pa.binary(16))),
-    "null": pa.nulls(6),
 }
 
 
