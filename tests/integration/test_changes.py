@@ -31,7 +31,7 @@ def opened(uri: str, regions: int = 1, **new: Any) -> Any:
 
 
 def again(uri: str) -> Any:
-    return memwal.open(uri, settings=QUIET)
+    return memwal.open(uri, settings=QUIET, take_over=True)
 
 
 def told(changes: Any, *columns: str) -> Told:

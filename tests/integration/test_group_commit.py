@@ -33,7 +33,7 @@ HURRY = {"wal": {"put_timeout": "50ms", "retry_budget": "200ms"}}
 
 def _open(path: Path, **more: Any) -> Any:
     new = {} if (path / "t.lance").exists() else {"schema": SCHEMA, "key": "id", "regions": more.pop("regions", 1)}
-    return memwal.open(path / "t.lance", settings={**QUIET, **more}, **new)
+    return memwal.open(path / "t.lance", settings={**QUIET, **more}, take_over=True, **new)
 
 
 @pytest.fixture(params=["embedded", "flight"])

@@ -46,6 +46,7 @@ def open_s3() -> Iterator[Callable[..., Any]]:
             regions=regions,
             storage_options=options,
             settings=settings,
+            take_over=bool(opened),
         )
         opened.append(table)
         return table

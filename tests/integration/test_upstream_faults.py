@@ -48,7 +48,8 @@ def open_through(s3_table_through_proxy: S3Table) -> Iterator[Callable[..., Any]
     def open_table(**sections: Any) -> Any:
         uri, options = s3_table_through_proxy.uri, s3_table_through_proxy.storage_options
         settings = {"commit": {"interval": 0}, "gc": {"interval": 0}, **sections}
-        opened.append(memwal.open(uri, schema=TABLE, key="id", regions=1, storage_options=options, settings=settings))
+        new = {"schema": TABLE, "key": "id", "regions": 1, "storage_options": options, "settings": settings}
+        opened.append(memwal.open(uri, take_over=bool(opened), **new))
         return opened[-1]
 
     yield open_table

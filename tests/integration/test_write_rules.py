@@ -38,7 +38,7 @@ def opened(path: Path, upsert: str = "replace", on_duplicate: str = "last", **se
     table = {"upsert": upsert, "on_duplicate": on_duplicate}
     settings = {"commit": {"interval": "0s"}, "table": table, **sections}
     if (path / "t.lance").exists():
-        return memwal.open(path / "t.lance", settings=settings)
+        return memwal.open(path / "t.lance", settings=settings, take_over=True)
     return memwal.open(path / "t.lance", schema=SCHEMA, key=["k", "n"], regions=2, indexes=INDEXES, settings=settings)
 
 
