@@ -12,9 +12,9 @@ from memwal.flush import BaseTable
 from memwal.ingest.settings.load import Settings
 
 LEAST_ROWS = 10_000
-"""Rows of all regions together below which nothing is said."""
+"""A table with fewer rows than this, in all regions together, is not judged."""
 FACTOR = 10
-"""A region is far above the others if it has so many times their mean."""
+"""How many times the mean of the other regions a region must have to be reported."""
 _REMEDY = (
     "copy the rows into a new table of wal.format = 'lance', which is routed by the whole key, or put the key column "
     "with the most values first"

@@ -68,7 +68,7 @@ def close_at_exit(table: OpenTable) -> None:
 
 @contextmanager
 def claiming(base: BaseTable) -> Iterator[None]:
-    """A context in which this process, and no other thread of it, claims the regions of `base`.
+    """A context that claims the regions of `base` for one thread of this process.
 
     Raises: Unavailable (reason "served") if a handle of this process has the table open, or another thread opens it.
     """
