@@ -220,8 +220,11 @@ class Writer(Client):
             for key, value in some.items()
         ]
         begun = [self.begun(op, region, rows=some, version=version) for region, some in rows.items()]
+        missing = None if rule == "merge" else "null"
         self._write(
-            begun, lambda **given: self.table.put(sent, **given), None if rule == "replace" else _verdict_of_put
+            begun,
+            lambda **given: self.table.put(sent, missing=missing, **given),
+            None if rule == "replace" else _verdict_of_put,
         )
         for some in rows.values():
             self._seen.update(some)

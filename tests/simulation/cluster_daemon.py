@@ -22,6 +22,7 @@ from memwal import flush, wal
 from memwal.flush.base.caches import LanceCaches
 from memwal.ingest.daemon.place import Place
 from memwal.ingest.errors import MemWalError
+from memwal.ingest.ops.events import RecentEvents
 from memwal.ingest.rpc.guard import Guard
 from memwal.ingest.table.embedded import Table
 from tests.simulation import fates
@@ -68,7 +69,10 @@ class ServingDaemon:
         world.say("starts")
         place = Place(self.endpoint, list(world.endpoints), ends=self.stop.is_set)
         pages = SimpleNamespace(
-            serves=lambda _: None, shows=lambda *_: None, health=SimpleNamespace(hold=lambda *_: None)
+            serves=lambda _: None,
+            shows=lambda *_: None,
+            health=SimpleNamespace(hold=lambda *_: None),
+            events=RecentEvents(),
         )
         life = memwal.ingest.daemon.serve._Daemon(
             world.settings,

@@ -30,6 +30,7 @@ from memwal.ingest.daemon.limits import Calls, Limits
 from memwal.ingest.daemon.permissions import Permissions
 from memwal.ingest.daemon.place import Place
 from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.ops.events import RecentEvents
 from memwal.ingest.rpc.guard import Guard
 from memwal.ingest.rpc.wire import unpack
 from memwal.ingest.table.embedded import Table
@@ -201,12 +202,13 @@ class Service:
         place: Place | None = None,
         guard: Guard | None = None,
         limits: Limits | None = None,
+        events: RecentEvents | None = None,
     ) -> None:
         assert place is not None
         assert guard is not None
         assert limits is not None
         del location
-        self._guard, self._limits, self._place = guard, limits, place
+        self._guard, self._limits, self._place, self._events = guard, limits, place, events
         self._calls = Calls(limits.calls)
         self._permissions = Permissions(guard, table.regions.context.clock)
         self.table, self.port = table, 0
