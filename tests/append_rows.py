@@ -37,7 +37,7 @@ def counted(table: Any, level: str = "latest") -> Counter[int | None]:
 def opened(uri: str, buckets: int | None = None, /, **sections: Any) -> Any:
     """The table at `uri`; a new one of `buckets` regions."""
     new = {} if buckets is None else {"schema": SCHEMA, "key": (), "regions": buckets, "indexes": INDEXES}
-    return memwal.open(uri, settings=QUIET | sections, **new)
+    return memwal.open(uri, settings=QUIET | sections, take_over=True, **new)
 
 
 def clean(uri: str) -> None:

@@ -15,8 +15,8 @@ resized             the table has other regions; nothing was applied            
 any other           another attempt would get the same answer                   raise
 ==================  ==========================================================  =========================
 
-A read is not sent to a third daemon after two have ended while they answered it: it may be what ended them. A daemon
-that still has its regions, with the same epochs, has not ended; only its connection was lost.
+A read is not sent to a third daemon after two have ended while they answered it: it may be what ended them. If the
+process that the client knew still answers at its endpoint, only the connection was lost (`Router`).
 
 If the table has a single daemon, nobody else takes its regions over. Then a call waits only for what passes by itself:
 `busy`, and `not_owner` while its regions are being claimed. With `restarts` (the sink knows that the daemon is

@@ -101,6 +101,8 @@ class Router:
         self._connections = {endpoint: connect(endpoint) for endpoint in endpoints}
         self._pool = ThreadPoolExecutor(AT_ONCE, "router")
         self._owners: dict[str, Owner] = {}
+        self._processes: dict[str, str] = {}
+        """By endpoint the process that answered there last."""
         self._rounds = 0
         self._followed: dict[str, int] = {}
         self.regions: tuple[str, ...] = ()
@@ -227,20 +229,23 @@ class Router:
         """Return when a failed call may be made again; `seen`: `rounds` before the call. Raises: `error` if never, and
         what `Attempts.ended` raises.
         """
-        before = self._owners
+        processes = dict(self._processes)
         if attempts.left and self._rounds == seen and self._follow(error):
             return
         if attempts.after(error, alone=self.alone):
             self.learn(seen)
             lost = error.details.get("ended", ())
-            attempts.ended([each for each in lost if not self._still_owns(each, before)], error)
+            attempts.ended([each for each in lost if self._has_ended(each, processes.get(each))], error)
             if not attempts.left:  # asking took the rest of the time
                 raise error
 
-    def _still_owns(self, endpoint: str, before: Mapping[str, Owner]) -> bool:
-        """Return whether a daemon has a region by the epoch that it had `before`."""
-        owned = [(region, owner) for region, owner in before.items() if owner.endpoint == endpoint]
-        return any(self._owners.get(region) == owner for region, owner in owned)
+    def _has_ended(self, endpoint: str, process: str | None) -> bool:
+        """Return whether `process`, a daemon that listened at `endpoint`, has ended; False where that is not known."""
+        try:
+            answer = self.connection(endpoint).act("regions", None, PROBE_TIMEOUT)
+        except MemWalError as error:
+            return bool(error.details.get("not_reached"))
+        return process is not None and answer["process"] != process
 
     def asked(self) -> dict[str, Mapping[str, Any]]:
         """Ask every daemon; return the answers by endpoint."""
@@ -330,6 +335,7 @@ class Router:
         for answer in answers.values() if self.regions else ():
             if answer["table"] == self.table:
                 expect_routing(answer["table"], self.routing, answer["routing_version"])
+        self._processes |= {endpoint: answer["process"] for endpoint, answer in answers.items()}
         self._meet(answers.values())
         self._believe(believed(answers.items(), self.table))
 
@@ -355,6 +361,7 @@ class Router:
             self.id = described.get("id", self.id)
             for each in self._connections.values():
                 each.table = self.id
+        self._processes[connection.endpoint] = described["process"]
         self._meet([described])
         if not self._owners:
             self._believe(believed([(connection.endpoint, described)], there))

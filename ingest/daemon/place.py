@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
+
+from memwal.wal import SystemIds
 
 
 @dataclass
@@ -20,3 +22,5 @@ class Place:
     gives: Callable[[UUID, str], bool] = lambda *_: True
     ends: Callable[[], bool] = lambda: False
     """Returns whether the daemon was told to end."""
+    process: str = field(default_factory=lambda: SystemIds().entry_id())
+    """Identity of this process: a daemon that is started again at the same endpoint has another one."""

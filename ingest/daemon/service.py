@@ -395,6 +395,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return {
             "protocol": str(protocol.OURS),
             "endpoint": self._place.endpoint or None,
+            "process": self._place.process,
             "endpoints": list(self._place.endpoints),
             "table": self.table.identity["table"],
             "id": self.table.id,

@@ -246,6 +246,8 @@ def from_flight(error: Exception, endpoint: str) -> MemWalError:
             text = f"the daemon at {endpoint} has a certificate that daemon.tls_ca does not cover; correct tls_ca"
             return Unavailable(text, {"reason": LOST, "untrusted": True})
         text = f"the daemon at {endpoint} does not answer; is it running? Retry with the same token"
-        reached = isinstance(error, flight.FlightUnavailableError) and _NOT_REACHED not in str(error)
-        return Unavailable(text, {"reason": LOST, **({"ended": [endpoint]} if reached else {})})
+        if not isinstance(error, flight.FlightUnavailableError):
+            return Unavailable(text, {"reason": LOST})
+        more = {"not_reached": True} if _NOT_REACHED in str(error) else {"ended": [endpoint]}
+        return Unavailable(text, {"reason": LOST, **more})
     return Internal(f"{type(error).__name__} from the daemon at {endpoint}: {first_line(error)}")

@@ -33,7 +33,7 @@ QUIET = {"commit": {"interval": 0}, "gc": {"interval": 0}}
 
 def opened(uri: str, regions: int | None = None, **table: str) -> Table:
     new = {"schema": SCHEMA, "key": "id", "regions": regions} if regions else {}
-    return memwal.open(uri, settings={**QUIET, **({"table": table} if table else {})}, **new)
+    return memwal.open(uri, settings={**QUIET, **({"table": table} if table else {})}, take_over=True, **new)
 
 
 def send(table: Table, rows: pa.Table, regions: int | None = None) -> None:

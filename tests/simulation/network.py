@@ -61,6 +61,8 @@ class Network:
     rate: float = 0.0
     """Of the calls, how many have a fault."""
     listening: dict[str, Service] = field(default_factory=dict)
+    hosts: list[Host] = field(default_factory=list)
+    """Of each daemon that has listened, also if it has ended."""
     cuts: list[tuple[float, str, str]] = field(default_factory=list)
     """Until when two processes cannot reach each other; "" is everybody."""
     _open: list[tuple[Host, Future, str]] = field(default_factory=list)
@@ -216,6 +218,7 @@ class Service:
         actor = network.scheduler.current
         assert actor is not None
         self.host = actor.host
+        network.hosts.append(self.host)
         network.listening[place.endpoint] = self
 
     def shutdown(self) -> None:

@@ -118,6 +118,8 @@ class World:
     """Columns and kinds of the indexes of the table and its SSTs."""
     append = False
     """Whether the table has no key."""
+    has_sleeper = False
+    """Whether a program writes from a handle that it has kept open for long."""
     rules = flush.WriteRules()
     chaos: type[Chaos] = Chaos
     process: type[Process] = Process

@@ -20,8 +20,8 @@ IDS = ["r0", "r1"]
 
 
 def answer(regions: Mapping[str, int], **more: Any) -> dict[str, Any]:
-    said = {"endpoint": None, "endpoints": [A, B], "table": "t", "routing_version": 1, "draining": False}
-    return said | {"regions": dict(regions)} | more
+    said = {"endpoint": None, "endpoints": [A, B], "process": "1", "table": "t", "routing_version": 1}
+    return said | {"regions": dict(regions), "draining": False} | more
 
 
 class Daemons:
@@ -48,7 +48,7 @@ class Daemon:
         said = self._daemons.answers.get(self.endpoint)
         said = said() if callable(said) else said
         if said is None:
-            raise Unavailable("nobody", {"reason": "lost"})
+            raise Unavailable("nobody", {"reason": "lost", "not_reached": True})
         if isinstance(said, MemWalError):
             raise said
         return {"ids": IDS, "identity": {"table": said["table"]}, **said} if name == "schema" else said
@@ -106,17 +106,18 @@ def test_a_read_that_ended_two_daemons_is_not_sent_to_a_third() -> None:
         return Attempts(clock, SeededIds(), 60.0, repeatable=True, reads=reads)
 
     read, write = attempts(reads=True), attempts(reads=False)
-    for _ in range(5):  # its connection is lost, but it has the same claims as before
+    for epoch in range(2, 7):  # its connection is lost, but the same process answers, whatever it owns
+        daemons.answers[A] = answer({"r0": epoch, "r1": epoch})
         router.before_next(read, lost(A), router.rounds)
-    daemons.answers[A], daemons.answers[B] = None, answer({"r0": 2, "r1": 2})
+    daemons.answers[A], daemons.answers[B] = None, answer({"r0": 7, "r1": 7})
     router.before_next(read, lost(A), router.rounds)
     assert router.owners(IDS) == {B: ["r0", "r1"]}
-    daemons.answers[B] = answer({"r0": 3, "r1": 3})  # restarted at its port
+    daemons.answers[B] = answer({"r0": 8, "r1": 8}, process="2")  # started again at its endpoint
     with pytest.raises(Internal, match=rf"2 daemons ended while they answered this read \({A}, {B}\)") as ended:
         router.before_next(read, lost(B), router.rounds)
     assert verdict(ended.value, repeatable=True, alone=False) == "raise"
-    for epoch in range(4, 9):
-        daemons.answers[B] = answer({"r0": epoch, "r1": epoch})
+    for number in range(3, 8):
+        daemons.answers[B] = answer({"r0": 8, "r1": 8}, process=str(number))
         router.before_next(write, lost(B), router.rounds)
 
 
