@@ -170,7 +170,7 @@ def test_a_struct_added_by_another_program_stops_no_flush(tmp_path: Path) -> Non
     with memwal.open(uri, schema=schema, key="id", settings=settings) as table:
         table.put([{"id": 1, "a": "x"}])
         lance.dataset(uri).add_columns(pa.field("s", STRUCT))
-        table.put([{"id": 2, "s": {"x": 5}}, {"id": 3}])
+        table.put([{"id": 2, "s": {"x": 5}}, {"id": 3}], missing="null")
         table.flush()
         table.commit()
         assert table.scan(["s"], "id > 1", level="committed").read_all()["s"].to_pylist() == [{"x": 5}, None]

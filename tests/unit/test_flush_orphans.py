@@ -83,7 +83,7 @@ def test_the_files_of_a_commit_that_never_happened_go_when_old(case: Case) -> No
     young, old = case.orphan(WEEK - 1), case.orphan(WEEK)
     size = case.files()[old]
     report = case.collect()
-    assert report == OrphanGarbage((old,), size, too_young=1)
+    assert report == OrphanGarbage((old,), size, too_young=1, kept=(young,))
     assert case.files().keys() == {*before, young}
     assert case.dataset.to_table().num_rows == 3
 

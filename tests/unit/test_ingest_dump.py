@@ -124,7 +124,7 @@ def test_an_sst_shows_rows_sidecar_and_bloom_filter(root: Path) -> None:
     text = printed(only(root, "*_gen_1"))
 
     assert text.split("key sidecar rows")[1].split()[0] == "8"
-    assert text.split("bloom filter bytes")[1].split()[0] == "32,768"
+    assert text.split("bloom filter bytes")[1].split()[0] == "32"
     assert text.split("tombstones")[1].split()[0] == "1"
     assert "yes, in manifest version" in text
 
