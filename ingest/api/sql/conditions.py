@@ -3,175 +3,112 @@
 A filter may pass more rows than the conditions, never fewer: DataFusion applies the conditions again. So a condition
 of an AND that has no translation is left out, an OR needs one for every part, and NOT an exact one. Lance plans its
 filters by DataFusion too; what is translated is a comparison of a whole column with a value of the column's own type,
-which means the same in both. Everything else (casts, functions, arithmetic, two columns) is left to the query.
+which means the same in both. Everything else (casts, functions, arithmetic, two columns) is left to the query, and so
+is a filter that the parser of filters refuses, for its length for example.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-MOST_PARTS = 200
-"""Of AND and OR in one filter; memtables refuse filters of more than 400 operators."""
-INT64_MIN = -(2**63)
-_MOST_SINGLE = float(np.finfo(np.float32).max)
+from memwal.memtable.errors import InvalidRows
+from memwal.memtable.filter.translation import checked
+
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
-_IS = {
-    "IsNull": "IS NULL",
-    "IsNotNull": "IS NOT NULL",
-    "IsTrue": "IS TRUE",
-    "IsFalse": "IS FALSE",
-    "IsNotTrue": "IS NOT TRUE",
-    "IsNotFalse": "IS NOT FALSE",
+_IS = ("IsNull", "IsNotNull", "IsTrue", "IsFalse", "IsNotTrue", "IsNotFalse")
+_FORMS = {
+    **dict.fromkeys(_IS, "{0} {operator}"),
+    **dict.fromkeys(("BinaryExpr", "Like"), "{0} {operator} {1}"),
+    "Column": "{0}",
+    "InList": "{0} {negated}IN ({rest})",
 }
 _UNITS = {"s": "Second", "ms": "Millisecond", "us": "Microsecond", "ns": "Nanosecond"}
-Filter = tuple[str, bool]
-"""A text, and whether it passes exactly the rows that pass the conditions."""
+_SINGLE_MAX = float(np.finfo(np.float32).max)
+_Types: TypeAlias = Mapping[str, pa.DataType]
+Filter: TypeAlias = tuple[str | None, bool]
+"""A text (None: all rows), and whether it passes exactly the rows that pass the conditions."""
+_ALL: Filter = (None, False)
 
 
-def filter_of(conditions: Sequence[Any], schema: pa.Schema) -> tuple[str | None, bool]:
-    """Return a filter (None: all rows) that passes every row that passes all of `conditions`, and whether it is exact.
+def filter_of(conditions: Sequence[Any], schema: pa.Schema) -> Filter:
+    """Return a filter that passes every row that passes all of `conditions`.
 
     `conditions`: DataFusion's expressions over the columns of `schema`, which was analysed: types are equal on both
     sides of a comparison.
     """
-    translation = _Translation({field.name: field.type for field in schema})
+    types = {field.name: field.type for field in schema}
     parts = [part for condition in conditions for part in _parts(condition, "AND")]
-    found = [translation.of(part) for part in parts]
-    kept = [each for each in found if each is not None]
-    if not kept or translation.parts > MOST_PARTS:
-        return None, not parts
-    return _joined([text for text, _ in kept], "AND"), len(kept) == len(found) and all(exact for _, exact in kept)
+    return _accepted(_joined([_filter(part, types) for part in parts], "AND"))
 
 
 def any_of(filters: Sequence[str | None]) -> str | None:
     """Return a filter that passes the rows of all `filters`; None for all rows."""
-    distinct = list(dict.fromkeys(filters))
-    if None in distinct or len(distinct) > MOST_PARTS:
-        return None
-    return _joined([text for text in distinct if text is not None], "OR")
+    return _accepted(_joined([(text, True) for text in dict.fromkeys(filters)], "OR"))[0]
 
 
-class _Translation:
-    def __init__(self, types: Mapping[str, pa.DataType]) -> None:
-        self._types = types
-        self.parts = 0
-        self._by_kind: Mapping[str, Callable[[Any, Sequence[Any]], str | None]] = {
-            "Column": self._bare,
-            "Not": self._not,
-            "InList": self._in,
-            "Between": self._between,
-            "Like": self._like,
-        }
+def _accepted(filter: Filter) -> Filter:
+    try:
+        checked(filter[0] or "true", ())
+    except InvalidRows:
+        return _ALL
+    return filter
 
-    def of(self, condition: Any) -> Filter | None:
-        """Return a filter for one condition, None if there is none."""
-        self.parts += 1
-        kind = condition.variant_name()
-        if kind == "BinaryExpr":
-            return self._binary(condition)
-        operands = condition.rex_call_operands() if kind in self._by_kind or kind in _IS else []
-        if kind in _IS:
-            column = self._column(operands[0])
-            return None if column is None else (f"{column} {_IS[kind]}", True)
-        by_kind = self._by_kind.get(kind)
-        text = by_kind(condition, operands) if by_kind else None
-        return None if text is None else (text, True)
 
-    # ---- kinds of conditions -------------------------------------------------------------------------------------
+def _joined(filters: Sequence[Filter], operator: str) -> Filter:
+    texts = [text for text, _ in filters if text is not None]
+    if not texts or (operator == "OR" and len(texts) < len(filters)):
+        return None, not filters
+    text = texts[0] if len(texts) == 1 else f" {operator} ".join(f"({text})" for text in texts)
+    return text, all(exact for _, exact in filters)
 
-    def _binary(self, condition: Any) -> Filter | None:
-        operator = condition.rex_call_operator()
-        if operator in ("AND", "OR"):
-            found = [self.of(part) for part in _parts(condition, operator)]
-            kept = [each for each in found if each is not None]
-            if not kept or (operator == "OR" and len(kept) < len(found)):
-                return None
-            exact = len(kept) == len(found) and all(exact for _, exact in kept)
-            return _joined([text for text, _ in kept], operator), exact
-        left, right = condition.rex_call_operands()
-        if left.variant_name() == "Literal":
-            left, right, operator = right, left, _MIRRORED.get(operator)
-        if operator not in _MIRRORED or right.variant_name() != "Literal":
-            return None
-        if left.variant_name() == "Cast":
-            return self._single_precision(left, operator, right)
-        column, value = self._column(left), self._value(left, right)
-        return None if column is None or value is None else (f"{column} {operator} {value}", True)
 
-    def _single_precision(self, cast: Any, operator: str, literal: Any) -> Filter | None:
-        """A float32 column compared as float64: pass the rows up to the next float32 number, as Lance compares those
-        as float32.
-        """
-        (inner,), value = cast.rex_call_operands(), literal.python_value()
-        column = self._column(inner)
-        if column is None or operator == "!=" or value.type != pa.float64() or not value.is_valid:
-            return None
-        if self._types[inner.to_variant().name()] != pa.float32() or not abs(value.as_py()) < _MOST_SINGLE:
-            return None
-        near = np.float32(value.as_py())
-        if operator == "=":
-            return (f"{column} = {float(near)!r}", False) if float(near) == value.as_py() else None
-        below = operator in (">", ">=")
-        if below and float(near) > value.as_py():
-            near = np.nextafter(near, np.float32(-np.inf))
-        if not below and float(near) < value.as_py():
-            near = np.nextafter(near, np.float32(np.inf))
-        return (f"{column} {operator[0]}= {float(near)!r}", False) if math.isfinite(near) else None
+def _filter(condition: Any, types: _Types) -> Filter:
+    kind = condition.variant_name()
+    if kind == "Not":
+        text, exact = _filter(condition.rex_call_operands()[0], types)
+        return (f"NOT ({text})", True) if exact else _ALL
+    if kind not in _FORMS:
+        return _ALL
+    column, *values = [condition] if kind == "Column" else condition.rex_call_operands()
+    operator = "" if kind == "Column" else condition.rex_call_operator().upper()
+    if operator in ("AND", "OR"):
+        return _joined([_filter(part, types) for part in _parts(condition, operator)], operator)
+    if kind == "BinaryExpr" and column.variant_name() == "Literal":
+        column, values, operator = values[0], [column], _MIRRORED.get(operator, "")
+    if kind == "BinaryExpr" and operator not in _MIRRORED:
+        return _ALL
+    if column.variant_name() == "Cast":
+        return _single_precision(column.rex_call_operands()[0], operator, values, types)
+    name = _column(column, types)
+    texts = [_value(value, types[column.to_variant().name()]) for value in values] if name else []
+    if name is None or None in texts:
+        return _ALL
+    if kind == "Like" and ("\\" in str(texts[0]) or condition.to_variant().escape_char() is not None):
+        return _ALL
+    negated = "NOT " if kind == "InList" and condition.to_variant().negated() else ""
+    rest = ", ".join(map(str, texts))
+    return _FORMS[kind].format(name, *texts, operator=operator, negated=negated, rest=rest), True
 
-    def _bare(self, condition: Any, _: Sequence[Any]) -> str | None:
-        """A boolean column by itself."""
-        return self._column(condition)
 
-    def _not(self, _: Any, operands: Sequence[Any]) -> str | None:
-        inner = self.of(operands[0])
-        return f"NOT ({inner[0]})" if inner is not None and inner[1] else None
-
-    def _in(self, condition: Any, operands: Sequence[Any]) -> str | None:
-        column, *values = operands
-        name, texts = self._column(column), [self._value(column, value) for value in values]
-        if name is None or not texts or None in texts:
-            return None
-        negated = "NOT " if condition.to_variant().negated() else ""
-        return f"{name} {negated}IN ({', '.join(map(str, texts))})"
-
-    def _between(self, condition: Any, operands: Sequence[Any]) -> str | None:
-        column, low, high = operands
-        name, first, last = self._column(column), self._value(column, low), self._value(column, high)
-        if name is None or first is None or last is None:
-            return None
-        negated = "NOT " if condition.to_variant().negated() else ""
-        return f"{name} {negated}BETWEEN {first} AND {last}"
-
-    def _like(self, condition: Any, operands: Sequence[Any]) -> str | None:
-        column, pattern = operands
-        name, text, like = self._column(column), self._value(column, pattern), condition.to_variant()
-        if name is None or text is None or "\\" in text or like.escape_char() is not None:
-            return None
-        return f"{name} {condition.rex_call_operator().upper()} {text}"
-
-    # ---- columns and values --------------------------------------------------------------------------------------
-
-    def _column(self, expression: Any) -> str | None:
-        if expression.variant_name() != "Column":
-            return None
-        name = expression.to_variant().name()
-        return f"`{name}`" if name in self._types and "`" not in name else None
-
-    def _value(self, column: Any, literal: Any) -> str | None:
-        """Return a literal of the column's type as SQL; None if it is null, of another type or has no exact text."""
-        if column.variant_name() != "Column" or literal.variant_name() != "Literal":
-            return None
-        kind, value = self._types.get(column.to_variant().name()), literal.python_value()
-        if kind is None or not isinstance(value, pa.Scalar) or not value.is_valid:
-            return None
-        if _family(kind) != _family(value.type) or (pa.types.is_floating(kind) and value.as_py() == 0):
-            return None  # DataFusion tells 0.0 from -0.0, a filter does not
-        return next((text(value) for fits, text in _TEXTS if fits(kind)), None)
+def _single_precision(column: Any, operator: str, values: Sequence[Any], types: _Types) -> Filter:
+    """Return a filter for a float32 column compared as float64. Lance compares it as float32, so the filter passes
+    the rows up to the next float32 number.
+    """
+    name, literal = _column(column, types), values[0] if len(values) == 1 else None
+    value = literal.python_value() if literal is not None and literal.variant_name() == "Literal" else None
+    if name is None or types[column.to_variant().name()] != pa.float32() or not isinstance(value, pa.DoubleScalar):
+        return _ALL
+    if not value.is_valid or not abs(value.as_py()) < _SINGLE_MAX:
+        return _ALL
+    low, high = (float(np.nextafter(np.float32(value.as_py()), np.float32(end))) for end in (-np.inf, np.inf))
+    above, below = f"{name} >= {low!r}", f"{name} <= {high!r}"
+    text = {">": above, "<": below, "=": f"{above} AND {below}"}.get(operator[:1])
+    return (text, False) if math.isfinite(low) and math.isfinite(high) else _ALL
 
 
 def _parts(condition: Any, operator: str) -> Iterator[Any]:
@@ -185,45 +122,39 @@ def _parts(condition: Any, operator: str) -> Iterator[Any]:
             yield part
 
 
-def _joined(texts: Sequence[str], operator: str) -> str:
-    return texts[0] if len(texts) == 1 else f" {operator} ".join(f"({text})" for text in texts)
+def _column(expression: Any, types: _Types) -> str | None:
+    name = expression.to_variant().name() if expression.variant_name() == "Column" else "`"
+    return f"`{name}`" if name in types and "`" not in name else None
+
+
+def _value(literal: Any, kind: pa.DataType) -> str | None:
+    """Return a literal of the type `kind` as SQL; None if it is null, of another type or has no exact text."""
+    scalar = literal.python_value() if literal.variant_name() == "Literal" else None
+    if not isinstance(scalar, pa.Scalar) or not scalar.is_valid or _family(kind) != _family(scalar.type):
+        return None
+    types = pa.types
+    if types.is_timestamp(kind):
+        zone = "None" if kind.tz is None else f'Some("{kind.tz}")'
+        return f"arrow_cast({scalar.value}, 'Timestamp({_UNITS[kind.unit]}, {zone})')"
+    if types.is_date32(kind):
+        return f"arrow_cast({scalar.value}, 'Date32')"
+    value = scalar.as_py()
+    if types.is_boolean(kind):
+        return str(value).lower()
+    if types.is_integer(kind):
+        return str(value) if value != -(2**63) else None  # its digits without the sign overflow int64
+    if types.is_float64(kind):
+        # DataFusion tells 0.0 from -0.0, a filter does not.
+        return repr(value) if math.isfinite(value) and value != 0 else None
+    if types.is_decimal128(kind):
+        return f"cast('{value:f}' as decimal({kind.precision}, {kind.scale}))"
+    if _family(kind) == "string":
+        escaped = value.replace("'", "''")
+        return f"'{escaped}'"
+    return f"X'{value.hex()}'" if _family(kind) == "binary" else None
 
 
 def _family(kind: pa.DataType) -> Any:
     """Return what types of one family share: texts are equal whatever their offsets are, others only in one type."""
-    if pa.types.is_large_string(kind) or pa.types.is_string(kind) or pa.types.is_string_view(kind):
-        return "text"
-    if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
-        return "bytes"
-    return kind
-
-
-def _integer(value: pa.Scalar) -> str:
-    number = value.as_py()
-    # SQL parses the digits without the sign, and they alone overflow int64.
-    return f"({number + 1} - 1)" if number == INT64_MIN else str(number)
-
-
-def _float(value: pa.Scalar) -> str | None:
-    number = value.as_py()
-    return repr(number) if math.isfinite(number) else None
-
-
-def _timestamp(value: pa.Scalar) -> str:
-    zone = "None" if value.type.tz is None else f'Some("{value.type.tz}")'
-    return f"arrow_cast({value.value}, 'Timestamp({_UNITS[value.type.unit]}, {zone})')"
-
-
-_TEXTS: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Scalar], str | None]]] = (
-    (pa.types.is_boolean, lambda value: str(value.as_py()).lower()),
-    (pa.types.is_integer, _integer),
-    (pa.types.is_float64, _float),
-    (pa.types.is_date32, lambda value: f"arrow_cast({value.value}, 'Date32')"),
-    (pa.types.is_timestamp, _timestamp),
-    (
-        pa.types.is_decimal128,
-        lambda value: f"cast('{value.as_py():f}' as decimal({value.type.precision}, {value.type.scale}))",
-    ),
-    (lambda kind: _family(kind) == "text", lambda value: "'" + value.as_py().replace("'", "''") + "'"),
-    (lambda kind: _family(kind) == "bytes", lambda value: f"X'{value.as_py().hex()}'"),
-)
+    name = str(kind).removeprefix("large_").removesuffix("_view")
+    return name if name in ("string", "binary") else kind
