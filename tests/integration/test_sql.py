@@ -517,7 +517,7 @@ REFUSED = [
     ("select 1; drop table x", "the query has several statements; give one"),
     ("", "the query is empty; write one such as select count(*) from table"),
     ("select $x", "$x has no value; give one in parameters={'x': …}"),
-    ("select sum(Name) from table", "no function takes these types: sum(Utf8); cast the arguments"),
+    ("select sum(Name) from table", "no function takes sum(Utf8); cast the arguments"),
     ("select id, count(*) from table", "column table.id must be in GROUP BY or in an aggregate function"),
     ("select * from table where id like 'a'", "There isn't a common type to coerce Int64 and Utf8 in LIKE expression"),
     ("select 1 / 0", "Divide by zero error"),

@@ -310,6 +310,6 @@ def test_a_condition_never_reaches_a_scan_as_an_expression_of_pyarrow(session: S
         not in session.sql("select id from t where id not in (1) and x > 1").execution_plan().display_indent()
     )
     with pytest.raises(Exception, match="hands a condition"):
-        Provider(SCHEMA).scanner(["id"], filter=pa.compute.field("id") == 1)
+        Provider(SCHEMA).scanner(columns=["id"], filter=pa.compute.field("id") == 1)
     with pytest.raises(Invalid, match="empty"):
         Statement.of(" -- nothing")

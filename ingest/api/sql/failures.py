@@ -7,7 +7,7 @@ readable here, and what is not recognised stays as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from memwal.ingest.api.sql.statement import Statement
@@ -23,7 +23,7 @@ _PLACE = re.compile(r" at Line: (\d+), Column: (\d+)")
 _FIELDS = re.compile(r"Valid fields are (.*?)\.?$", re.MULTILINE)
 _FIELD = re.compile(r'(?:"((?:[^"]|"")+)"|(\w+))(?=,|$)')
 _SHOWN, _LONGEST = 300, 1000
-"""Characters of what DataFusion says, and of what is made of it: both may hold a whole query."""
+"""Characters of DataFusion's message, and of the one made from it: both may hold a whole query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Asked:
         text = _HIDDEN.sub("", str(error))
         if isinstance(error, MemWalError) or "os error" in text:
             return classify(error)
-        for pattern, told in _TOLD:
-            found = pattern.search(text)
-            if found is not None:
-                return Invalid(f"sql: {told(self, found, text):.{_LONGEST}}")
+        for pattern, form in _MESSAGES.items():
+            if match := re.search(pattern, text):
+                message = form.format(*match.groups()) if isinstance(form, str) else form(self, match)
+                return Invalid(f"sql: {message:.{_LONGEST}}")
         lines = (_LEAD.sub("", line.strip()) for line in text.splitlines())
         return Invalid(f"sql: {next((line for line in lines if line), type(error).__name__)[:_SHOWN].rstrip('.')}")
 
@@ -51,19 +51,17 @@ class Asked:
 # ---- kinds of problems ---------------------------------------------------------------------------------------------
 
 
-def _syntax(asked: Asked, found: re.Match[str], _: str) -> str:
-    said, place = found[1].replace('\\"', '"'), _PLACE.search(found[1])
-    said = _PLACE.sub("", said).replace("Expected: ", "expected ").replace(", found: EOF", ", found the end")
-    said = said.replace(", found: ", ", found ")
-    if place is None:
-        return said
-    line = int(place[1])
-    return f"{said} at line {line}, column {asked.statement.typed(line, int(place[2]))}"
+def _syntax(asked: Asked, match: re.Match[str]) -> str:
+    said = match[1].replace('\\"', '"').replace("Expected: ", "expected ")
+    said = said.replace(", found: EOF", ", found the end").replace(", found: ", ", found ")
+    return _PLACE.sub(
+        lambda place: f" at line {place[1]}, column {asked.statement.typed(int(place[1]), int(place[2]))}", said
+    )
 
 
-def _no_field(asked: Asked, found: re.Match[str], text: str) -> str:
-    qualifier, _, name = (part.strip('"') for part in found[1].rpartition("."))
-    listed = _FIELDS.search(text)
+def _no_field(asked: Asked, match: re.Match[str]) -> str:
+    qualifier, _, name = (part.strip('"') for part in match[1].rpartition("."))
+    listed = _FIELDS.search(match.string)
     known = [a or b for a, b in _FIELD.findall(listed[1])] if listed else list(asked.columns)
     if name in known:
         return f"column '{qualifier:.60}.{name}' does not exist; column '{name}' is not in a table '{qualifier:.60}'"
@@ -72,45 +70,27 @@ def _no_field(asked: Asked, found: re.Match[str], text: str) -> str:
     return f"column '{name:.200}' does not exist{hint}"
 
 
-def _no_table(asked: Asked, found: re.Match[str], _: str) -> str:
-    return f"table '{found[1]:.200}' does not exist{suggestion(found[1], asked.tables)}"
+def _no_table(asked: Asked, match: re.Match[str]) -> str:
+    return f"table '{match[1]:.200}' does not exist{suggestion(match[1], asked.tables)}"
 
 
-def _not_reading(_: Asked, found: re.Match[str], __: str) -> str:
-    return f"{found[1]} is refused: sql only reads; put and delete change a table"
-
-
-def _no_value(_: Asked, found: re.Match[str], __: str) -> str:
-    return f"${found[1]} has no value; give one in parameters={{{found[1]!r}: …}}"
-
-
-def _no_function(_: Asked, found: re.Match[str], __: str) -> str:
-    return f"no function takes these types: {found[1]}; cast the arguments"
-
-
-def _ungrouped(_: Asked, found: re.Match[str], __: str) -> str:
-    return f"column {found[1]} must be in GROUP BY or in an aggregate function"
-
-
-def _several(*_: object) -> str:
-    return "the query has several statements; give one"
-
-
-def _memory(asked: Asked, *_: object) -> str:
+def _memory(asked: Asked, _: re.Match[str]) -> str:
     return (
         f"the query needs more than {asked.memory >> 20} MiB of memory at once; sorts and groups use files, but the "
         "smaller side of a join must fit: select fewer rows or columns"
     )
 
 
-_TOLD: Sequence[tuple[re.Pattern[str], Callable[[Asked, re.Match[str], str], str]]] = (
-    (re.compile(r'ParserError\("(.*?)"\)', re.DOTALL), _syntax),
-    (re.compile(r"No field named (.+?)\.(?=\s|$)"), _no_field),
-    (re.compile(r"table '(?:datafusion\.public\.)?(.+?)' not found"), _no_table),
-    (re.compile(r"(?:(?:DDL|DML|Statement) not supported|Unsupported SQL statement): (\w+)"), _not_reading),
-    (re.compile(r"Placeholder '\$?(.+?)' was not provided a value"), _no_value),
-    (re.compile(r"No function matches the given name and argument types '(.+?)'\."), _no_function),
-    (re.compile(r'column "(.+?)" must appear in the GROUP BY'), _ungrouped),
-    (re.compile("only supports a single SQL statement"), _several),
-    (re.compile("Resources exhausted"), _memory),
-)
+_READS = "{} is refused: sql only reads; put and delete change a table"
+_MESSAGES: Mapping[str, str | Callable[[Asked, re.Match[str]], str]] = {
+    r'(?s:ParserError\("(.*?)"\))': _syntax,
+    r"No field named (.+?)\.(?=\s|$)": _no_field,
+    r"table '(?:datafusion\.public\.)?(.+?)' not found": _no_table,
+    r"(?:(?:DDL|DML|Statement) not supported|Unsupported SQL statement): (\w+)": _READS,
+    r"Placeholder '\$?(.+?)' was not provided a value": "${0} has no value; give one in parameters={{{0!r}: …}}",
+    r"No function matches the given name and argument types '(.+?)'\.": "no function takes {}; cast the arguments",
+    r'column "(.+?)" must appear in the GROUP BY': "column {} must be in GROUP BY or in an aggregate function",
+    "only supports a single SQL statement": "the query has several statements; give one",
+    "Resources exhausted": _memory,
+}
+"""Patterns of DataFusion's messages, and what is said instead, with the groups of the match."""

@@ -21,10 +21,9 @@ from memwal.ingest.api.python_values import check_offsets
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.sql.conditions import any_of, filter_of
 from memwal.ingest.api.sql.failures import Asked
-from memwal.ingest.api.sql.handover import Handover
 from memwal.ingest.api.sql.limits import expect_bounded
 from memwal.ingest.api.sql.plan import BARRIER, Scan, reads_again, scans_of
-from memwal.ingest.api.sql.sources import Counted, Kept, Once, Provider, Source, empty
+from memwal.ingest.api.sql.sources import Handover, Kept, Provider, Source, counted
 from memwal.ingest.api.sql.statement import SELF, Statement
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.mapping.values import holds
@@ -192,14 +191,13 @@ class _Attempt:
         """Plan with names as they are written; where that fails, with lower case for names that are not in quotes, as
         SQL has it.
         """
-        try:
-            return self._session(fold=False).sql_with_options(self._statement.text, _READING, dict(parameters))
-        except Exception as error:  # noqa: BLE001 - DataFusion raises bare exceptions
-            failure = self._problem(error)
-        try:
-            return self._session(fold=True).sql_with_options(self._statement.text, _READING, dict(parameters))
-        except Exception:  # noqa: BLE001 - as above
-            raise failure from None
+        failures = []
+        for fold in (False, True):
+            try:
+                return self._session(fold=fold).sql_with_options(self._statement.text, _READING, dict(parameters))
+            except Exception as error:  # noqa: BLE001 - DataFusion raises bare exceptions
+                failures.append(self._problem(error))
+        raise failures[0]
 
     def _session(self, *, fold: bool) -> SessionContext:
         runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY)
@@ -216,7 +214,9 @@ class _Attempt:
                 session.register_view(f'"{name}"', rows)
             session.deregister_table(table.hidden)  # a query must not reach it without the barrier
         for name, rows in self._in_memory.items():
-            session.register_record_batches(f'"{name}"', [null_inside(rows).to_batches() or [empty(rows.schema)]])
+            session.register_record_batches(
+                f'"{name}"', [null_inside(rows).to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]]
+            )
         return session
 
     # ---- scan ----------------------------------------------------------------------------------------------------
@@ -226,14 +226,11 @@ class _Attempt:
         schema = table.provider.schema
         names = {name for scan in scans for name in (schema.names if scan.columns is None else scan.columns)}
         projected = pa.schema([field for field in schema if field.name in names])
-        if not self._is_ours(table):
-            rows = table.rows
-        elif not names:
-            return Counted(table.rows.count(level=self._level))
-        else:
-            rows = self._scan(table.rows, schema, projected, scans)
-        once = Once(projected, iter(rows), rows.close)
-        return once if len(scans) == 1 else Kept(once, projected)
+        make = Source if len(scans) == 1 else Kept
+        if self._is_ours(table) and not names:
+            return make(projected, counted(table.rows.count(level=self._level)))
+        rows = self._scan(table.rows, schema, projected, scans) if self._is_ours(table) else table.rows
+        return make(projected, iter(rows), rows.close)
 
     def _scan(self, table: Readable, schema: pa.Schema, projected: pa.Schema, scans: Sequence[Scan]) -> RowStream:
         filters = [filter_of(scan.conditions, schema) for scan in scans]
@@ -260,15 +257,25 @@ class _Attempt:
             for source in sources:
                 source.close()
 
-        def following() -> pa.RecordBatch | None:
-            return self._next(out, sources)
+        batches = self._batches(out, sources, schema, close)
+        next(batches)
+        return RowStream(schema, batches, close)
 
+    def _batches(
+        self, out: Handover[Any], sources: Sequence[Source], schema: pa.Schema, close: Callable[[], None]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield None once the first batch has arrived, so that the caller gets its error, and then the batches."""
         try:
-            first = following()
-        except BaseException:
+            batch = self._next(out, sources)
+            yield None
+            while batch is not None:
+                pairs = zip(batch.columns, schema, strict=True)
+                columns = [column if column.type == field.type else column.cast(field.type) for column, field in pairs]
+                if batch.num_rows:
+                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                batch = self._next(out, sources)
+        finally:
             close()
-            raise
-        return RowStream(schema, _batches(first, schema, following, close), close)
 
     def _next(self, out: Handover[Any], sources: Sequence[Source]) -> pa.RecordBatch | None:
         """Return the next batch, None after the last."""
@@ -287,23 +294,6 @@ class _Attempt:
             return call()
         except Exception as error:  # noqa: BLE001 - DataFusion raises bare exceptions
             raise self._problem(error) from None
-
-
-def _batches(
-    first: pa.RecordBatch | None,
-    schema: pa.Schema,
-    following: Callable[[], pa.RecordBatch | None],
-    close: Callable[[], None],
-) -> Iterator[pa.RecordBatch]:
-    try:
-        while first is not None:
-            pairs = zip(first.columns, schema, strict=True)
-            columns = [column if column.type == field.type else column.cast(field.type) for column, field in pairs]
-            if first.num_rows:
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
-            first = following()
-    finally:
-        close()
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:

@@ -1,50 +1,45 @@
 """The rows of a table, as DataFusion takes them while a query runs.
 
 DataFusion asks for them in threads of its pool, which may be few, and which a scan may need too (memtables evaluate
-filters by DataFusion). So no thread of the pool waits for rows: a scan is read by a thread of ours, and where no rows
-have come yet, DataFusion gets a batch without rows and does something else.
+filters by DataFusion). So no thread of the pool waits for rows: a scan is read by another thread (`Handover`), and
+where no rows have come yet, DataFusion gets a batch without rows and does something else.
 """
 
 from __future__ import annotations
 
-import os
+import ctypes
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset
 
-from memwal.ingest.api.sql.handover import Handover
-from memwal.ingest.errors import Internal
+from memwal.ingest.errors import Internal, Invalid
+from memwal.ingest.threads import Worker
 from memwal.memtable.filter.struct_nulls import with_null_fields
 
+T = TypeVar("T")
+
+CLOSED = "the result was closed; make the read again"
 PATIENCE = 0.02
 """Seconds that a thread of DataFusion waits for rows."""
 AHEAD = 2
 """Batches of a scan that are read before DataFusion takes them."""
 IN_MEMORY = 64 << 20
 """Bytes of the rows of a table that are kept in memory if a query reads them several times; more are in a file."""
-ROWS_PER_BATCH = 8192
-
-
-class Source(Protocol):
-    """The rows of one table in one query."""
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The first error; DataFusion changes those that it is given."""
-
-    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with `columns`; batches without rows if none have come yet."""
-
-    def close(self) -> None:
-        """Let the rows go; any thread."""
+ROWS_PER_BATCH = 1 << 16
 
 
 class Provider(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow publishes no types
-    """A table of a session: DataFusion takes subclasses of pyarrow's Dataset as what it calls a TableProvider."""
+    """A table of a session: DataFusion takes subclasses of pyarrow's Dataset as what it calls a TableProvider.
+
+    `source`: set before the query runs.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         # Not super().__init__: pyarrow forbids to construct a Dataset, and nothing of it is used.
@@ -55,42 +50,112 @@ class Provider(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow publis
     def schema(self) -> pa.Schema:
         return self._schema
 
-    def get_fragments(self, filter: Any = None) -> list[_Fragment]:
+    def get_fragments(self, filter: Any = None) -> list[Provider]:
         del filter
-        return [_Fragment(self)]
+        return [self]
 
-    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: Any) -> _Scanner:
+    def scanner(self, *_: Any, columns: Sequence[str] | None = None, filter: Any = None, **__: Any) -> SimpleNamespace:
+        """Return what DataFusion uses of a Scanner."""
         if filter is not None:
             # As pyarrow's expression it would mean something else: NULL NOT IN (1) is true, NaN > 1 is false.
             raise Internal(f"DataFusion hands a condition to a scan: {filter}")
-        return _Scanner(self, self._schema.names if columns is None else columns)
+        names = self._schema.names if columns is None else columns
+        projected = pa.schema([self._schema.field(name) for name in names])
+        return SimpleNamespace(projected_schema=projected, to_batches=lambda: self._read(names))
 
-
-class _Fragment:
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
-
-    def scanner(self, schema: pa.Schema, columns: Sequence[str] | None = None, **options: Any) -> _Scanner:
-        del schema
-        return self._provider.scanner(columns, options.get("filter"))
-
-
-class _Scanner:
-    def __init__(self, provider: Provider, columns: Sequence[str]) -> None:
-        self._provider, self._columns = provider, columns
-        self.projected_schema = pa.schema([provider.schema.field(name) for name in columns])
-
-    def to_batches(self) -> Iterator[pa.RecordBatch]:
-        source = self._provider.source
-        if source is None:
+    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        if self.source is None:
             raise Internal("a query read a table that is not among its scans")
-        return source.read(self._columns)
+        return self.source.read(columns)
 
 
-class Once:
-    """A scan that is read once, as it comes."""
+class Interrupted(BaseException):
+    """Ends the thread of a closed handover. No other thread sees it."""
 
-    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object]) -> None:
+
+class Handover(Generic[T]):
+    """Items that a thread of its own produces, at most `ahead` before they are taken.
+
+    Thread safety. One thread takes; `close` from any thread, which makes a `take` that waits raise Invalid.
+    Errors. `take` raises what the iterator raised, after the items before it.
+    """
+
+    def __init__(self, name: str, items: Iterator[T], ahead: int, cancel: Callable[[], object] = lambda: None) -> None:
+        """`cancel`: makes a `next` of `items` that waits return soon."""
+        self._items, self._ahead, self._cancel = items, ahead, cancel
+        self._ready: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._closed = self._ended = False
+        self._failure: BaseException | None = None
+        self._thread: int | None = None
+        Worker(name, self._run)
+
+    def take(self, within: float | None = None) -> T | None:
+        """Return the next item; None if none comes `within` these seconds. Raises: StopIteration after the last."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._ended or self._closed, within)
+            if self._closed:
+                raise Invalid(CLOSED)
+            if self._ready:
+                item = self._ready.popleft()
+                self._changed.notify_all()
+                return item
+            if self._ended:
+                raise self._failure or StopIteration
+            return None
+
+    def close(self, *, interrupt: bool = False) -> None:
+        """Release the items; the thread ends as soon as it can. Returns at once.
+
+        `interrupt`: end a computation of DataFusion. It looks for exceptions of its thread once a second, and there is
+        no other way to cancel it from outside.
+        """
+        with self._changed:
+            closed, self._closed = self._closed, True
+            self._ready.clear()
+            self._changed.notify_all()
+            if interrupt and not closed and self._thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Interrupted))
+        self._cancel()
+
+    # ---- in its thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with suppress(Interrupted):  # one that was sent while the thread ended
+            try:
+                self._produce()
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that takes
+                self._failure = error
+            try:
+                getattr(self._items, "close", lambda: None)()  # of a generator
+            finally:
+                del self._items
+                with self._changed:
+                    self._ended = True
+                    self._changed.notify_all()
+
+    def _produce(self) -> None:
+        try:
+            self._thread = threading.get_ident()
+            for item in self._items:
+                with self._changed:
+                    self._ready.append(item)
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._closed or len(self._ready) < self._ahead)
+                    if self._closed:
+                        return
+                del item
+        finally:
+            with self._changed:
+                self._thread = None
+
+
+class Source:
+    """A scan that is read once, as it comes. `failure`: the first error; DataFusion changes those that it is given."""
+
+    def __init__(
+        self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object] = lambda: None
+    ) -> None:
         """`batches`: have at least the columns of `schema`. `cancel`: as for Handover."""
         self.failure: BaseException | None = None
         self._schema = schema
@@ -98,16 +163,17 @@ class Once:
         self._reading = False
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Return the rows with `columns`; batches without rows if none have come yet."""
         if self._reading:
             raise self._failed(Internal("a query read the rows of a table twice"))
         self._reading = True
-        return self._batches(columns)
+        return (alike(batch, self._schema, columns) for batch in iter(self._next, None))
 
-    def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        while (batch := self.next()) is not None:
-            yield alike(batch, self._schema, columns)
+    def close(self) -> None:
+        """Release the rows; any thread."""
+        self._handover.close()
 
-    def next(self) -> pa.RecordBatch | None:
+    def _next(self) -> pa.RecordBatch | None:
         """Return a batch, one without rows if none has come yet; None after the last."""
         try:
             batch = self._handover.take(PATIENCE)
@@ -115,109 +181,72 @@ class Once:
             return None
         except BaseException as error:  # noqa: BLE001 - DataFusion would change it
             raise self._failed(error) from None
-        return empty(self._schema) if batch is None else batch
-
-    def close(self) -> None:
-        self._handover.close()
+        return pa.RecordBatch.from_pylist([], self._schema) if batch is None else batch
 
     def _failed(self, error: BaseException) -> BaseException:
         self.failure = self.failure or error
         return error
 
 
-class Kept:
-    """A scan that is read once and kept until the end of the query, for a query that reads it several times.
+class Kept(Source):
+    """A scan that is kept until the end of the query, for a query that reads it several times.
 
     Thread safety. Any number of threads read.
     """
 
-    def __init__(self, rows: Once, schema: pa.Schema) -> None:
-        self._rows, self._schema = rows, schema
+    def __init__(
+        self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object] = lambda: None
+    ) -> None:
+        super().__init__(schema, batches, cancel)
         self._lock = threading.Lock()
-        self._batches: list[pa.RecordBatch | tuple[int, int]] = []
-        self._bytes = self._written = 0
-        self._file: Any = None
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="memwal-sql-")  # noqa: SIM115 - see close
+        self._places = list[int]()
         self._ended = False
 
-    @property
-    def failure(self) -> BaseException | None:
-        return self._rows.failure
-
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        at = 0
+        read = 0
         while True:
             with self._lock:
-                if at == len(self._batches) and not self._ended:
-                    self._keep(self._rows.next())
-                if at == len(self._batches):
-                    if self._ended:
-                        return
-                    batch = None
-                else:
-                    batch = self._kept(self._batches[at])
-                    at += 1
-            yield alike(empty(self._schema) if batch is None else batch, self._schema, columns)
+                batch = None
+                if read == len(self._places) and not self._ended:
+                    batch = self._keep()
+                if read < len(self._places):
+                    self._file.seek(self._places[read])
+                    batch, read = pa.ipc.open_stream(self._file).read_next_batch(), read + 1
+                if batch is None:
+                    return
+            yield alike(batch, self._schema, columns)
 
     def close(self) -> None:
-        self._rows.close()
+        super().close()
         with self._lock:
-            self._batches, self._ended = [], True
-            if self._file is not None:
-                self._file.close()
+            self._places, self._ended = [], True
+            self._file.close()
 
-    def _keep(self, batch: pa.RecordBatch | None) -> None:
-        if batch is None:
-            self._ended = True
-        elif batch.num_rows:
-            self._bytes += batch.nbytes
-            self._batches.append(batch if self._bytes <= IN_MEMORY else self._write(batch))
-
-    def _write(self, batch: pa.RecordBatch) -> tuple[int, int]:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="memwal-sql-")  # noqa: SIM115 - closed with the query
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:  # a stream each, for the sake of dictionaries
-            writer.write_batch(batch)
-        place = (self._written, self._file.write(sink.getvalue()))
-        self._file.flush()
-        self._written += place[1]
-        return place
-
-    def _kept(self, batch: pa.RecordBatch | tuple[int, int]) -> pa.RecordBatch:
-        if isinstance(batch, pa.RecordBatch):
-            return batch
-        at, size = batch
-        return pa.ipc.open_stream(os.pread(self._file.fileno(), size, at)).read_next_batch()
+    def _keep(self) -> pa.RecordBatch | None:
+        """Append the next batch to the file, each as a stream of its own, for the sake of dictionaries."""
+        batch = self._next()
+        self._ended = batch is None
+        if batch is not None and batch.num_rows:
+            self._file.seek(0, 2)
+            self._places.append(self._file.tell())
+            with pa.ipc.new_stream(self._file, batch.schema) as writer:
+                writer.write_batch(batch)
+        return batch
 
 
-class Counted:
-    """Rows of which a query reads no column: their number."""
-
-    def __init__(self, rows: int) -> None:
-        self.failure: BaseException | None = None
-        self._rows = rows
-
-    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        del columns
-        for at in range(0, self._rows, ROWS_PER_BATCH):
-            nulls = pa.nulls(min(ROWS_PER_BATCH, self._rows - at))
-            yield pa.RecordBatch.from_arrays([nulls], names=["row"]).select([])
-
-    def close(self) -> None:
-        self._rows = 0
+def counted(rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows of which a query reads no column."""
+    for at in range(0, rows, ROWS_PER_BATCH):
+        yield pa.RecordBatch.from_arrays([pa.nulls(min(ROWS_PER_BATCH, rows - at))], names=["row"])
 
 
 def alike(batch: pa.RecordBatch, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the columns of a batch as DataFusion was told of them, without the metadata that batches have, and as it
-    reads them: fields of null structs are null.
+    """Return the columns of a batch as DataFusion knows them, without the metadata that batches have, and as it reads
+    them: fields of null structs are null.
     """
     if not columns:
         return batch.select([])
     fields = [schema.field(name) for name in columns]
     arrays = [with_null_fields(batch.column(name)) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def empty(schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch without rows."""
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
