@@ -10,10 +10,9 @@ import pytest
 from datafusion import SessionConfig, SessionContext
 
 from memwal.ingest.api.sql.conditions import any_of, filter_of
-from memwal.ingest.api.sql.limits import expect_bounded
 from memwal.ingest.api.sql.plan import BARRIER, reads_again, scans_of
 from memwal.ingest.api.sql.sources import Provider
-from memwal.ingest.api.sql.statement import Statement
+from memwal.ingest.api.sql.statement import Statement, expect_bounded
 from memwal.ingest.errors import Invalid
 
 SCHEMA = pa.schema(

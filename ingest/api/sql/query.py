@@ -21,10 +21,9 @@ from memwal.ingest.api.python_values import check_offsets
 from memwal.ingest.api.results import RowStream
 from memwal.ingest.api.sql.conditions import any_of, filter_of
 from memwal.ingest.api.sql.failures import Asked
-from memwal.ingest.api.sql.limits import expect_bounded
 from memwal.ingest.api.sql.plan import BARRIER, Scan, reads_again, scans_of
 from memwal.ingest.api.sql.sources import Handover, Kept, Provider, Source, counted
-from memwal.ingest.api.sql.statement import SELF, Statement
+from memwal.ingest.api.sql.statement import SELF, Statement, expect_bounded
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.mapping.values import holds
 from memwal.memtable.filter.struct_nulls import null_inside
