@@ -17,8 +17,7 @@ from memwal.memtable.batch_store import Batches
 from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.filter.comparisons import satisfied
-from memwal.memtable.filter.conditions import AnyOf, Condition, Narrowing, columns_of
+from memwal.memtable.filter.conditions import Condition, Narrowing, satisfied
 from memwal.memtable.filter.plan import plan
 from memwal.memtable.filter.predicate import evaluate
 from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
@@ -174,7 +173,7 @@ class Snapshot:
         if rows is None:
             return mask & satisfied(conditions, self._column)
         found = np.zeros(self.n, dtype=bool)
-        taken = self._rows.take(rows, columns_of(conditions))
+        taken = self._rows.take(rows, conditions.columns)
         found[rows[satisfied(conditions, taken.column)]] = True
         return found
 
@@ -184,7 +183,7 @@ class Snapshot:
         rows = self._narrowed(narrowing, mask)
         if narrowing is None or rows is None:
             return int(np.count_nonzero(mask)), []
-        return len(rows), columns_of(narrowing)
+        return len(rows), narrowing.columns
 
     def in_key_order(
         self, low: Sequence[Any] | None = None, high: Sequence[Any] | None = None, mask: Mask | None = None
@@ -290,7 +289,7 @@ class Snapshot:
             return index.candidates(narrowing.asked, partial(self._column, narrowing.column), self.n, limit)
         parts = [self._named(part, limit) for part in narrowing.parts]
         known = sorted((part for part in parts if part is not None), key=len)
-        if isinstance(narrowing, AnyOf):
+        if narrowing.any_of:
             return np.concatenate(known) if len(known) == len(parts) else None
         for other in known[1:]:
             in_both = np.zeros(self.n, dtype=bool)

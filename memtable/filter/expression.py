@@ -18,6 +18,8 @@ from memwal.memtable.filter import allowed
 from memwal.memtable.filter.tokens import NOTHING, Token, tokenize
 
 SHOWN = 200
+LONG = 2_000
+"""Characters of a filter from which on only a few are kept."""
 COMPARISONS = frozenset(("=", "==", "<>", "!=", "<", "<=", ">", ">="))
 _NOT, _IS, _LIKE, _COMPARE, _PRODUCT, _CAST = 15, 17, 19, 20, 40, 50
 _BINARY = {
@@ -104,7 +106,7 @@ class Node:
 def parse(filter: str, columns: Sequence[str]) -> Node:
     """Return the tree of a filter; `columns`: of the table. Raises: InvalidRows, naming what is not allowed."""
     try:
-        return (_kept if len(filter) <= 2_000 else _long_kept)(filter, tuple(columns))
+        return (_kept if len(filter) <= LONG else _long_kept)(filter, tuple(columns))
     except ValueError as error:
         raise InvalidRows(f"filter {shown(filter)}: {error}") from None
 

@@ -10,6 +10,7 @@ evaluation if the predicate consists of such.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -18,65 +19,47 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.memtable.filter.conditions import AllOf, AnyOf, Condition, Narrowing, is_exact
+from memwal.memtable.filter.conditions import Condition, Joined, Narrowing
 from memwal.memtable.filter.expression import Node
 from memwal.memtable.filter.scalar_index import Asked, sort_form
 from memwal.memtable.filter.translation import is_finer
 
 Kinds: TypeAlias = Mapping[str, pa.DataType]
-"""The indexed columns."""
-
-
-def narrowings(tree: Node, indexed: Kinds, every: Kinds) -> tuple[Narrowing | None, Narrowing | None]:
-    """The conditions of a filter on the columns `indexed`, and the exact ones on `every` column that together are all
-    of it; None where there are none.
-    """
-    whole = _narrowing(tree, every)
-    return _narrowing(tree, indexed), whole if whole is not None and is_exact(whole) else None
-
-
-def _narrowing(part: Node, kinds: Kinds) -> Narrowing | None:
-    part = part.bare
-    if {"and", "or"}.isdisjoint(part.operators):
-        return _condition(part, kinds)
-    sides = [_narrowing(side, kinds) for side in part.parts]
-    known = [side for side in sides if side is not None]
-    if "or" in part.operators:
-        return AnyOf(tuple(known)) if len(known) == len(sides) else None
-    return _all_of(known, exact=len(known) == len(sides))
-
-
-def _all_of(parts: Sequence[Narrowing], *, exact: bool) -> Narrowing | None:
-    """The conjunction, with the lower and the upper bound of a column merged into one range. `exact`: of all parts."""
-    merged: list[Narrowing] = []
-    for part in parts:
-        for at, other in enumerate(merged):
-            if (both := _one_range(other, part)) is not None:
-                merged[at] = both
-                break
-        else:
-            merged.append(part)
-    if not merged:
-        return None
-    return merged[0] if len(merged) == 1 and exact else AllOf(tuple(merged), exact)
-
-
-def _one_range(first: Narrowing, second: Narrowing) -> Condition | None:
-    if not (isinstance(first, Condition) and isinstance(second, Condition) and first.column == second.column):
-        return None
-    for lower, upper in ((first.asked, second.asked), (second.asked, first.asked)):
-        if lower.low is not None and lower.high is None and upper.low is None and upper.high is not None:
-            both = replace(lower, high=upper.high, high_inclusive=upper.high_inclusive)
-            return Condition(first.column, both, first.exact and second.exact)
-    return None
-
-
+"""The columns that a condition may be on."""
 _MIRRORED = {"=": "=", "==": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _IS = {"is true": "=", "is false": "="}
 
 
+def narrowing(part: Node, kinds: Kinds) -> Narrowing | None:
+    """Return the conditions of a filter on columns of `kinds`; None if there are none."""
+    part = part.bare
+    if {"and", "or"}.isdisjoint(part.operators):
+        return _condition(part, kinds)
+    any_of = "or" in part.operators
+    sides = [narrowing(side, kinds) for side in part.parts]
+    known = [side for side in sides if side is not None]
+    if not known or (any_of and len(known) < len(sides)):
+        return None
+    exact = len(known) == len(sides) and all(side.exact for side in known)
+    return Joined(tuple(known if any_of else _ranges(known)), any_of, exact)
+
+
+def _ranges(parts: Sequence[Narrowing]) -> list[Narrowing]:
+    """Return the parts of an AND, with a lower and an upper bound of one column as one range."""
+    conditions = [part for part in parts if isinstance(part, Condition)]
+    lower = {each.column: each for each in conditions if each.asked.low is not None and each.asked.high is None}
+    upper = {each.column: each for each in conditions if each.asked.low is None and each.asked.high is not None}
+    merged, used = list[Narrowing](), list[Narrowing]()
+    for column, first in lower.items():
+        if (last := upper.get(column)) is not None:
+            both = replace(first.asked, high=last.asked.high, high_inclusive=last.asked.high_inclusive)
+            merged.append(Condition(column, both, first.exact and last.exact))
+            used += [first, last]
+    return [*merged, *(part for part in parts if part not in used)]
+
+
 def _condition(part: Node, kinds: Kinds) -> Condition | None:
-    """`part` as a condition on one column; None if it is none, or not a supported one."""
+    """Return `part` as a condition on one column; None if it is none, or not a supported one."""
     negated = part.kind == "prefix" and part.text == "not"
     part = part.parts[0].bare if negated else part
     operator, sides = part.text, list(part.parts)
@@ -99,7 +82,7 @@ def _condition(part: Node, kinds: Kinds) -> Condition | None:
 
 
 def _asked(operator: str, others: Sequence[Node], column: pa.DataType) -> Asked | None:
-    """The values that a comparison of a column of the type `column` with `others` asks for."""
+    """Return the values that a comparison of a column of the type `column` with `others` asks for."""
     if operator in ("is null", "is not null"):
         return Asked(nulls=operator == "is null")
     if operator == "like":
@@ -110,39 +93,20 @@ def _asked(operator: str, others: Sequence[Node], column: pa.DataType) -> Asked 
     if operator == "in":
         others = [other for other in others if (other.bare.kind, other.bare.text) != ("word", "null")]
     values = _literals(others, column)
-    if values is None:
-        return None
-    if operator in ("=", "==", "in"):
-        return _widened(Asked(values, values))
-    if operator in (">", ">="):
-        return _widened(Asked(low=values, low_inclusive=operator == ">="))
-    if operator in ("<", "<="):
-        return _widened(Asked(high=values, high_inclusive=operator == "<="))
-    return None
+    low = values if operator in ("=", "==", "in", ">", ">=") else None
+    high = values if operator in ("=", "==", "in", "<", "<=") else None
+    return None if low is None and high is None else _widened(Asked(low, high, operator != ">", operator != "<"))
 
 
 def _prefixed(pattern: Node, column: pa.DataType) -> Asked | None:
     """LIKE: the texts that begin with the pattern's part before its first wildcard or escape."""
-    values = _literals([pattern], column) if _is_text(column) else None
-    if values is None:
+    prefix = re.split(r"[%_\\]", pattern.literal or "", maxsplit=1)[0]
+    if not prefix or not _is_text(column):
         return None
-    text = values[0].as_py()
-    prefix = text[: min((at for at, letter in enumerate(text) if letter in "%_\\"), default=len(text))]
-    if not prefix:
-        return None
-    beyond = _after(prefix)
-    high = None if beyond is None else sort_form(pa.array([beyond], column))
-    return Asked(sort_form(pa.array([prefix], column)), high, high_inclusive=False)
-
-
-def _after(prefix: str) -> str | None:
-    """The first text after all texts that begin with `prefix`, by code point; None if there is none."""
-    while prefix:
-        code = ord(prefix[-1]) + 1
-        if code <= 0x10FFFF:
-            return prefix[:-1] + chr(0xE000 if code == 0xD800 else code)  # surrogates are no text
-        prefix = prefix[:-1]
-    return None
+    after = ord(prefix[-1]) + 1
+    beyond = None if after in (0xD800, 0x110000) else prefix[:-1] + chr(after)  # surrogates are no text
+    low, high = (end if end is None else sort_form(pa.array([end], column)) for end in (prefix, beyond))
+    return Asked(low, high, high_inclusive=False)
 
 
 def _literals(literals: Sequence[Node], column: pa.DataType) -> pa.Array | None:
@@ -209,16 +173,13 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _widened(asked: Asked) -> Asked:
-    """Bounds of floats one float32 step wider: the engine may round a literal to the column's width first."""
-    kind = (asked.low if asked.low is not None else asked.high).type  # type: ignore[union-attr]
-    if not pa.types.is_floating(kind):
-        return asked
-
-    def step(values: pa.Array | None, towards: float) -> pa.Array | None:
-        if values is None:
-            return None
+    """Return bounds of floats one float32 step wider: the engine may round a literal to the column's width first."""
+    ends = list[pa.Array | None]()
+    for values, towards in ((asked.low, -np.inf), (asked.high, np.inf)):
+        if values is None or not pa.types.is_floating(values.type):
+            ends.append(values)
+            continue
         with np.errstate(over="ignore"):
             narrow = values.to_numpy().astype(np.float32)
-        return pa.array(np.nextafter(narrow, np.float32(towards)), kind)
-
-    return Asked(step(asked.low, -np.inf), step(asked.high, np.inf))
+        ends.append(pa.array(np.nextafter(narrow, np.float32(towards)), values.type))
+    return replace(asked, low=ends[0], high=ends[1])

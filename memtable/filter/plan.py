@@ -9,16 +9,10 @@ import pyarrow as pa
 
 from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.filter.conditions import Narrowing
-from memwal.memtable.filter.expression import parse
-from memwal.memtable.filter.narrowing import narrowings
+from memwal.memtable.filter.expression import LONG
+from memwal.memtable.filter.narrowing import narrowing
 from memwal.memtable.filter.predicate import referenced
-from memwal.memtable.filter.translation import translate
-
-# Plans kept, and the length of the text from which on only a few are kept. Together they bound the memory, which no
-# memtable counts. A few are enough for one reader, which applies one filter to one memtable and SST after the other.
-KEPT = 128
-LONG = 2_000
-LONG_KEPT = 4
+from memwal.memtable.filter.translation import checked, translate
 
 
 @dataclass(eq=False)
@@ -41,17 +35,17 @@ def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterP
 
     Thread safety: any thread. Raises InvalidRows for a filter with too many operators.
     """
-    make = _kept if len(predicate) <= LONG else _long_kept
-    return make(predicate, schema, indexed)
+    return (_kept if len(predicate) <= LONG else _long_kept)(predicate, schema, indexed)
 
 
 def _plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterPlan:
-    base = pa.schema([f for f in schema if f.name != TOMBSTONE])
-    sql, tree = translate(predicate, base), parse(predicate, base.names)
-    every = {field.name: field.type for field in base}
-    narrowed, exact = narrowings(tree, {name: every[name] for name in indexed}, every)
-    return FilterPlan(sql, tuple(referenced(predicate, base)), narrowed, exact)
+    base = pa.schema([field for field in schema if field.name != TOMBSTONE])
+    tree, every = checked(predicate, base.names), {field.name: field.type for field in base}
+    conditions, whole = narrowing(tree, {name: every[name] for name in indexed}), narrowing(tree, every)
+    exact = whole if whole is not None and whole.exact else None
+    return FilterPlan(translate(predicate, base), tuple(referenced(predicate, base)), conditions, exact)
 
 
-_kept = lru_cache(maxsize=KEPT)(_plan)
-_long_kept = lru_cache(maxsize=LONG_KEPT)(_plan)
+# Few plans of long texts are kept: together they bound the memory, which no memtable counts.
+_kept = lru_cache(maxsize=128)(_plan)
+_long_kept = lru_cache(maxsize=4)(_plan)

@@ -7,12 +7,11 @@ import pyarrow as pa
 
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.filter.expression import shown
+from memwal.memtable.filter.expression import SHOWN, shown
 from memwal.memtable.filter.struct_nulls import null_inside
 from memwal.memtable.filter.translation import context
 
 POSITION = "_memtable_position"
-SHOWN = 200
 # Up to this many rows are evaluated with all their columns: planning the projection takes longer.
 FEW = 8_192
 

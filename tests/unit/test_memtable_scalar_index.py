@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, snapshot, tombstones
 from memwal.memtable import with_tombstone as rows_of
 from memwal.memtable.arrays import Mask, Positions
-from memwal.memtable.filter import comparisons, predicate
-from memwal.memtable.filter.comparisons import Columns
-from memwal.memtable.filter.conditions import Narrowing, columns_of
+from memwal.memtable.filter import conditions as exact
+from memwal.memtable.filter import predicate
+from memwal.memtable.filter.conditions import Columns, Narrowing
 from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
 
 TEXTS = st.text(st.sampled_from("ab\0é🙂 z\uffff"), max_size=4)
@@ -206,8 +206,8 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return predicate.evaluate(text, sql, rows, positions, n)
 
     def counting_arrow(conditions: Narrowing, column: Columns) -> Mask:
-        counts.append(len(column(columns_of(conditions)[0])))
-        return comparisons.satisfied(conditions, column)
+        counts.append(len(column(conditions.columns[0])))
+        return exact.satisfied(conditions, column)
 
     monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
     monkeypatch.setattr(snapshot, "evaluate", counting)
