@@ -94,13 +94,13 @@ class Node:
         text = self.bare.text
         return text[1:-1].replace(text[0] * 2, text[0])
 
-    def walk(self) -> Iterator[Node]:
-        """Yield the node and all below it."""
+    def walk(self, *, calls: bool = True) -> Iterator[Node]:
+        """Yield the node and all below it; without `calls` no arguments of functions."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
             yield node
-            waiting.extend(node.parts)
+            waiting.extend(node.parts if calls or node.kind != "call" else ())
 
 
 def parse(filter: str, columns: Sequence[str]) -> Node:

@@ -27,7 +27,6 @@ from memwal.memtable.filter.translation import is_finer
 Kinds: TypeAlias = Mapping[str, pa.DataType]
 """The columns that a condition may be on."""
 _MIRRORED = {"=": "=", "==": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_IS = {"is true": "=", "is false": "="}
 
 
 def narrowing(part: Node, kinds: Kinds) -> Narrowing | None:
@@ -70,7 +69,8 @@ def _condition(part: Node, kinds: Kinds) -> Condition | None:
     elif negated or part.kind not in ("chain", "in", "between", "like", "is"):
         return None
     elif part.kind == "is":
-        operator, sides = _IS.get(operator, ""), [*sides, Node("word", operator.removeprefix("is "))]
+        word = operator.removeprefix("is ")
+        operator, sides = "=" if word in ("true", "false") else "", [*sides, Node("word", word)]
     elif part.kind == "chain":
         operator = part.operators[0] if len(sides) == 2 else ""
         if sides[0].bare.kind != "column":
@@ -144,12 +144,10 @@ def _text(literal: Node, column: pa.DataType) -> str | None:
 
 def _comparable(quoted: bool, text: str, cast_to: str, column: pa.DataType) -> bool:
     types = pa.types
-    if types.is_integer(column):
-        return not quoted and not cast_to and text.lstrip("-").isdecimal()
-    if types.is_floating(column):
-        return not quoted and not cast_to
     if _is_text(column):
         return quoted and not cast_to
+    if types.is_integer(column) or types.is_floating(column):
+        return not quoted and not cast_to and (types.is_floating(column) or text.lstrip("-").isdecimal())
     if types.is_date32(column):
         return quoted and cast_to == "date"
     if not (types.is_timestamp(column) and column.tz is None and quoted):

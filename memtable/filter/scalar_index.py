@@ -78,11 +78,6 @@ class _Run:
         found = pc.search_sorted(self.values, values, side="right" if right else "left")
         return found.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
-    @property
-    def bytes(self) -> int:
-        """Bytes held."""
-        return int(self.values.nbytes + self.rows.nbytes + self.nans.nbytes + self.nulls.nbytes)
-
 
 @dataclass(frozen=True, eq=False)
 class _Sorted:
@@ -161,7 +156,8 @@ class ScalarIndex:
     @property
     def bytes(self) -> int:
         """Bytes of the sorted copy."""
-        return sum(run.bytes for run in self._sorted.runs)
+        parts = (part for run in self._sorted.runs for part in (run.values, run.rows, run.nans, run.nulls))
+        return sum(int(part.nbytes) for part in parts)
 
 
 _NOTHING: tuple[Positions, Positions] = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))

@@ -237,9 +237,7 @@ def _cut_short(tree: Node) -> Iterator[str]:
     Lance cuts what is finer than microseconds off the text of a TIMESTAMP, so `t = timestamp '... 00:00:00.000000001'`
     would find, and delete, the row at 00:00:00. It cuts the values of IN and BETWEEN to the coarsest unit of them.
     """
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
+    for node in tree.walk(calls=False):
         text = node.parts[0].literal if node.kind == "cast" and node.text in _TIMES else None
         if text and is_finer(text):
             yield (
@@ -255,7 +253,6 @@ def _cut_short(tree: Node) -> Iterator[str]:
                         f"the timestamp '{text}' would be cut to the unit of another one in the same IN list or "
                         "BETWEEN; write all of them with to_timestamp_nanos('...')"
                     )
-        waiting.extend(node.parts if node.kind != "call" else ())
 
 
 def _unit(node: Node) -> int | None:

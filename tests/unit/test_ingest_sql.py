@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from datafusion import SessionConfig, SessionContext
 
-from memwal.ingest.api.sql.conditions import any_of, filter_of
-from memwal.ingest.api.sql.plan import BARRIER, reads_again, scans_of
+from memwal.ingest.api.sql.plan import BARRIER, any_of, filter_of, reads_again, scans_of
 from memwal.ingest.api.sql.sources import Provider
 from memwal.ingest.api.sql.statement import Statement, expect_bounded
 from memwal.ingest.errors import Invalid
@@ -250,6 +249,8 @@ def test_a_parameter_is_bounded_as_a_number_in_the_query_is(call: str, number: o
         "select * from (select 1 from t) a, range(1, 1000000) b join t on t.id = b.value, range(1, 1000000) c",
         "select cast(x as decimal(8, 2)), x::timestamp with time zone, arrow_cast(x, 'Int8') from t as u(x)",
         "with few (a) as (select 1), repeated as (select a, b.c from few b) select max(a) from repeated where a in (1)",
+        "select ((((((1",
+        "select case case case case abs((((",
         'select "upper"(v), sum(id) filter (where id > 1) over (partition by v order by id) from (values (1)) as t(a)',
     ],
 )

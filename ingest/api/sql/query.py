@@ -19,12 +19,11 @@ from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, SQLOpti
 from memwal.ingest.api.arguments import brief
 from memwal.ingest.api.python_values import check_offsets
 from memwal.ingest.api.results import RowStream
-from memwal.ingest.api.sql.conditions import any_of, filter_of
 from memwal.ingest.api.sql.failures import Asked
-from memwal.ingest.api.sql.plan import BARRIER, Scan, reads_again, scans_of
+from memwal.ingest.api.sql.plan import BARRIER, Scan, any_of, filter_of, reads_again, scans_of
 from memwal.ingest.api.sql.sources import Handover, Kept, Provider, Source, counted
 from memwal.ingest.api.sql.statement import SELF, Statement, expect_bounded
-from memwal.ingest.errors import Invalid, MemWalError, Unavailable
+from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.mapping.values import holds
 from memwal.memtable.filter.struct_nulls import null_inside
 from memwal.wal.errors import first_line
@@ -129,10 +128,11 @@ def _zoned_times(value: Any) -> Iterator[datetime.datetime]:
 
 @dataclass(slots=True)
 class _Table:
-    """A memwal table or a stream in a session. `hidden`: its name in plans. `names`: those in queries."""
+    """A memwal table (`ours`) or a stream in a session. `hidden`: its name in plans. `names`: those in queries."""
 
     hidden: str
     rows: Any
+    ours: bool
     provider: Provider
     names: list[str]
 
@@ -159,7 +159,7 @@ class _Attempt:
         again = reads_again(plan, scans)
         with ExitStack() as opened:
             sources = []
-            for table in sorted(self._tables, key=lambda table: not self._is_ours(table)):
+            for table in sorted(self._tables, key=lambda table: not table.ours):
                 places = [scan for scan in scans if scan.table == table.hidden]
                 if again:
                     places = [Scan(table.hidden, None, (), None)] * 2
@@ -181,10 +181,7 @@ class _Attempt:
         # The newest columns, which level committed gives without asking an owner; the table may not know them yet.
         ours = isinstance(rows, self._kind)
         schema = _plain(rows.scan(limit=0, level="committed").schema if ours else rows.schema)
-        self._tables.append(_Table(f"memwal_{len(self._tables)}", rows, Provider(schema), [name]))
-
-    def _is_ours(self, table: _Table) -> bool:
-        return isinstance(table.rows, self._kind)
+        self._tables.append(_Table(f"memwal_{len(self._tables)}", rows, ours, Provider(schema), [name]))
 
     def _planned(self, parameters: Mapping[str, pa.Scalar]) -> Any:
         """Plan with names as they are written; where that fails, with lower case for names that are not in quotes, as
@@ -226,9 +223,9 @@ class _Attempt:
         names = {name for scan in scans for name in (schema.names if scan.columns is None else scan.columns)}
         projected = pa.schema([field for field in schema if field.name in names])
         make = Source if len(scans) == 1 else Kept
-        if self._is_ours(table) and not names:
-            return make(projected, counted(table.rows.count(level=self._level)))
-        rows = self._scan(table.rows, schema, projected, scans) if self._is_ours(table) else table.rows
+        if table.ours and not names:
+            return make(projected, counted(table.rows.count(level=self._level)), lambda: None)
+        rows = self._scan(table.rows, schema, projected, scans) if table.ours else table.rows
         return make(projected, iter(rows), rows.close)
 
     def _scan(self, table: Readable, schema: pa.Schema, projected: pa.Schema, scans: Sequence[Scan]) -> RowStream:
@@ -282,8 +279,6 @@ class _Attempt:
             batch = out.take()
         except StopIteration:
             return None
-        except MemWalError:
-            raise
         except Exception as error:  # noqa: BLE001 - DataFusion raises bare exceptions
             raise next((source.failure for source in sources if source.failure), self._problem(error)) from None
         return None if batch is None else batch.to_pyarrow()

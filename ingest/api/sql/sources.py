@@ -153,9 +153,7 @@ class Handover(Generic[T]):
 class Source:
     """A scan that is read once, as it comes. `failure`: the first error; DataFusion changes those that it is given."""
 
-    def __init__(
-        self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object]) -> None:
         """`batches`: have at least the columns of `schema`. `cancel`: as for Handover."""
         self.failure: BaseException | None = None
         self._schema = schema
@@ -194,9 +192,7 @@ class Kept(Source):
     Thread safety. Any number of threads read.
     """
 
-    def __init__(
-        self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object]) -> None:
         super().__init__(schema, batches, cancel)
         self._lock = threading.Lock()
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="memwal-sql-")  # noqa: SIM115 - see close

@@ -159,7 +159,7 @@ class _Reader:
                 name = self._called(clause) if word == "(" else ""
                 casts = name in ("cast", "try_cast")
                 depth, query, inside = self.bracket(_CLOSING[word], nesting + prefixes + 1, is_cast=casts)
-                self._at += 1
+                self._at += self._words[self._at] != ""  # the end of the query ends every bracket
                 self._check_call(name, [self._typed[start + 1 : end] for start, end in pairwise(inside)])
                 inner, below = (inner, below + depth + 1) if query else (max(inner, depth), below)
         deepest = max(deepest, inner + chains + allowed.HEAVY * max(0, heavy - joined - 1))
