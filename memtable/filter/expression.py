@@ -50,7 +50,7 @@ _RESERVED = frozenset(_GRAMMAR.split())
 """Words that need backticks as the name of a column."""
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _HEX = re.compile(r"'(?:[0-9a-fA-F]{2})*'")
-_TYPED = frozenset(("date", "time", "timestamp", "datetime", "interval"))
+_TYPED = frozenset(("date", "time", "timestamp", "datetime", "interval", "decimal", "numeric"))
 _TESTS = frozenset(("null", "true", "false"))
 _CLOCKS = frozenset(("current_date", "current_time", "current_timestamp"))
 

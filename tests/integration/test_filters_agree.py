@@ -49,7 +49,15 @@ TIMES = (
     f"to_timestamp_nanos('{FINE}')",
     "date '1970-01-01'",
 )
-OTHERS = ("d > date '1970-01-01'", "m = 1", "m + 1 > 1.5", "isnan(f)", "regexp_like(s, 'a')", "array_length(l) = 1")
+OTHERS = (
+    "d > date '1970-01-01'",
+    "m = 1",
+    "m > decimal(8, 3) '0.500'",
+    "m + 1 > 1.5",
+    "isnan(f)",
+    "regexp_like(s, 'a')",
+    "array_length(l) = 1",
+)
 FAILING = ("i / 0 = 1", "i % (i - i) = 0", "CAST(s AS INT) = 5", "CAST(st.s AS INT) > 0", "regexp_match(s, '(')")
 
 

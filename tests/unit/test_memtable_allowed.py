@@ -108,6 +108,7 @@ ALLOWED = [
     "array_has_any(tags, ['a', 'b']) and array_has_all(tags, make_array('a'))",
     "t.a.b[1] > 0 and t['a'] is not null and `v` ilike 'a%'",
     "at > timestamp '2024-01-01 00:00:00' and at < cast('2025-01-01' as timestamp(9)) -- a comment",
+    "x > decimal(8,3) '1.000' or x in (numeric(10, 2) '1.50')",
     "x::decimal(10, 2) <= -1.5e3 and v = x'00ff' or not b",
     "coalesce(at, now() - interval '1 day') > date_trunc('day', now())",
     "arrow_cast(x, 'Timestamp(Microsecond, Some(\"UTC\"))') = current_timestamp",
