@@ -140,8 +140,8 @@ def open_table(
             base, context = _met(settings, environ, schema, clock, claimant, claim=claim, finish=finish)
             with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
                 context = replace(context, on_replay=tell)
-                alone = claimant is not None and not claimant.daemon and not claimant.take_over
-                with claiming(base) if alone else nullcontext():
+                alone = None if claimant is None or claimant.daemon else claimant
+                with claiming(base, take_over=alone.take_over) if alone else nullcontext():
                     return embedded.Table(base, context, _upkeep(settings), base.regions if claim else ())
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:

@@ -56,6 +56,8 @@ class OpenTable(Protocol):
 
 
 _OPEN: WeakSet[OpenTable] = WeakSet()
+_FENCED: WeakSet[OpenTable] = WeakSet()
+"""Tables whose regions a later handle of this process took over. Without a write they do not notice it."""
 _CLAIMING: set[Place] = set()
 _LOCK = threading.Lock()
 
@@ -67,15 +69,18 @@ def close_at_exit(table: OpenTable) -> None:
 
 
 @contextmanager
-def claiming(base: BaseTable) -> Iterator[None]:
-    """A context that claims the regions of `base` for one thread of this process.
+def claiming(base: BaseTable, *, take_over: bool) -> Iterator[None]:
+    """A context in which this process, and no other thread of it, claims the regions of `base`.
 
-    Raises: Unavailable (reason "served") if a handle of this process has the table open, or another thread opens it.
+    `take_over`: from earlier handles of this process too, which do not count as open when the context has ended well.
+    Raises: Unavailable (reason "served") without `take_over`, if a handle of this process has the table open, or
+    another thread opens it.
     """
     place = _place(base)
     with _LOCK:
-        serving = (table for table in _OPEN if not table.closed and table.regions.alive)
-        if place in _CLAIMING or any(_place(table.base) == place for table in serving):
+        alive = [each for each in _OPEN if not each.closed and each not in _FENCED and each.regions.alive]
+        serving = [each for each in alive if _place(each.base) == place]
+        if not take_over and (place in _CLAIMING or serving):
             raise Unavailable(
                 f"{base.uri}: this process has the table open already: use that handle, close it first, or "
                 "take_over=True, which fences it",
@@ -84,6 +89,7 @@ def claiming(base: BaseTable) -> Iterator[None]:
         _CLAIMING.add(place)
     try:
         yield
+        _FENCED.update(serving)
     finally:
         with _LOCK:
             _CLAIMING.discard(place)

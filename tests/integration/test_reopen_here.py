@@ -62,6 +62,15 @@ def test_a_handle_that_is_closed_or_was_fenced_is_not_in_the_way(tmp_path: Path)
         assert third.count() == 1
 
 
+def test_a_handle_that_was_fenced_and_has_not_noticed_is_not_in_the_way(tmp_path: Path) -> None:
+    uri = tmp_path / "t.lance"
+    first = opened(uri, schema=SCHEMA, key="id")
+    opened(uri, take_over=True).close()
+    with opened(uri) as third:
+        assert third.count() == 0
+    first.close()
+
+
 def test_a_copy_and_a_new_table_at_the_same_place_are_other_tables(tmp_path: Path) -> None:
     uri, copy = tmp_path / "t.lance", tmp_path / "copy.lance"
     with opened(uri, schema=SCHEMA, key="id") as table:
