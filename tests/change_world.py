@@ -108,7 +108,7 @@ class ChangeWorld:
         if self.random.random() < 0.5:
             self.table.close()
         self.left.append(self.table)
-        self.table = memwal.open(self.uri, settings=QUIET, storage_options=self.options)
+        self.table = memwal.open(self.uri, settings=QUIET, take_over=True, storage_options=self.options)
 
     def resize(self) -> None:
         """Give the table another number of regions."""
@@ -117,7 +117,7 @@ class ChangeWorld:
         to = self.random.choice([count for count in (1, 2, 3, 5) if count != base.buckets])
         store = wal.open_store(self.uri, self.options)
         flush.resize(self.uri, self.options, store, to, clock=wal.SystemClock(), ids=wal.SystemIds())
-        self.table = memwal.open(self.uri, settings=QUIET, storage_options=self.options)
+        self.table = memwal.open(self.uri, settings=QUIET, take_over=True, storage_options=self.options)
 
     def close(self) -> None:
         """Close every writer."""

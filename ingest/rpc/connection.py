@@ -23,7 +23,7 @@ from memwal.ingest.rpc.protocol import refusal_of_daemon
 from memwal.ingest.rpc.row_stream import Told, streamed
 from memwal.ingest.rpc.tls import NO_TLS, ClientTls
 from memwal.ingest.rpc.trace_headers import sent_headers
-from memwal.ingest.rpc.wire import EXPLANATION, StreamSum, explained, from_flight, pack
+from memwal.ingest.rpc.wire import ALIGNED, EXPLANATION, StreamSum, explained, from_flight, pack
 from memwal.wal.errors import first_line
 
 P = ParamSpec("P")
@@ -193,7 +193,7 @@ class Connection:
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         sent = [*self._headers, *sent_headers()] if tracing.on else self._headers
-        return flight.FlightCallOptions(timeout=timeout, headers=sent)
+        return flight.FlightCallOptions(timeout=timeout, headers=sent, read_options=ALIGNED)
 
     def _open_put(self, request: Mapping[str, Any], schema: pa.Schema, timeout: float | None) -> OpenPut:
         descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._said()}))

@@ -32,8 +32,8 @@ from memwal.ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWa
 from memwal.wal.errors import first_line
 
 _LENGTH = struct.Struct("<I")
-# Rows begin where the request before them ends, at any byte. Arrow's joins and groupings warn of each such array.
-_ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+"""Rows in a message begin at any byte. Arrow warns of each such array, and DataFusion does not take it."""
 _HEAD_MAX = 4 << 20
 """Bytes of a request without its rows: JSON of this size is parsed in half a second, in which no other thread works."""
 _CLOSING_MAX = 1 << 10
@@ -89,7 +89,7 @@ def _rows(body: pa.Buffer) -> pa.Table:
     for message in pa.ipc.MessageReader.open_stream(body):
         if message.type in ("record batch", "dictionary") and _is_compressed(message):
             raise Invalid("not a request of memwal: its rows are compressed; send them as they are")
-    rows = pa.ipc.open_stream(body, options=_ALIGNED).read_all()
+    rows = pa.ipc.open_stream(body, options=ALIGNED).read_all()
     check_encoding(rows)
     return rows
 

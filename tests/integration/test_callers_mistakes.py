@@ -30,7 +30,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa
 
 def _open(path: Path, **options: Any) -> Any:
     options = {"settings": {"commit": {"interval": 0}}} | options
-    return memwal.open(path / "t.lance", schema=SCHEMA, key="id", regions=1, **options)
+    return memwal.open(path / "t.lance", schema=SCHEMA, key="id", regions=1, **options, take_over=True)
 
 
 def _not_utf8(rows: int) -> pa.Array:
@@ -42,7 +42,7 @@ def _not_utf8(rows: int) -> pa.Array:
 def test_arrays_that_are_used_again_do_not_change_acknowledged_rows(tmp_path: Path) -> None:
     ids, values = np.arange(5), np.full(5, 7)
     with _open(tmp_path) as table:
-        table.put(pa.table({"id": ids, "v": values}))
+        table.put(pa.table({"id": ids, "v": values}), missing="null")
         table.delete(ids[:1])
         ids[:], values[:] = 99, 666
         assert sorted(table.scan(["id", "v"]).read_all().to_pylist(), key=lambda row: row["id"]) == [
@@ -71,13 +71,13 @@ def test_a_token_that_is_none_is_refused_when_it_is_made(producer: Any, sequence
 
 def test_a_table_removed_under_its_writer_acknowledges_nothing_more(tmp_path: Path) -> None:
     table = _open(tmp_path)
-    table.put([{"id": 1, "v": 1}])
+    table.put([{"id": 1, "v": 1}], missing="null")
     shutil.rmtree(tmp_path / "t.lance")
     with _open(tmp_path) as again:
         for _ in range(2):
             with pytest.raises(Invalid, match="removed or replaced"):
-                table.put([{"id": 2, "v": 2}])
-        again.put([{"id": 3, "v": 3}])
+                table.put([{"id": 2, "v": 2}], missing="null")
+        again.put([{"id": 3, "v": 3}], missing="null")
         table.close()
         assert again.scan(["id"]).read_all()["id"].to_pylist() == [3]
     with memwal.open(tmp_path / "t.lance") as reopened:
@@ -86,9 +86,9 @@ def test_a_table_removed_under_its_writer_acknowledges_nothing_more(tmp_path: Pa
 
 def test_a_writer_that_knows_it_is_fenced_answers_no_more_reads(tmp_path: Path) -> None:
     older = _open(tmp_path)
-    older.put([{"id": 1, "v": 1}])
+    older.put([{"id": 1, "v": 1}], missing="null")
     with _open(tmp_path) as newer:
-        newer.put([{"id": 1, "v": 2}])
+        newer.put([{"id": 1, "v": 2}], missing="null")
         with pytest.raises(FencedError):
             older.commit()
         with pytest.raises(FencedError, match=r"epoch 1 .* epoch 2"):
@@ -118,16 +118,16 @@ def test_an_argument_that_contradicts_the_table_is_refused(tmp_path: Path, argum
 def test_a_column_added_by_a_stranger_is_null_in_rows_that_waited(tmp_path: Path) -> None:
     """Lance allows a column of nulls to be added beside MemWAL; rows put before it read null for it."""
     with _open(tmp_path) as table:
-        table.put([{"id": 1, "v": 1}])
+        table.put([{"id": 1, "v": 1}], missing="null")
         table.flush()
-        table.put([{"id": 2, "v": 2}])
+        table.put([{"id": 2, "v": 2}], missing="null")
         lance.dataset(tmp_path / "t.lance").add_columns(pa.field("extra", pa.int64()))
         assert table.count() == 2
         table.flush()
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [1, 2]
         table.commit()
     with memwal.open(tmp_path / "t.lance") as table:
-        table.put([{"id": 3, "v": 3, "extra": 30}])
+        table.put([{"id": 3, "v": 3, "extra": 30}], missing="null")
         rows = table.scan(["id", "extra"]).read_all().to_pylist()
     assert sorted((row["id"], row["extra"]) for row in rows) == [(1, None), (2, None), (3, 30)]
 
@@ -135,10 +135,10 @@ def test_a_column_added_by_a_stranger_is_null_in_rows_that_waited(tmp_path: Path
 def test_the_lowest_integer_is_a_key_like_any_other(tmp_path: Path) -> None:
     lowest = -(2**63)
     with _open(tmp_path) as table:
-        table.put([{"id": lowest, "v": 1}, {"id": 0, "v": 0}])
+        table.put([{"id": lowest, "v": 1}, {"id": 0, "v": 0}], missing="null")
         table.flush()
         table.commit()
-        table.put([{"id": lowest, "v": 2}])
+        table.put([{"id": lowest, "v": 2}], missing="null")
         assert table.get([lowest])["v"].to_pylist() == [2]
         assert table.count() == 2
         assert table.get([lowest], level="committed")["v"].to_pylist() == [1]
@@ -149,7 +149,7 @@ def test_a_failed_flush_leaves_no_sst_behind(tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.EIO, "no more")
 
     with _open(tmp_path, settings={"commit": {"interval": 0}, "flush": {"retry_delay": "10ms"}}) as table:
-        table.put([{"id": 1, "v": 1}])
+        table.put([{"id": 1, "v": 1}], missing="null")
         with monkeypatch.context() as patched:
             patched.setattr("memwal.flush.sst.files.sync_tree", broken)
             flushing = threading.Thread(target=table.flush)
@@ -174,7 +174,7 @@ def test_a_commit_that_fails_for_any_reason_is_tried_at_the_next_interval(
 
     monkeypatch.setattr("memwal.flush.commit", once_broken)
     with _open(tmp_path, settings={"commit": {"interval": "100ms"}}) as table:
-        table.put([{"id": 1, "v": 1}])
+        table.put([{"id": 1, "v": 1}], missing="null")
         table.flush()
         wait_until(lambda: table.count(level="committed") == 1)
 
@@ -217,7 +217,7 @@ def test_what_makes_no_sense_is_the_callers_mistake_not_ours(tmp_path: Path, cal
 
 def test_a_close_that_loses_rows_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = _open(tmp_path, settings={"commit": {"interval": 0}, "wal": {"linger_max": "1min"}})
-    table.put([{"id": 1, "v": 1}], durable=False)
+    table.put([{"id": 1, "v": 1}], durable=False, missing="null")
 
     def refuses(*_: Any) -> None:
         raise wal.StoreRefused("read-only")
@@ -232,7 +232,7 @@ def test_the_base_is_synced_before_its_ssts_are_forgotten(tmp_path: Path, monkey
         raise OSError(errno.EIO, "power cut")
 
     with _open(tmp_path) as table:
-        table.put([{"id": 1, "v": 1}])
+        table.put([{"id": 1, "v": 1}], missing="null")
         table.flush()
         with monkeypatch.context() as patched:
             patched.setattr("memwal.flush.commits.committer.sync_table", power_cut)

@@ -226,8 +226,8 @@ def test_columns_that_a_put_lacks_count(tmp_path: Path) -> None:
     with memwal.open(tmp_path / "t.lance", schema=wide, key="id", regions=1) as table:
         served = Served(table, put=8 << 20)
         with pytest.raises(Invalid, match="put_max"):
-            served.client.put(pa.table({"id": range(1000)}))
-        assert served.client.put(pa.table({"id": range(100)})).applied
+            served.client.put(pa.table({"id": range(1000)}), missing="null")
+        assert served.client.put(pa.table({"id": range(100)}), missing="null").applied
         served.close()
 
 

@@ -129,7 +129,7 @@ def test_no_get_around_a_resize_is_older_than_what_was_acknowledged(
         assert idle or all(found(key) in ([], [f"row {key} v0"]) for key in KEYS), step
 
     resize(uri, {}, open_store(uri, {}), to, clock=SystemClock(), ids=SystemIds(), on_step=at_each_step)
-    with memwal.open(uri) as newer:
+    with memwal.open(uri, take_over=True) as newer:
         newer.put(made.table(KEYS, 1))
         assert [found(key) for key in KEYS] == [[]] * len(KEYS)
         assert names(newer.get(list(KEYS), level=level)) == [f"row {key} v1" for key in KEYS]

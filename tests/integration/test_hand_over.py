@@ -67,7 +67,7 @@ class World:
     @contextmanager
     def ours(self) -> Iterator[Table]:
         """The table opened by memwal: checked at its beginning and its end, closed without a flush."""
-        with memwal.open(self.uri, settings=ARROW) as table:
+        with memwal.open(self.uri, settings=ARROW, take_over=True) as table:
             self.check(table)
             self.check_epochs_rose()
             yield table
@@ -339,7 +339,7 @@ def test_more_rows_than_shard_writer_opens_in_one_generation(uri: str) -> None:
     with memwal.open(uri, settings=ARROW) as table:
         for start in (0, 60_000):
             ids = pa.array(range(start, start + 60_000), pa.int64())
-            table.put(pa.table({"id": ids, "code": ids.cast(pa.string())}))
+            table.put(pa.table({"id": ids, "code": ids.cast(pa.string())}), missing="null")
     with lance.dataset(uri).mem_wal_writer(region) as writer:
         assert writer.lsm_scanner().project(["id"]).to_table().num_rows == 120_000
 

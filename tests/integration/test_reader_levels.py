@@ -481,7 +481,7 @@ def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_
     [
         (lambda r: r.scan([], ["siz"]).read_all(), "column 'siz' does not exist; did you mean 'size'?"),
         (lambda r: r.scan([], None, "siz > 3").read_all(), "column 'siz' does not exist; did you mean 'size'?"),
-        (lambda r: r.count([], "size >"), "Expected: an expression"),
+        (lambda r: r.count([], "size >"), "it ends too early"),
         (lambda r: r.scan([], None, "size = 'x'").read_all(), "could not convert"),
         (lambda r: r.search([], "text", [0.0] * WIDTH), "holds no vectors of a fixed size; columns of vectors: vec"),
         (lambda r: r.search([], "vec", [0.0] * 3), "vector has width 3, column 'vec' has 8"),

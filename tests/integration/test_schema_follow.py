@@ -224,7 +224,9 @@ def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open)
     opened.lance.alter_columns({"path": "price", "name": "cost"}, {"path": "vector", "name": "at"})
     opened.lance.drop_columns(["name"])
     expected = opened.expected(range(30), price="cost", vector="at", name=None)
-    with memwal.open(opened.uri, settings={"commit": {"interval": "0s"}}) as again:  # fences the first owner
+    with memwal.open(
+        opened.uri, settings={"commit": {"interval": "0s"}}, take_over=True
+    ) as again:  # fences the first owner
         assert {row["id"]: row for row in again.scan().read_all().to_pylist()} == expected
         again.flush()
         again.commit()

@@ -364,7 +364,7 @@ def test_a_put_that_repeats_a_key_is_refused_before_any_region_writes(
         called.delete([(row(7)["k"], 7), (row(7)["k"], 7)])
         nulls = pa.table({"k": pa.array([None, None], pa.string()), "n": [1, 1], "must": [1, 1]})
         with pytest.raises(Invalid, match="'k' is null in row 0"):
-            called.put(nulls)
+            called.put(nulls, missing="null")
 
 
 def test_the_first_row_of_a_key_counts(tmp_path: Path, way_in: Callable[[Any], Any]) -> None:
