@@ -349,7 +349,7 @@ class _Flight:
     """`pyarrow.flight` without a network of its own."""
 
     FlightClient = _Client
-    FlightCallOptions = staticmethod(lambda timeout=None, headers=(): SimpleNamespace(timeout=timeout))
+    FlightCallOptions = staticmethod(lambda timeout=None, **_: SimpleNamespace(timeout=timeout))
     RecordBatchStream = staticmethod(_record_batch_stream)
     GeneratorStream = staticmethod(_generator_stream)
 
