@@ -85,7 +85,7 @@ class DaemonPages:
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return what `memwal status --json` prints. Raises: errors of reading the table."""
+        """Return what `memwal status --json` prints, without events. Raises: errors of reading the table."""
         if self.table is None:
             return {"regions": [], "not_ready": self.health.reasons()}
         return self.table.status()
