@@ -135,7 +135,7 @@ def test_a_broker_that_is_down_loses_nothing(
     running.line_with(": 100 rows in")
     kafka.stop()
     wait_until(lambda: "Kafka does not answer" in "".join(running.errors))
-    assert reasons(port) == ["source_silent"]
+    assert reasons(port)[0] == "source_silent"  # beside it the rows may be late
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100, 180)])
     running.line_with(": 180 rows in")
