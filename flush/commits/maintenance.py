@@ -8,7 +8,7 @@ commit of its own:
    segments become one is built anew instead, up to `TRAINED_ROWS_MAX` rows.
 2. **Compact** fragments that are in the same segments (Lance puts no others together) once at least `fragments_min` of
    them belong together, and any fragment with more than `deleted_min` of its rows deleted. A run reads at most
-   `bytes_max` bytes, the next one goes on; a fragment of that size is rewritten only for its deleted rows, alone.
+   `bytes_max` bytes, the next run continues; a fragment of that size is rewritten only for its deleted rows, alone.
 3. **Clean up** versions that `flush.commits.thinning` does not keep. Tagged versions stay, and so do versions from
    before the table was set up: they are another program's history. With `changes_age_min` versions that readers of
    changes need stay too. Lance deletes them, with the files that no other version refers to.

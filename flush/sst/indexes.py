@@ -26,7 +26,7 @@ from memwal.wal.errors import first_line
 from memwal.wal.panics import as_exception
 
 SCALAR_ROWS_MIN = 10_000
-"""Rows of an SST from which on open tables have full-text and B-tree indexes built in it."""
+"""Minimum number of rows of an SST in which an open table builds full-text and B-tree indexes."""
 _LOG = logging.getLogger("memwal.flush")
 
 Models = Callable[[], Mapping[str, VectorModel]]

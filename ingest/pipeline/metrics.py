@@ -19,7 +19,7 @@ WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0,
 """Upper bounds of the time from the landing of rows in the source until they are searchable."""
 
 _RECENT = 60.0
-"""Seconds for which the freshness of the last micro-batch counts after the source was read to its end."""
+"""Seconds. After the source was read to its end, the freshness of the last micro-batch counts for this long."""
 
 
 class RunMeter:

@@ -232,7 +232,7 @@ class Kept(Source):
 
 
 def counted(rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows of which a query reads no column."""
+    """Yield `rows` rows for a query that reads no column of a table."""
     for at in range(0, rows, ROWS_PER_BATCH):
         yield pa.RecordBatch.from_arrays([pa.nulls(min(ROWS_PER_BATCH, rows - at))], names=["row"])
 
