@@ -129,7 +129,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         old = self.table
         if not dies:
             old.close()
-        self.table = memwal.open(self.uri, settings={"commit": {"interval": "0s"}})
+        self.table = memwal.open(self.uri, settings={"commit": {"interval": "0s"}}, take_over=dies)
         if dies:  # fenced by now: whatever it does changes nothing
             old.close()
 

@@ -78,7 +78,7 @@ def test_a_column_that_cannot_be_held_stops_puts_and_nothing_else(
     before = lance.dataset(uri).version
     lance.dataset(uri).add_columns(column)
     assert rows_of(reader) == expected  # the read finds the column
-    for put in (lambda: reader.put([made.row(40)]), lambda: reader.put(pa.table({"id": [41]}))):
+    for put in (lambda: reader.put([made.row(40)]), lambda: reader.put(pa.table({"id": [41]}), missing="null")):
         with pytest.raises(memwal.Invalid, match="no rows are accepted: column") as refused:
             put()
         assert "drop_columns" in str(refused.value)
@@ -117,7 +117,7 @@ def test_rows_in_the_log_are_committed_after_a_crash(open_small: Callable[..., A
     values = pa.table({"id": pa.array([3, 5]), "extra": pa.array([[("a", 1)], [("b", 2)]], kind)})
     values = values.cast(pa.schema([lance.dataset(uri).schema.field("id"), values.schema.field("extra")]))
     lance.dataset(uri).merge_insert("id").when_matched_update_all().execute(values)
-    with memwal.open(uri, settings={"commit": {"interval": "0s"}}) as again:
+    with memwal.open(uri, settings={"commit": {"interval": "0s"}}, take_over=True) as again:
         assert rows_of(again) == expected
         again.flush()
         again.commit()
