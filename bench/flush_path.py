@@ -1,9 +1,10 @@
 """The flush path: how fast a full memtable becomes an SST, as far as a reader needs it.
 
 A round fills a memtable, waits until its rows are indexed, and times the writing of the SST alone: data, bloom filter,
-key sidecar, indexes. memwal syncs all of it to the disk and reads it back before it is published; ShardWriter does
-neither (see `bench.lance_side`), so the same flush without the syncing stands beside it. The digest is of the SST's
-rows, read with pylance.
+key sidecar, indexes. memwal syncs all of it to the disk before it is published; ShardWriter does not (see
+`bench.lance_side`), so the same flush without the syncing stands beside it. All rounds are flushes of one open table:
+the first, and every 32nd after it, reads all rows back (`flush.sst.read_back`). The digest is of the SST's rows, read
+with pylance.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Flushes(Contender):
         super().__init__(f"memwal, {name}", "memwal", {**shape.settings(), "syncing": syncing})
         self._shape, self._batches, self._base, self._syncing = shape, batches, base, syncing
         self._models: Mapping[str, VectorModel] = {}
+        self._format = SstFormat(list(shape.key), "2.2", indexes=SstIndexes(shape.specs(), lambda: self._models))
 
     def prepare(self, at: Path) -> None:
         """Build the base table's indexes, if any."""
@@ -74,19 +76,11 @@ class Flushes(Contender):
             table.close()
         table.table.freeze()
         store, key = open_store(str(at / "table.lance"), {}), list(self._shape.key)
-        indexes = SstIndexes(self._shape.specs(), lambda: self._models)
         with ExitStack() as patches:
             for name in () if self._syncing else SYNCS:
                 patches.enter_context(patch(name, lambda _: None))
             with watch.timed():
-                sst = write_sst(
-                    store,
-                    bucket_region(0),
-                    table.snapshot(),
-                    SstFormat(key, "2.2", indexes=indexes),
-                    generation=1,
-                    ids=SystemIds(),
-                )
+                sst = write_sst(store, bucket_region(0), table.snapshot(), self._format, generation=1, ids=SystemIds())
         rows = sum(batch.num_rows for batch in self._batches)
         found = _digest(Path(store.url(f"_mem_wal/{bucket_region(0)}/{sst.path}")), key)
         return Sample(np.asarray([watch.seconds]), watch.seconds, rows, found)

@@ -52,7 +52,7 @@ from memwal.ingest.source.columns import PLACE, RAW_VALUE
 from memwal.ingest.source.files import NO_GLOB, files_of
 from memwal.ingest.source.kafka.rows import record_mapping
 from memwal.ingest.spark.errors import of_spark
-from memwal.ingest.spark.task import only_looking, task_edge
+from memwal.ingest.spark.task import LOOKING, task_edge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -210,7 +210,7 @@ class Drift:
         options = tuple((name, value.get_secret_value()) for name, value in source.registry_options.items())
         task = FieldsTask(known, source.envelope, source.registry, options)
         found: Kinds = {}
-        with only_looking(frame.sparkSession):
+        with LOOKING.on(frame.sparkSession):
             for row in _records(frame).mapInArrow(task, "found binary").collect():
                 widen(found, unpacked(bytes(row["found"])))
         return found

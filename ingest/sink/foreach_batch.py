@@ -51,7 +51,7 @@ from memwal.ingest.source.columns import (
 from memwal.ingest.source.source_rows import SmallReader, SourceGuard
 from memwal.ingest.spark.driver_read import MOST_ROWS
 from memwal.ingest.spark.errors import of_spark
-from memwal.ingest.spark.map_stage import READ_AGAIN, rows_read, without_reading
+from memwal.ingest.spark.map_stage import READ_AGAIN, WITHOUT_READING, rows_read
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.workers import use_own_python
 from memwal.wal import SystemClock, SystemIds
@@ -341,7 +341,7 @@ class MemWalSink:
             return
         rows = rows_read(shuffled)
         self.guard.check()
-        with without_reading(shuffled.sparkSession):
+        with WITHOUT_READING.on(shuffled.sparkSession):
             yield rows
 
     def _refuse_too_bad(self, receipt: BatchReceipt, send: SendTask) -> None:

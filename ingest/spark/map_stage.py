@@ -5,25 +5,26 @@ first; `rows_read` does the same, so that the driver can check something after a
 before any of them is sent. The second stage reads the same shuffle files.
 
 Spark repeats tasks of the map stage if files of the shuffle are lost, such as with an executor. Such a task would read
-the source again, behind the check. So while a frame of `rows_read` is used, jobs run with the property `_PROPERTY`, and
-the task that reads the source refuses to run with it (`refuse_reading_again`). The caller then begins anew.
+the source again, behind the check. So while a frame of `rows_read` is used, jobs run with the property
+`WITHOUT_READING`, and the task that reads the source refuses to run with it (`refuse_reading_again`). The caller then
+begins anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.spark.driver_read import chain
+from memwal.ingest.spark.job_property import JobProperty
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 READ_AGAIN = "read_again"
 """`details["reason"]` of the error if Spark would read the source again."""
-_PROPERTY = "memwal.rows_read"
+WITHOUT_READING = JobProperty("memwal.rows_read")
+"""The job may not read the source."""
 
 
 def rows_read(frame: DataFrame) -> DataFrame:
@@ -44,23 +45,9 @@ def rows_read(frame: DataFrame) -> DataFrame:
 _SHUFFLE = "org.apache.spark.ShuffleDependency"
 
 
-@contextmanager
-def without_reading(spark: SparkSession) -> Iterator[None]:
-    """Let jobs of this thread read no source, until the end of the `with`."""
-    context = spark.sparkContext
-    context.setLocalProperty(_PROPERTY, "true")
-    try:
-        yield
-    finally:
-        context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type] # None removes a property
-
-
 def refuse_reading_again() -> None:
     """Raise Unavailable, on an executor, if the job may not read the source."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is not None and context.getLocalProperty(_PROPERTY) == "true":
+    if WITHOUT_READING.is_on():
         raise Unavailable(
             "Spark has lost rows of a micro-batch that it had read, such as with an executor; they are read again",
             {"reason": READ_AGAIN},

@@ -20,37 +20,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from memwal.ingest.errors import Invalid, MemWalError, classify, to_wire
 from memwal.ingest.secret_refs import UNRESOLVED
+from memwal.ingest.spark.job_property import JobProperty
 
 MARK = "memwal-task-error:"
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-_PROPERTY = "memwal.look"
-
-
-@contextmanager
-def only_looking(spark: SparkSession) -> Iterator[None]:
-    """Let the jobs of this thread only look at records, until the end of the `with`."""
-    context = spark.sparkContext
-    context.setLocalProperty(_PROPERTY, "true")
-    try:
-        yield
-    finally:
-        context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type] # None removes a property
-
-
-def is_looking() -> bool:
-    """Return, on an executor, whether the job only looks at records. False outside of Spark."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return context is not None and context.getLocalProperty(_PROPERTY) == "true"
-
+LOOKING = JobProperty("memwal.look")
+"""The job only looks at records."""
 
 _WORKER = "pyspark.worker"
 """The module that only Spark's Python workers import; the driver and tests are left alone."""

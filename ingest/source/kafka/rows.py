@@ -48,7 +48,7 @@ from memwal.ingest.source.columns import (
     TOPIC,
 )
 from memwal.ingest.spark.map_stage import refuse_reading_again
-from memwal.ingest.spark.task import is_looking, task_edge
+from memwal.ingest.spark.task import LOOKING, task_edge
 
 KEY_PROBLEM = "_memwal_key_problem"
 """As PROBLEM, for the case that the row is a delete; needed because `delete_when` decides this later."""
@@ -67,7 +67,7 @@ class MapTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
             refuse_reading_again()
-            made = unmapped if self.raw and is_looking() else mapped
+            made = unmapped if self.raw and LOOKING.is_on() else mapped
             for batch in batches:
                 yield made(batch, self.mapping, raw=self.raw)
 
