@@ -1,8 +1,9 @@
 """Validates Arrow data of callers before anything reads it: text that is not UTF-8, offsets outside of their buffers.
 
 Arrow checks neither by itself. A cast of an invalid array reads memory that is not its own, and such a value would be
-durable before the first reader fails on it. The daemon validates what arrives over the wire (`ingest.rpc.wire`), the
-public methods validate what a program in this process passes; nothing behind them does.
+durable before the first reader fails on it. So nothing reads values before they are validated: the daemon validates
+what arrives over the wire (`ingest.rpc.wire`), a client what it sends, and a region the rows of a group of puts at
+once. (Arrow validates without the GIL: one validation per put takes a quarter of the throughput of 32 callers.)
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def best_of_arms(candidates: pa.Table, n: int, key: Sequence[str]) -> pa.Table:
         masked = pc.if_else(pa.array(best), values.combine_chunks(), None)
         candidates = candidates.set_column(candidates.column_names.index(name), candidates.schema.field(name), masked)
         arms.append(np.where(best, scores, np.float32(math.inf)))
-    order = in_rank(arms, ties.take, keyed=bool(key))
-    return candidates.take(order.filter(pa.array(kept).take(order)))
+    ranked = in_rank(arms, ties.take, keyed=bool(key))
+    return candidates.take(ranked[kept[ranked]])
 
 
 def checked_weights(weights: Any) -> tuple[float, float]:

@@ -56,16 +56,14 @@ def check_orderable(order: Order, schema: pa.Schema) -> None:
 def first_rows(rows: pa.Table, order: Order, limit: int | None) -> pa.Array:
     """Return the positions of the first `limit` rows (None: all) in `order`; equal rows keep their order."""
     keys = pa.table({f"{at}": _sortable(rows.column(name)) for at, (name, _) in enumerate(order)})
-    # The position last makes the sort stable.
-    keys = keys.append_column("row", pa.array(np.arange(rows.num_rows)))
     by = [(f"{at}", "ascending" if ascending else "descending") for at, (_, ascending) in enumerate(order)]
-    by.append(("row", "ascending"))
     if limit is None or limit >= rows.num_rows:
-        return pc.sort_indices(keys, sort_keys=by)
+        return pc.sort_indices(keys, sort_keys=by)  # a stable sort
     # A selection sorts less, but places nulls of a descending column first.
-    if any(keys.column(at).null_count for at in range(len(order))):
+    if any(column.null_count for column in keys.columns):
         return pc.sort_indices(keys, sort_keys=by).slice(0, limit)
-    return pc.select_k_unstable(keys, limit, by)
+    keys = keys.append_column("row", pa.array(np.arange(rows.num_rows)))  # makes the selection stable
+    return pc.select_k_unstable(keys, limit, [*by, ("row", "ascending")])
 
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:

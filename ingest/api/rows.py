@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.ingest.api.arguments import brief, given_by
-from memwal.ingest.api.encoding import check_encoding
 from memwal.ingest.api.keys import NO_KEY
 from memwal.ingest.api.missing import Missing
 from memwal.ingest.api.python_values import NOT_TAKEN, column_of
@@ -36,8 +35,8 @@ def as_table(rows: Any, schema: pa.Schema, missing: Missing | None = "null") -> 
     `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) |
     list of dicts, whose values take the types of `schema` (the base schema) by name. `missing`: as `missing_rule`;
     unless it is "null", all dicts must have the same names, because a missing name differs from a null.
-    Raises: Invalid for another type, for rows that cannot be read, for Arrow data that is not valid, and for a value
-    that does not fit its column, which it names.
+    Arrow data is not validated. Raises: Invalid for another type, for rows that cannot be read, and for a value that
+    does not fit its column, which it names.
     """
     try:
         table = given_by("rows", rows, partial(_as_arrow, schema=schema, missing=missing))
@@ -48,7 +47,6 @@ def as_table(rows: Any, schema: pa.Schema, missing: Missing | None = "null") -> 
             f"rows: cannot read a {type(rows).__name__}; pass an Arrow table or batch, a pandas or polars frame, "
             "or a list of dicts"
         )
-    check_encoding(table)
     return table
 
 

@@ -17,32 +17,35 @@ from memwal.flush.base.row_hash import row_hashes
 from memwal.ingest.api.ordering import first_rows
 
 Scores = npt.NDArray[np.float32]
+Places = npt.NDArray[np.int64]
 
 
 def in_rank(
-    scores: Sequence[Scores], ties: Callable[[pa.Array], pa.Table], *, keyed: bool, k: int | None = None
-) -> pa.Array:
-    """Return the positions of the first `k` rows (None: all) by `scores`, the most significant first; NaN comes last.
+    scores: Sequence[Scores], ties: Callable[[Places], pa.Table], *, keyed: bool, k: int | None = None
+) -> Places:
+    """Return the places of the first `k` rows (None: all) by `scores`, the most significant first; NaN comes last.
 
-    `ties(positions)`: the key of these rows, or without a key their returned columns; called only where rows tie.
+    `ties(places)`: the key of these rows, or without a key their returned columns; called only where rows tie.
     `keyed`: whether it returns the key.
     """
-    order = np.lexsort(scores[::-1])
-    same = np.ones(max(0, len(order) - 1), dtype=np.bool_)
+    order = np.lexsort(scores[::-1]) if len(scores) > 1 else np.argsort(scores[0], kind="stable")
+    most = len(order) if k is None else min(k, len(order))
+    # tied[n]: whether the row at n equals the one before it. NaN ties with nothing.
+    tied = np.zeros(len(order) + 1, dtype=np.bool_)
+    tied[1:-1] = True
     for each in scores:
-        same &= each[order[1:]] == each[order[:-1]]
-    tied = np.append(same, False) | np.insert(same, 0, False) if len(order) else np.zeros(0, np.bool_)
-    if k is not None:
-        # Rows behind the k-th that tie with it compete with it; others behind it do not matter.
-        last = k + int(np.argmin(np.append(same[k - 1 :], False))) if 0 < k < len(order) else k
-        order, tied = order[:last], tied[:last]
-    if tied.any():
-        at = order[tied]
-        ranks = np.zeros(len(scores[0]), dtype=np.int64)
-        ranks[at] = _ranks(ties(pa.array(at)), keyed=keyed)
-        sort_keys: list[npt.NDArray[Any]] = [ranks[order], *(each[order] for each in scores[::-1])]
-        order = order[np.lexsort(sort_keys)]
-    return pa.array(order[:k])
+        sorted_scores = each[order]
+        tied[1:-1] &= sorted_scores[1:] == sorted_scores[:-1]
+    if not tied[: most + 1].any():
+        return order[:most]
+    # Rows behind the k-th that tie with it compete with it; others behind it do not matter.
+    last = most + int(np.argmin(tied[most:]))
+    at = np.flatnonzero(tied[:last] | tied[1 : last + 1])
+    ranks = np.zeros(last, dtype=np.int64)
+    ranks[at] = _ranks(ties(order[at]), keyed=keyed)
+    order = order[:last]
+    by: list[npt.NDArray[Any]] = [ranks, *(each[order] for each in scores[::-1])]
+    return order[np.lexsort(by)][:most]
 
 
 def _ranks(rows: pa.Table, *, keyed: bool) -> npt.NDArray[np.int64]:

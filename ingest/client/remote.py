@@ -22,6 +22,7 @@ from memwal.flush import CommitReport
 from memwal.ingest import tracing
 from memwal.ingest.api.arguments import keys_or_filter, seconds, yes_or_no
 from memwal.ingest.api.deletes import FilterDelete
+from memwal.ingest.api.encoding import check_encoding
 from memwal.ingest.api.keys import normalise_keys
 from memwal.ingest.api.missing import CallersColumns, Missing, missing_rule
 from memwal.ingest.api.reads import READS, Reads, check_level
@@ -129,6 +130,7 @@ class RemoteTable(Reads):
             self.refresh()
             if isinstance(rows, Sequence):
                 given = as_table(rows, self.schema, rule)
+        check_encoding(given)
         request = {"op": "write", "delete": False, "durable": yes_or_no("durable", durable)}
         request |= self._nulls(given.column_names, rule)
         return self._write(without_views(given), request, Token.parse(token), timeout)

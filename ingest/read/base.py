@@ -215,9 +215,11 @@ class BaseReads:
     def _expected(self, wanted: int, columns: Sequence[str]) -> int:
         """Return how many rows to ask Lance for. Raises: Invalid if they exceed what the caller may gather."""
         wanted = at_most(wanted, lambda: self.rows)
-        schema = self._dataset.schema
-        kinds = [schema.field(name).type for name in columns if name in schema.names] if wanted > LARGE else []
-        expect_room(wanted * (OF_A_CANDIDATE + sum(map(null_bytes, kinds))))
+        row = OF_A_CANDIDATE
+        if wanted > LARGE:
+            schema = self._dataset.schema
+            row += sum(null_bytes(schema.field(name).type) for name in columns if name in schema.names)
+        expect_room(wanted * row)
         return wanted
 
     def _refine(self, query: VectorQuery, k: int) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -142,9 +141,8 @@ def merge(levels: Sequence[Visible], k: int, *, ascending: bool, name: str, sche
     has a key.
     """
     scores, order = _ranked(levels, k, ascending=ascending, keyed=keyed)
-    chosen = zip(levels, _by_level(levels, order), strict=True)
-    parts = [level.candidates.take(level.positions[at]) for level, at in chosen if len(at)]
-    rows = in_order(concatenate(parts, schema), np.argsort(order))
+    chosen, places = _by_level(levels, order)
+    rows = in_order(concatenate([candidates.take(at) for candidates, at in chosen if len(at)], schema), places)
     field = pa.field(name, pa.float32(), nullable=False)
     return rows.append_column(field, pa.array(scores[order], pa.float32()))
 
@@ -165,23 +163,22 @@ def merge_arms(
     null where the row is not among the `n` best of that arm. `schema`: of the rows without them. `keyed`: as in
     `merge`.
     """
-    closest = _by_level(near, _ranked(near, n, ascending=True, keyed=keyed)[1])
-    fittest = _by_level(matching, _ranked(matching, n, ascending=False, keyed=keyed)[1])
+    closest, _ = _by_level(near, _ranked(near, n, ascending=True, keyed=keyed)[1])
+    fittest, _ = _by_level(matching, _ranked(matching, n, ascending=False, keyed=keyed)[1])
     rows, parts, by_distance, by_score = 0, list[pa.Table](), [_NONE], [_NONE]
     ties = list[pa.Table]()
-    for one, other, at, of_other in zip(near, matching, closest, fittest, strict=True):
-        first, second = one.positions[at], other.positions[of_other]
-        here, alone = _places(one.candidates.ids[first], other.candidates.ids[second])
-        taken = [(level.candidates, some) for level, some in ((one, first), (other, second[alone])) if len(some)]
+    for (one, first), (other, second) in zip(closest, fittest, strict=True):
+        here, alone = _places(one.ids[first], other.ids[second])
+        taken = [(candidates, some) for candidates, some in ((one, first), (other, second[alone])) if len(some)]
         parts += [candidates.take(some) for candidates, some in taken]
         ties += [candidates.ties(some) for candidates, some in taken]
         by_distance.append(rows + np.arange(len(first)))
         by_score.append(rows + here)
         rows += len(first) + int(np.count_nonzero(alone))
     found = concatenate(parts, schema)
-    arms = (near, closest, by_distance), (matching, fittest, by_score)
-    for name, (levels, chosen, places) in zip(names, arms, strict=True):
-        scores = [level.scores[some] for level, some in zip(levels, chosen, strict=True)]
+    arms = (closest, by_distance), (fittest, by_score)
+    for name, (chosen, places) in zip(names, arms, strict=True):
+        scores = [candidates.scores[some] for candidates, some in chosen]
         values = np.concatenate([np.empty(0, np.float32), *scores])
         found = found.append_column(name, _nullable(values, np.concatenate(places), rows))
     return found.take(in_rank(_of_arms(found, names), lambda at: pa.concat_tables(ties).take(at), keyed=keyed))
@@ -215,20 +212,27 @@ def _ranked(levels: Sequence[Visible], k: int, *, ascending: bool, keyed: bool) 
     """Return the scores of all levels in a row, and the places of the best `k` in it, best first."""
     scores = np.concatenate([level.scores for level in levels] or [np.empty(0, np.float32)])
 
-    def ties(places: pa.Array) -> pa.Table:
-        at = places.to_numpy()
-        chosen = zip(levels, _by_level(levels, at), strict=True)
-        found = pa.concat_tables([level.candidates.ties(level.positions[some]) for level, some in chosen if len(some)])
-        return found.take(pa.array(np.argsort(np.argsort(at))))
+    def ties(at: Ids) -> pa.Table:
+        chosen, places = _by_level(levels, at)
+        return in_order(pa.concat_tables([candidates.ties(some) for candidates, some in chosen if len(some)]), places)
 
-    return scores, in_rank([scores if ascending else -scores], ties, keyed=keyed, k=k).to_numpy()
+    return scores, in_rank([scores if ascending else -scores], ties, keyed=keyed, k=k)
 
 
-def _by_level(levels: Sequence[Visible], order: Ids) -> list[Ids]:
-    """Return for each level which of its positions are among the places `order`, ascending."""
+def _by_level(levels: Sequence[Visible], order: Ids) -> tuple[list[tuple[Candidates, Ids]], Ids]:
+    """Return for each level its candidates and which of them are at the places `order`; and where each of these, level
+    by level, stands in `order`.
+    """
+    if len(levels) == 1:  # a tenth of the time, and the usual case below `latest`
+        return [(levels[0].candidates, levels[0].positions[order])], np.arange(len(order))
     ends = np.cumsum([0, *(len(level.positions) for level in levels)])
-    places = np.sort(order)
-    return [places[slice(*np.searchsorted(places, (a, b)))] - a for a, b in pairwise(ends)]
+    level_of = np.searchsorted(ends, order, side="right") - 1
+    here = [np.flatnonzero(level_of == number) for number in range(len(levels))]
+    chosen = [
+        (level.candidates, level.positions[order[some] - first])
+        for level, some, first in zip(levels, here, ends[:-1], strict=True)
+    ]
+    return chosen, np.concatenate([_NONE, *here])
 
 
 def concatenate(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:

@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from memwal.flush import BaseTable, FileOptions, InvalidFileOptions, SstFormat
 from memwal.flush.base.shape import Shape
+from memwal.ingest.api.encoding import check_encoding
 from memwal.ingest.api.missing import keeps
 from memwal.ingest.api.row_checker import RowChecker
 from memwal.ingest.api.rows import Deletes
@@ -80,6 +81,7 @@ class Admission:
             return given
         if schema.names == self.columns.names and schema.types == self.columns.types:
             return pa.Table.from_arrays(given.columns, schema=self.columns)
+        check_encoding(given)  # a cast reads the values
         whole = self._checker.whole(given, deletes if among is not None else False).drop_columns(TOMBSTONE)
         if self.keeps and given.num_columns < whole.num_columns:
             return whole.select([name for name in whole.column_names if name in given.column_names])
@@ -112,6 +114,7 @@ class Admission:
         width = self._width
         whole = [each.rows if each.rows.num_columns == width else self._whole(each.rows) for each in writes]
         rows = whole[0] if len(whole) == 1 else pa.concat_tables(whole)
+        rows.validate(full=True)  # before the copy, which trusts the offsets of texts and lists
         for name in self._required:
             if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
                 raise InvalidRows(f"column {name!r} is null in a row: give it a value", column=name)
