@@ -2,14 +2,15 @@
 
     python -m bench.space [--smoke] [--commits N] [--pace SECONDS] [--workdir PATH]
 
-A table of 100,000 rows (id, price, text, vector of 64) with a full-text, a B-tree and a vector index gets commits of
-1,000 upserts of random keys. A week of a commit every 30 s, 20,160 commits, is compressed into `commits`: every age in
+A table of 100,000 rows (id, price, text, vector) with a full-text, a B-tree and a vector index gets commits of 1,000
+upserts of random keys. A week of a commit every 30 s, 20,160 commits, is compressed into `commits`: every age in
 [gc] is scaled so that `commits` times `pace` seconds are the week. A commit begins at each multiple of the pace, or
 when the one before has ended; then the ages are longer than they claim to be, and more versions stay.
 
-1. **Written**: the bytes of new files for each of the first commits, by kind, without upkeep.
-2. **Kept**: after every share of the commits, bytes by kind and as a multiple of the newest version's; `last hour` is
-   what only versions of the scaled last hour have.
+1. **Written**: the bytes of new files per commit, by kind, for rows of 200 bytes (vector of 32, 6 words) and of 450
+   bytes (64, 20): by the commit alone, and with merges of segments and compaction after each commit.
+2. **Kept**, with rows of 450 bytes: after every share of the commits, bytes by kind and as a multiple of the newest
+   version's; `last hour` is what only versions of the scaled last hour have.
 """
 
 from __future__ import annotations
@@ -40,18 +41,15 @@ COMMITS, PACE, SAMPLES, ROWS, UPSERTS = 3_000, 0.4, 15, 100_000, 1_000
 SMOKE = (30, 0.05, 3, 2_000, 100)
 BAR = 3.0
 """Times the newest version's bytes, plus the last hour."""
-_WEEK, _WRITTEN = 604_800.0, 10
-"""Seconds; commits whose bytes are shown."""
-_WIDTH, _WORDS = 64, 20
+_WEEK = 604_800.0
+"""Seconds."""
+WRITTEN = {False: 10, True: 128}
+"""Commits whose bytes are counted, without and with upkeep. In 128 of them every row is replaced once."""
+_UPKEEP = 0.3
+"""Seconds to wait for it after each commit."""
+SHAPES = ((32, 6), (64, 20))
+"""Width of a vector and words of a text: rows of 200 and of 450 bytes."""
 _VOCABULARY = np.array([f"word{n}" for n in range(5_000)])
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        ("price", pa.float64()),
-        ("body", pa.string()),
-        ("embedding", pa.list_(pa.float32(), _WIDTH)),
-    ]
-)
 INDEXES = {"embedding": "ivf_pq", "body": "fts", "price": "btree"}
 
 
@@ -76,15 +74,25 @@ class Sample:
 class Stream:
     """Random rows. Thread safety. One thread."""
 
-    def __init__(self) -> None:
-        self._random = np.random.default_rng(38)
+    def __init__(self, width: int = 64, words: int = 20) -> None:
+        """`width`: numbers of a vector. `words`: of a text."""
+        self._random, self._width, self._words = np.random.default_rng(38), width, words
+        self.schema = pa.schema(
+            [
+                pa.field("id", pa.int64(), nullable=False),
+                ("price", pa.float64()),
+                ("body", pa.string()),
+                ("embedding", pa.list_(pa.float32(), width)),
+            ]
+        )
 
     def rows(self, ids: Any) -> pa.Table:
         """Return a row for each of `ids`."""
-        draw, n = self._random, len(ids)
-        texts = [" ".join(words) for words in draw.choice(_VOCABULARY, (n, _WORDS))]
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(draw.random(n * _WIDTH, np.float32)), _WIDTH)
-        return pa.Table.from_arrays([pa.array(ids), pa.array(draw.random(n)), pa.array(texts), vectors], schema=SCHEMA)
+        draw, n, width = self._random, len(ids), self._width
+        texts = [" ".join(words) for words in draw.choice(_VOCABULARY, (n, self._words))]
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(draw.random(n * width, np.float32)), width)
+        columns = [pa.array(ids), pa.array(draw.random(n)), pa.array(texts), vectors]
+        return pa.Table.from_arrays(columns, schema=self.schema)
 
     def upserts(self, keys: int, count: int) -> pa.Table:
         """Return new rows for `count` of the keys below `keys`."""
@@ -105,16 +113,19 @@ def settings(week: float) -> dict[str, Any]:
     return {"commit": {"interval": "0s", **upkeep}, "gc": gc}
 
 
-def written(at: Path, rows: int, upserts: int, commits: int) -> Counter[str]:
-    """Return the mean bytes of new files per commit, by kind, without upkeep."""
-    never = dict.fromkeys(("interval", "optimize_interval", "compact_interval"), "0s")
-    stream, quiet = Stream(), {"commit": never, "gc": {"interval": "0s", "versions_interval": "0s"}}
-    with memwal.open(at, schema=SCHEMA, key="id", indexes=INDEXES, regions=1, settings=quiet) as table:
+def written(at: Path, stream: Stream, rows: int, upserts: int, commits: int, *, upkeep: bool) -> Counter[str]:
+    """Return the mean bytes of new files per commit, by kind. `upkeep`: whether it follows each commit."""
+    intervals = {"interval": "0s"} | dict.fromkeys(
+        ("optimize_interval", "compact_interval"), "0.001s" if upkeep else "0s"
+    )
+    settings = {"commit": intervals, "gc": {"interval": "0s", "versions_interval": "0s"}}
+    with memwal.open(at, schema=stream.schema, key="id", indexes=INDEXES, regions=1, settings=settings) as table:
         _filled(table, stream, rows)
         before = _by_kind(at)
         for _ in range(commits):
             table.put(stream.upserts(rows, upserts))
             _committed(table)
+            time.sleep(_UPKEEP if upkeep else 0)
         after = _by_kind(at)
     return Counter({kind: (after[kind] - before[kind]) // commits for kind in after})
 
@@ -123,7 +134,7 @@ def kept(at: Path, commits: int, pace: float, samples: int, rows: int, upserts: 
     """Run the stream; yield a sample after every share of the commits."""
     stream, hour, scaled = Stream(), commits * pace / 168, settings(commits * pace)
     table: Any
-    with memwal.open(at, schema=SCHEMA, key="id", indexes=INDEXES, regions=1, settings=scaled) as table:
+    with memwal.open(at, schema=stream.schema, key="id", indexes=INDEXES, regions=1, settings=scaled) as table:
         _filled(table, stream, rows)
         due = time.monotonic()
         for number in range(1, commits + 1):
@@ -182,8 +193,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commits, pace, samples, rows, upserts = size
     missed = False
     with tempfile.TemporaryDirectory(dir=given.workdir) as at:
-        bytes_of = written(Path(at) / "written", rows, upserts, min(commits, _WRITTEN))
-        print(f"written per commit: {bytes_of.total():,} bytes; {dict(bytes_of.most_common())}", flush=True)
+        for width, words in SHAPES:
+            for upkeep, most in WRITTEN.items():
+                place = Path(at) / f"written-{width}-{upkeep}"
+                bytes_of = written(place, Stream(width, words), rows, upserts, min(commits, most), upkeep=upkeep)
+                which = f"vector of {width}, {'with' if upkeep else 'without'} upkeep"
+                print(f"written per commit, {which}: {bytes_of.total():,} {dict(bytes_of.most_common())}", flush=True)
         print("commits | versions | newest | last hour | older | beside | factor (MB)", flush=True)
         for each in kept(Path(at) / "kept", commits, pace, samples, rows, upserts):
             figures = " | ".join(f"{n / 1e6:.1f}" for n in (each.newest, each.hour, each.older, each.beside))
