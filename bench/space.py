@@ -108,7 +108,7 @@ def settings(week: float) -> dict[str, Any]:
     ages = {"wal_age_min": 600.0, "sst_age_min": 600.0, "manifest_age_min": 86_400.0}
     ages |= {"versions_age_min": 3600.0, "versions_hourly": 86_400.0, "versions_daily": _WEEK}
     gc = {name: scaled(age) for name, age in ages.items()}
-    gc |= {"interval": scaled(300.0), "versions_interval": scaled(3600.0)}
+    gc |= {"interval": scaled(300.0), "versions_interval": scaled(600.0)}
     upkeep = {"optimize_interval": scaled(10.0), "compact_interval": scaled(10.0)}
     return {"commit": {"interval": "0s", **upkeep}, "gc": gc}
 

@@ -130,7 +130,7 @@ class MaintenanceRules:
     segments_min: int = 8
     compact_interval: float = 10.0
     compaction: CompactionLimits = field(default_factory=CompactionLimits)
-    versions_interval: float = 3600.0
+    versions_interval: float = 600.0
     versions: VersionRules = field(default_factory=VersionRules)
     changes_age_min: float = 0.0
     """Versions that were the newest in this time stay for readers of changes. 0: none stays for them."""

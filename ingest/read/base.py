@@ -36,7 +36,7 @@ from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.ordering import Order
 from memwal.ingest.caller import expect_room, hold
 from memwal.ingest.read.base_match import BaseMatch
-from memwal.ingest.read.gathered import awaited, gathered
+from memwal.ingest.read.gathered import ROW_ID, awaited, gathered, taken
 from memwal.ingest.read.request import LARGE, VectorQuery, at_most
 from memwal.ingest.read.scalar_index import filtered
 from memwal.memtable.converted_size import null_bytes
@@ -48,8 +48,6 @@ from memwal.memtable.text.columns import ColumnsQuery
 from memwal.wal.errors import first_line
 
 DISTANCE = "_distance"
-ROW_ID = "_rowid"
-"""Lance's own, one for each row of a version; `search` and `match` take it as a column."""
 OF_A_CANDIDATE = 16
 """Bytes of a row's number and its score."""
 ROWS_PER_KEY = 100
@@ -135,9 +133,7 @@ class BaseReads:
 
     def rows_by_id(self, ids: pa.ChunkedArray, columns: Sequence[str]) -> pa.Table:
         """Return `columns` of the rows with these `_rowid`s, in their order."""
-        rows: pa.Table = self._dataset._take_rows(ids.to_pylist(), columns=list(columns))  # noqa: SLF001 - no public one
-        hold(rows.nbytes)
-        return rows
+        return taken(self._dataset, ids.to_pylist(), columns)
 
     def search(self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
         """Return the `k` rows nearest to `query` that pass `filter`, with `columns` and exact `_distance`, ascending.

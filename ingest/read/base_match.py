@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
-from memwal.ingest.read.gathered import awaited, gathered
+from memwal.ingest.read.gathered import ROW_ID, awaited, gathered, taken
 from memwal.ingest.read.scalar_index import filtered
 from memwal.memtable import IndexSpec
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
@@ -108,25 +108,27 @@ class BaseMatch:
         columns: Sequence[str],
         fragments: Fragments | None = None,
     ) -> pa.Table:
-        """Match by the memtable's text indexes; scores of words use the statistics of ROWS_PER_INDEX rows."""
-        wanted = list(dict.fromkeys([*columns, *query.boosts]))
-        score = pa.field(SCORE, pa.float32())
+        """Match by the memtable's text indexes; scores of words use the statistics of ROWS_PER_INDEX rows.
+
+        Only texts are read of every row; `columns` are read of the best ones.
+        """
         options = {**filtered(filter), "batch_size": ROWS_PER_INDEX, "fragments": fragments}
-        scanner = self._dataset.scanner(columns=wanted, **options)
-        schema = pa.schema([*(scanner.projected_schema.field(name) for name in columns), score])
-        best = schema.empty_table()
+        scanner = self._dataset.scanner(columns=list(query.boosts), with_row_id=True, **options)
+        ids, scores = np.empty(0, np.uint64), np.empty(0, np.float32)
         for batch in awaited(scanner):
-            rows = pa.Table.from_batches([batch])
             searched = {}
             for column in query.boosts:
                 index = TextIndex(self._specs[column])
-                index.add(rows.column(column), 0)
+                index.add(pa.chunked_array([batch.column(column)]), 0)
                 index.close_writer()
                 searched[column] = index, index.searcher()
-            at, scores = best_rows(query, searched, k, np.ones(rows.num_rows, dtype=np.bool_))
-            matched = rows.select(list(columns)).take(pa.array(at)).append_column(score, pa.array(scores))
-            best = _best(pa.concat_tables([best, matched.cast(schema)]), k)
-        return best
+            at, found = best_rows(query, searched, k, np.ones(batch.num_rows, dtype=np.bool_))
+            ids = np.concatenate([ids, batch.column(ROW_ID).to_numpy()[at]])
+            scores = np.concatenate([scores, found])
+            order = np.argsort(-scores, kind="stable")[:k]
+            ids, scores = ids[order], scores[order]
+        rows = taken(self._dataset, ids.tolist(), columns)
+        return rows.append_column(pa.field(SCORE, pa.float32()), pa.chunked_array([scores]))
 
     def _covered(self, columns: Mapping[str, float]) -> tuple[Fragments, Fragments]:
         """Return the fragments that the indexes of all `columns` cover, and the others."""

@@ -18,8 +18,9 @@ import pyarrow as pa
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.api.ordering import Order, first_rows
 from memwal.ingest.caller import expect_waiting, hold
-from memwal.ingest.read.base import ROW_ID, BaseReads, picked_rows
+from memwal.ingest.read.base import BaseReads, picked_rows
 from memwal.ingest.read.beside import Beside
+from memwal.ingest.read.gathered import ROW_ID
 from memwal.ingest.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.read.request import at_most
 from memwal.ingest.read.top_k import (

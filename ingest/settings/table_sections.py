@@ -349,5 +349,5 @@ class GcSettings(Section):
     )
     versions_min: int = Field(10, ge=1, description="number of newest versions to keep regardless of age")
     versions_interval: Duration = Field(
-        3600.0, description="least time between deletions of old versions; runs after a commit; 0 = never"
+        600.0, description="least time between deletions of old versions; runs after a commit; 0 = never"
     )
