@@ -43,6 +43,7 @@ COUNTS: dict[str, tuple[dict[str, Any], pa.Table | None]] = {
     "k without an index": ({**SEARCH, "k": MOST, "metric": "dot"}, VECTOR),
     "candidates": ({"op": "candidates", "text": "alpha", "n": MOST, "level": "latest", "columns": ["id"]}, VECTOR),
     "match": ({"op": "match", "column": "body", "text": "alpha", "k": MOST, "level": "latest"}, None),
+    "match of a prefix": ({"op": "match", "column": "body", "text": "alp*", "k": MOST, "level": "latest"}, None),
     "limit": ({"op": "scan", "limit": 2**61, "order_by": [["id", True]], "columns": ["id"], "level": "latest"}, None),
 }
 
