@@ -111,7 +111,7 @@ histories: $(STAMP) porcupine ## contention of several processes for SECONDS=60 
 lint: $(STAMP) ## ruff, mypy --strict, and every test's module imported: pytest would tell of one that fails after all the others
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict -m memwal -p memwal.ingest -p memwal.memtable -p memwal.wal -p memwal.flush -p bench
+	@$(BIN)/mypy --strict -p memwal -p bench
 	@found=$$($(BIN)/python -m pytest --collect-only -qq) || { echo "$$found"; exit 1; }
 
 bench: $(STAMP) ## put and query paths beside Lance's own writer
@@ -139,7 +139,6 @@ $(STAMP): $(LOCK) pyproject.toml
 	@echo "memwal: installing into $(VENV); the first time takes a minute or more, most of it for Spark"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@mkdir -p $(VENV)/src && ln -sfn $(CURDIR) $(VENV)/src/memwal
 	@touch $@
 
 # $(error) rather than a failing command: it is one line, without make's own report behind it.

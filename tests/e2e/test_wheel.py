@@ -43,9 +43,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, since setuptools writes beside what it builds."""
     source, built = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("wheel")
     source.mkdir()
-    for name in (*PARTS, "tests"):  # the tests: must not get into it
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("memwal", *PARTS, "tests"):  # the tests: must not get into it
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", built, source],

@@ -5,7 +5,8 @@ table = memwal.open("packages.lance", schema=schema, key="package", indexes={"em
 table.put(rows)                       # durable and queryable when it returns
 table.search("embedding", vector)
 
-The root of the repository is this package: `ingest/` is `memwal.ingest`, `wal/` is `memwal.wal`, and so on.
+In a checkout the subpackages are links to folders of the top level: `memwal.ingest` is `ingest/`, `memwal.wal` is
+`wal/`, and so on.
 """
 
 from __future__ import annotations
