@@ -6,8 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -212,14 +211,6 @@ def test_every_command_is_in_the_readme(texts: Mapping[str, str]) -> None:
     arguments = {"config", "path", "column", "kind", "name", "query", "files", "dest", "backup"}
     options = {option for found in commands().values() for option in found - arguments}
     assert [option for option in options if f"--{option}" not in texts["ingest/cli/README.md"]] == []
-
-
-def test_the_wheel_holds_every_package(root: Path, sources: Sequence[Any]) -> None:
-    """They are named one by one: setuptools finds none below a package that is the checkout itself."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    folders = {source.path.rpartition("/")[0] for source in sources}
-    expected = ["memwal", *sorted("memwal." + folder.replace("/", ".") for folder in folders)]
-    assert project["tool"]["setuptools"]["packages"] == expected
 
 
 @pytest.mark.parametrize("package", ["memwal.ingest", "memwal.memtable", "memwal.wal", "memwal.flush"])
