@@ -144,6 +144,7 @@ class DaemonSource:
             rates=figures["rates"],
             waiting_puts=sum(meter.waiting_puts for meter in meters),
             skewed=skew.measured(held),
+            puts_rejected=table.base.puts_rejected or "",
             gone=[peer["endpoint"] for peer in peers if peer["state"] in _GONE],
             paused=table.pauses.last,
         )

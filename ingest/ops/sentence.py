@@ -43,6 +43,8 @@ class Situation:
     waiting_puts: int = 0
     skewed: str = ""
     """As `ingest.ops.skew.measured`."""
+    puts_rejected: str = ""
+    """Why the table accepts no rows."""
     gone: Sequence[str] = ()
     """Endpoints of daemons that do not answer."""
     run: bool = False
@@ -88,6 +90,9 @@ def _findings(situation: Situation) -> Iterator[Finding]:
         by_reason.setdefault(reason["reason"], []).append(reason)
     for name, reasons in by_reason.items():
         yield _OF_REASON.get(name, _of_other)(situation, reasons)
+    if situation.puts_rejected:
+        todo = "Reads, deletes and commits of earlier rows continue."
+        yield Finding("failing", "puts_rejected", "Puts are rejected", _sentence(situation.puts_rejected), todo)
     yield from _of_pauses(situation)
     if "commit_failing" not in by_reason and "commits" not in situation.paused and (late := _late(situation)):
         yield late

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import lance
 import psutil
+import pyarrow as pa
 import pytest
 
 import memwal
@@ -263,6 +265,15 @@ def test_a_table_that_takes_many_times_its_newest_version(watched: Callable[...,
     scrapes.take(125 * MINUTE)
     assert scrapes.newest("memwal_storage_bytes", kind="older") == 9e9
     scrapes.expect({"MemwalStorageGrows"})
+
+
+def test_a_column_that_cannot_be_held(watched: Callable[..., Opened]) -> None:
+    table, scrapes = watched()
+    scrapes.take(HEALTHY)
+    lance.dataset(table.base.uri).add_columns(pa.field("extra", pa.map_(pa.string(), pa.int64())))
+    table.count()
+    scrapes.take(HEALTHY)
+    scrapes.expect({"MemwalPutsRejected"})
 
 
 def _claimed_elsewhere(table: Table) -> None:

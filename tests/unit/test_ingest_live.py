@@ -212,6 +212,7 @@ PAUSE = {"since": 9.0, "by": "hand", "reason": "so"}
         ({"behind": {"committed": 240.0}, "leads": False}, "warning", "Commits are late", "4 min"),
         ({"waiting_puts": 3}, "warning", "Puts wait", "3 puts wait for room"),
         ({"behind": {"latest": 12.0}}, "warning", "Writes are slow", "12 s for its ack"),
+        ({"puts_rejected": "column 'm' is a map"}, "failing", "Puts are rejected", "Column 'm' is a map."),
         ({"gone": ["grpc://a:1"]}, "warning", "Another daemon does not answer", "grpc://a:1"),
         ({"reasons": [reason("no_daemon")], "run": True}, "failing", "No daemon answers", "It is so."),
         ({"reasons": [reason("source_silent")], "run": True}, "failing", "The source does not answer", "It is so."),
