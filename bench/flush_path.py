@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +31,7 @@ from bench.memwal_side import MemwalTable
 from bench.put_path import PACKAGE_INDEXES
 from bench.source_data import PACKAGES_KEY, package_updates, packages
 from memwal.flush import BaseTable, SstFormat, SstIndexes, write_sst
+from memwal.flush.sst.read_back import ReadBacks
 from memwal.memtable import TOMBSTONE, VectorModel, with_tombstone
 from memwal.wal import SystemIds, bucket_region, open_store
 
@@ -58,6 +60,10 @@ class Flushes(Contender):
         self._shape, self._batches, self._base, self._syncing = shape, batches, base, syncing
         self._models: Mapping[str, VectorModel] = {}
         self._format = SstFormat(list(shape.key), "2.2", indexes=SstIndexes(shape.specs(), lambda: self._models))
+
+    def read_back(self) -> None:
+        """Read all rows back in the next round."""
+        self._format = replace(self._format, read_backs=ReadBacks())
 
     def prepare(self, at: Path) -> None:
         """Build the base table's indexes, if any."""
