@@ -285,8 +285,7 @@ def visible(
     on_progress: Progress | None = None,
     assembler: BatchAssembler | None = None,
 ) -> Generator[Entry, None, None]:
-    """Yield the entries of `replay` one by one. `assembler`: holds back the open batches of the entries up to `after`.
-    """
+    """Yield the entries of `replay` one by one. `assembler`: holds the open batches of the entries up to `after`."""
     assembler = assembler or BatchAssembler()
     with closing(reader.each(range(after + 1, tip + 1))) as entries:
         for position, entry in enumerate(entries, after + 1):
