@@ -128,7 +128,7 @@ class WalAppender:
 
         `rows` has the row schema. None writes only the map, in the form of a sentinel, which every reader skips.
         `generation`: that of the memtable of these rows. `applied`: the whole map; it includes this entry's batch if
-        and only if `part` closes the batch or is None. If the map is long, a snapshot is written first, and an
+        and only if `part` is absent or closes the batch. If the map is long, a snapshot is written first, and an
         `AppliedMap` becomes relative to it.
         Raises: Fenced, Poisoned, ConcurrentUse; StoreUnavailable or StoreRefused (nothing written; the call may be
         retried); OutcomeUnknown or Corrupt (poisons); ValueError or pa.ArrowInvalid for rows not in the row schema.

@@ -14,8 +14,7 @@ _BatchKey = tuple[str, int, str]
 
 
 class BatchAssembler:
-    """Takes a log's entries in the order of their positions, and returns them in the order in which they became
-    visible.
+    """Takes a log's entries in the order of their positions, and returns them in the order of visibility.
 
     Thread safety. One thread.
     Invariants. (1) Sentinels are not returned. (2) Epochs never decrease. (3) Only parts of open batches are held back.

@@ -53,7 +53,7 @@ class EntryReader:
     ) -> None:
         """`known`: entries by position, which `each` does not read, as long as the first of its positions are known.
 
-        `log_id`: that of the manifest by which the caller reads; if "", the newest manifest is read once.
+        `log_id`: that of the caller's manifest; if "", the newest manifest is read once.
         """
         self.store, self.region_id = store, region_id
         self._codec, self._readers, self._known = codec, readers, known or {}

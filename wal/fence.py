@@ -10,10 +10,10 @@ Steps of a claim:
     entries without a manifest (the manifests were lost); a SEALED region; a committed generation that the manifest has
     not published (the manifest is older than the base table). Nothing has been written so far. (model:
     Log!ReadManifest)
- 2. If there is no manifest, create version 1 with epoch 1 and the generation after the committed one. The generation is
-    1 for a new table, and higher where the base table was cloned or the directory of its regions was lost: SSTs
-    numbered from 1 would count as committed. Otherwise create version+1 with epoch+1. Both writes are put-if-absent; if
-    the version is taken, return to step 1. (model: Log!RaiseEpoch)
+ 2. Without a manifest, create version 1 with epoch 1 and the generation after the committed one. The generation is 1
+    for a new table, and higher where the base table was cloned or the directory of its regions was lost: SSTs numbered
+    from 1 would count as committed. Otherwise create version+1 with epoch+1. Both writes are put-if-absent; if the
+    version is taken, return to step 1. (model: Log!RaiseEpoch)
  3. Find the WAL tip: the highest position listed or named in the manifest. A listing may not show the newest entry yet;
     step 4 detects that. If the page did not hold the whole log, probe forward from that position (`wal.probing`), and
     probe behind the tip for entries that prove a hole. (model: Log!ProbeTip)
@@ -56,8 +56,8 @@ log (`wal.known.Released`). Step 1 then makes no request, and step 3 begins at t
 
  * Step 2 verifies the manifest: the put succeeds only if no version follows it, and that manifest is then read back and
    compared by its edit id. If this fails, the message is outdated: another claim, a commit's prune or a seal came in
-   between, or the owner's last edit landed late. The claim then begins at step 1, as if there were no message. It does
-   the same if the received manifest fails the checks of step 1.
+   between, or the owner's last edit landed late. The claim then begins at step 1, as without a message. It does the
+   same if the received manifest fails the checks of step 1.
  * While that manifest is the newest, no writer has claimed the region after the former owner, so no other writer has
    written to the log. The former owner's threads have ended, so it writes nothing either. Everything that it
    acknowledged lies at or below the received position; steps 4 and 6 read it from storage as usual, and an entry
@@ -119,8 +119,7 @@ class Claim:
     applied: AppliedMap
     """Highest sequence applied, per producer."""
     entries: list[Entry]
-    """Entries after `manifest.replay_after` in the order in which their rows became visible; see `wal.replay.replay`.
-    """
+    """Entries after `manifest.replay_after` in the order of visibility; see `wal.replay.replay`."""
     others_read_until: float = 0.0
     """Monotonic time until which an older owner may answer reads without a request to storage; see `wal.lease`."""
 
@@ -142,11 +141,10 @@ def claim(
 ) -> Claim:
     """Claim the region: raise its epoch, fence the older writer, and read back the entries that it left.
 
-    The module docstring has the steps.
-
-    `spec_id`: the version of the caller's routing, 1 in a table that was never resized. `seal`, `opening`: the claims
-    of a resize, see the module docstring. `on_progress(read, total)` is called in this thread while entries are
-    replayed. `settle`: do step 5; if False, the caller calls `settle_claim` once it serves the region.
+    The module docstring has the steps. `spec_id`: the version of the caller's routing, 1 in a table that was never
+    resized. `seal`, `opening`: the claims of a resize, see the module docstring. `on_progress(read, total)` is called
+    in this thread while entries are replayed. `settle`: do step 5; if False, the caller calls `settle_claim` once it
+    serves the region.
 
     Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch owns it.
     Durability. When it returns, no older writer's append can be acknowledged any more.

@@ -38,8 +38,7 @@ class FenceIndex:
         self._saved: Mapping[int, int] = {}
 
     def load(self) -> Mapping[int, int]:
-        """Return the fences stored for this log; {} if there are none or they belong to another log. Makes two
-        requests.
+        """Return the fences stored for this log; {} if missing or of another log. Makes two requests.
 
         Raises: StoreUnavailable, StoreRefused.
         """

@@ -66,8 +66,7 @@ class Fences:
         return {here for (_, before), (here, epoch) in pairwise(known) if epoch != before}, unreadable
 
     def _undecided(self, positions: Sequence[int]) -> list[int]:
-        """Return the positions to read next: both ends, then the middle of each stretch over which the epoch changes.
-        """
+        """Return the positions to read next: both ends, then the middle of each stretch where the epoch changes."""
         if not positions:
             return []
         ends = [each for each in {positions[0], positions[-1]} if each not in self._epochs]

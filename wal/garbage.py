@@ -167,8 +167,7 @@ class WalCollector:
         return [] if newest is None else superseded(self._store, self._region_id, last, newest.snapshot)
 
     def _newest_map(self, tip: int) -> tuple[int, EntryHeader | None]:
-        """Return position and header of the newest entry that carries the applied map; the tip and None if none does.
-        """
+        """Return position and header of the newest entry with the applied map; the tip and None without one."""
         position = tip
         while position and (header := self._reader.header(position)) is not None:
             if header.applied is not None:
@@ -193,7 +192,7 @@ def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) 
     """Return those of `positions` that are in `entries` and above an entry which storage received later.
 
     `positions`: ascending. The later entry landed in a collected slot, or storage's times are not in order. A position
-    that is not in `entries` may have held such an entry.
+    that is not in `entries` may have held one.
     """
     times = [entries[position].modified if position in entries else inf for position in positions]
     above = zip(positions, times, accumulate(times, max), strict=True)

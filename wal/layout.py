@@ -11,7 +11,7 @@
     _mem_wal/probe/{8 hex}                                    start-up probe; deleted immediately (memwal)
     _mem_wal/staged/{32 hex}.arrow                            rows of a Spark task until its batch is sent (memwal)
     _mem_wal/loads/{load id}.json                             token of a load that bypasses the log; advisory (memwal)
-    _mem_wal/loading/{load id}_{generation}_{32 hex}.json     an attempt at such a load (memwal)
+    _mem_wal/loading/{load id}_{generation}_{32 hex}.json     an attempt at that load (memwal)
     _mem_wal/paused/{what}.json                               an operator paused {what} for this table (memwal)
     _mem_wal/paused/{what}_{n}.json                           the same, for the n-th time after the first (memwal)
     _mem_wal/paused/{what}_{n}_ended.json                     pause n has ended, from 0 on (memwal)
@@ -46,8 +46,8 @@ UNSYNCED_KEY = ROOT + "unsynced.json"
 """Key of the names of files of the base table whose sync to a local disk failed."""
 
 Kind = Literal["log", "manifest", "sst", "commit", "note", "staged", "base", "other"]
-"""Category of a key, by which requests are counted: WAL entries and snapshots of the applied map; region manifests;
-SSTs; plans of commits; notes beside the log; rows of Spark tasks; the base table; probes and listings of regions.
+"""Category of a key, for counts of requests: WAL entries and snapshots of the applied map; region manifests; SSTs;
+plans of commits; notes beside the log; rows of Spark tasks; the base table; probes and listings of regions.
 """
 _KINDS: dict[str, Kind] = {
     "wal": "log",
@@ -197,7 +197,7 @@ def snapshot_key(region: UUID, name: str) -> str:
 
 
 def parse_snapshot_key(key: str) -> str | None:
-    """Return the name by which entries refer to the snapshot with this key; None for any other key."""
+    """Return the name that entries use for the snapshot with this key; None for any other key."""
     found = _SNAPSHOT.fullmatch(key)
     return found and f"{parse_rev(found['rev'])}-{found['id']}"
 
@@ -272,8 +272,7 @@ def parse_sst_dir(path: str) -> SstName | None:
 
 
 def regions(store: ObjectStore) -> list[UUID]:
-    """Return the ids of the regions with any object on storage, ascending. Raises what the store's `children` raises.
-    """
+    """Return the ids of the regions with any object, ascending. Raises what the store's `children` raises."""
     return sorted(UUID(name) for name in store.children(ROOT) if re.fullmatch(_REGION, name))
 
 

@@ -12,7 +12,7 @@ manifest has the owner's epoch, or an entry was created in its next slot. A proo
     generation which is still in a memtable proves ownership whatever its lease: another owner may have committed other
     rows under that number. (model: Lease!BeginRead, Lease!LookAtLease, Lease!Answer)
  3. **Wait.** A new owner answers no read, and makes no write visible or acknowledged, until the lease in the manifest
-    before its own has passed since its sentinel was put. Replay runs meanwhile, so usually there is no wait. (model:
+    before its own has passed since its sentinel was put. Replay runs meanwhile, so usually the wait is zero. (model:
     Lease!PutSentinel)
  4. **Release.** An owner that closes in order stops giving leases, then writes a manifest whose `read_lease` is 0: the
     next owner need not wait. It must have waited itself; otherwise the lease of the owner before it stands. (model:

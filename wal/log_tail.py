@@ -1,7 +1,7 @@
 """Follow the log of a region from storage, without a claim. Each look reads only what was appended since the previous
 one.
 
-Steps of a look. T is the last position that was read.
+Steps of `look`. T is the last position that was read.
 
  1. Read the entry in slot T+1, then continue until a slot T'+1 is missing. (model: Tail!BeginLook, Tail!ReadSlot)
  2. *Then* read the newest manifest: probe the version after the known one, then read the known one, which proves that
@@ -9,7 +9,7 @@ Steps of a look. T is the last position that was read.
  3. If that manifest has the known `replay_after` and generation, T' is the end of the log and the look is done.
     Otherwise rows were flushed meanwhile: raise `Overtaken`, and the caller begins again. (model: Tail!FollowManifest)
 
-Invariant. After a look, every entry above `manifest.replay_after` that was created before the look began has been
+Invariant. After each look, every entry above `manifest.replay_after` that was created before the look began has been
 returned exactly once, by this look or an earlier one since `begin`.
 
 Proof. Slots are filled in order, so all entries up to T' were read, and only T'+1 is in question, which was missing at
@@ -21,7 +21,7 @@ slot behind it.
 A takeover, a commit, a prune of the manifest and a collection do not affect this: they fill no slot but the next one,
 and move `replay_after` only with a flush. A sentinel is an entry without rows, and ends open batches as in replay.
 
-A look at an unchanged log makes three requests, each for one key. Fewer would not be sound. A put writes only its
+On an unchanged log, `look` makes three requests, each for one key. Fewer would not be sound. A put writes only its
 entry, so each region's slot must be read. A missing slot alone does not prove that no entry was appended: it may have
 been filled, flushed and collected. A listing would show both at once, but it is not atomic and may lag behind the
 newest object. The manifest shows what was flushed, but its slots may have been pruned as well; hence its second
@@ -134,5 +134,5 @@ class LogTail:
 
 
 def _read_from(manifest: RegionManifest) -> tuple[int, int, str]:
-    """Return where readers begin by `manifest`, and in which log."""
+    """Return the start position, generation and log id of readers that use `manifest`."""
     return manifest.replay_after, manifest.current_generation, manifest.log_id

@@ -145,7 +145,7 @@ class ManifestStore:
     def owned(self, guard: EpochGuard, known: RegionManifest | None = None) -> RegionManifest:
         """Check the fence: return the newest version if `guard` still owns the region. `known`: as for `latest`.
 
-        Raises: Fenced if the newest epoch is higher; Corrupt if it is lower, if there is no version, or if the version
+        Raises: Fenced if the newest epoch is higher; Corrupt if it is lower, if no version exists, or if the version
         that `guard` claimed was replaced by another.
         """
         guard.check()

@@ -101,8 +101,7 @@ class ManifestCollector:
         return {key.version: each for key, each in described if key is not None}
 
     def _floor(self, found: dict[int, ObjectInfo], newest: RegionManifest, needed: Needed) -> int:
-        """Return the lowest version to keep, by bisection: the first that is needed, or the first of the newest `kept`.
-        """
+        """Return the lowest version to keep, by bisection: the first needed one, or the first of the newest `kept`."""
         low = newest.version
         while low - 1 in found:
             low -= 1

@@ -34,11 +34,11 @@ class ManifestHistory:
         self._oldest = 0 if self.newest is None else self._lowest(store, region_id, self.newest.version)
 
     def first(self, reached: Reached) -> RegionManifest | None:
-        """Return the oldest kept version for which `reached` is true; None without one."""
+        """Return the oldest kept version that satisfies `reached`; None without one."""
         return self._at(self._first(reached))
 
     def last_before(self, reached: Reached) -> RegionManifest | None:
-        """Return the newest kept version for which `reached` is false; None without one."""
+        """Return the newest kept version that does not satisfy `reached`; None without one."""
         return self._at(self._first(reached) - 1)
 
     def is_whole(self) -> bool:

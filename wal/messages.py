@@ -26,7 +26,7 @@ CHECKSUM_FIELD = 50002
 CHECKSUM_TAG = bytes.fromhex("95b518")
 """The field's tag, 50002 << 3 | 5 (fixed 32 bits), as protobuf writes it."""
 READ_LEASE_FIELD = 50004
-"""A memwal field: milliseconds for which the owner answers reads after a proof of ownership (`wal.lease`)."""
+"""A memwal field: how long, in milliseconds, the owner answers reads after a proof of ownership (`wal.lease`)."""
 
 CLAIM_ID_FIELD = 50003
 """A memwal field: the edit id of the version that claimed the writer epoch. Every later version of the epoch carries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CLOCK_RATE = 1.1
-"""Factor by which a clock may run faster than another machine's; see `wal.lease`."""
+"""Maximum ratio between the speeds of two machines' clocks; see `wal.lease`."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class WalOptions:
     readers: int = 1
     """Entries that replay reads and decodes concurrently. 1: in the caller's thread, one store call after another."""
     read_lease: float = 0.0
-    """Seconds for which an owner answers reads from memory after a proof of ownership; see `wal.lease`."""
+    """How long, in seconds, an owner answers reads from memory after a proof of ownership; see `wal.lease`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.put_timeout <= self.retry_budget:

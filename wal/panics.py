@@ -4,7 +4,7 @@ A panic reaches Python as `pyo3_runtime.PanicException`. It is a BaseException b
 Exception` does not catch it: a thread would end silently, or a region would fail with an error that no caller can
 handle. Each library has its own class of that name, which cannot be imported, so it is recognised by name.
 
-Every call of such a library at the edge of a module is inside `panics_as_errors`, or its error passes through
+Every call of a Rust library at the edge of a module is inside `panics_as_errors`, or its error passes through
 `as_exception`. No other code checks for a panic by its name; a house test enforces that.
 """
 

@@ -58,7 +58,7 @@ class ReadAhead:
 
     @property
     def position(self) -> int:
-        """The position up to which a claim need not read the log, as of the last look."""
+        """The last position that a claim need not read, as of the last look."""
         return self._next - 1
 
     def look(self, most: int, patience: float = -1) -> int:

@@ -42,8 +42,8 @@ class EntryHeader:
     generation: int
     """Generation of the memtable of the rows, from 1; 0 if another program's entry does not name it."""
     entry_id: str
-    """32 hex digits, fresh per entry, by which a writer recognises its entry after a lost answer; "" in another
-    program's entry.
+    """32 hex digits, fresh per entry; a writer recognises its entry by it after a lost answer; "" in another program's
+    entry.
     """
     applied: Mapping[str, int] | None = field(default_factory=dict)
     """None if another program wrote the entry, without a map. If the entry names a snapshot, these are the changes
@@ -55,8 +55,8 @@ class EntryHeader:
     snapshot: str = ""
     """Name of the snapshot that `applied` is relative to, see `wal.snapshots`; "" if `applied` is the whole map."""
     log_id: str = ""
-    """Log id of the region's manifest. "" if an earlier memwal or another program wrote the entry; such an entry is
-    accepted in any log.
+    """Log id of the region's manifest. "" if an earlier memwal or another program wrote the entry, which is accepted in
+    any log.
     """
 
 

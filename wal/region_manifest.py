@@ -39,7 +39,7 @@ class RegionStatus(IntEnum):
 
 @dataclass(frozen=True)
 class SsTable:
-    """A published SST. `path` is the directory's name inside the region; counts are None if not recorded."""
+    """A published SST. `path` is the directory's name inside the region; unrecorded counts are None."""
 
     generation: int
     path: str
@@ -68,7 +68,7 @@ class RegionManifest:
     """In ascending order of generations."""
     status: RegionStatus = RegionStatus.ACTIVE
     read_lease: int = 0
-    """Milliseconds for which the owner answers reads from memory after a proof of ownership; see `wal.lease`."""
+    """How long, in milliseconds, the owner answers reads from memory after a proof of ownership; see `wal.lease`."""
     edit_id: str = field(default="", compare=False)
     """Fresh per written version, so that two writers never propose the same bytes; "" if Lance wrote it."""
     claim_id: str = field(default="", compare=False)

@@ -1,7 +1,7 @@
 """Read a region's log back.
 
 The cursor `replay_after` alone decides which entries count: those after it, up to the tip. They are returned in the
-order in which their rows became visible (`wal.assembler`). Two rules keep that equal to what was acknowledged:
+order of visibility (`wal.assembler`). Two rules keep that equal to what was acknowledged:
 
  * Positions are consecutive. A missing position below the tip is a hole, which is corruption and not the end of the
    log. But if the newest manifest says that its rows are in an SST, the entry may have been collected, and the reader
@@ -51,7 +51,7 @@ class Listed:
 
 
 def find_tip(store: ObjectStore, region_id: UUID, suffix: str, last_seen: int, readers: int = 1) -> int:
-    """Return the highest existing position, 0 if there is no entry.
+    """Return the highest existing position, 0 in an empty log.
 
     `last_seen`: a position known to have existed, 0 for none; if entries were collected, `replay_after` or a higher
     one. (model: Tail!ListTip, Tail!ProbeTip)

@@ -143,6 +143,5 @@ class RetriedReads:
 
 
 def with_retried_reads(store: ObjectStore, clock: Clock, options: WalOptions) -> RetriedReads:
-    """Return `store` with retried reads; `store` itself if it has them already, so that one budget is not spent twice.
-    """
+    """Return `store` with retried reads; `store` itself if it has them, so that one budget is not spent twice."""
     return store if isinstance(store, RetriedReads) else RetriedReads(store, clock, options)

@@ -1,6 +1,6 @@
 """Write one slot until its outcome is known.
 
-A slot is a key for which several writers may compete: the next WAL position, the next manifest version. One rule holds
+A slot is a key that several writers may compete for: the next WAL position, the next manifest version. One rule holds
 for all slots: retry the *same bytes* at the *same key*, and never write the next key before the outcome of this one is
 known.
 

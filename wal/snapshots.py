@@ -17,10 +17,10 @@ Invariants.
 
  (1) A snapshot is first named by the entry at the position in its name: it is created for the very next slot, and a
      writer whose put of that slot failed without landing retries the same slot.
- (2) Along the log, an entry names the snapshot of the preceding entry with a map, or one of its own position, or none,
-     in which case it holds the whole map. The writer enforces this (`AppliedMap.fits`): it knows the snapshot that its
-     last entry named, and creates a new one if the given map is relative to another. A claim's sentinel names the same
-     snapshot as the newest entry.
+ (2) Along the log, an entry names the snapshot of the preceding entry with a map, or one of its own position, or none
+     if it holds the whole map. The writer enforces this (`AppliedMap.fits`): it knows the snapshot that its last entry
+     named, and creates a new one if the given map is relative to another. A claim's sentinel names the same snapshot as
+     the newest entry.
 
 Garbage. Let E be the newest entry with a map. A snapshot S of position p is deleted when p <= E's position and E does
 not name it (`superseded`). Proof that S is not needed: slot p is filled, so by (1) no entry can begin to name S; E does
