@@ -16,7 +16,7 @@ Vectors = npt.NDArray[np.float32]
 
 FIRST_ROWS = 256
 PAGED = 256 << 10
-"""Bytes from which an array has its own memory pages."""
+"""Minimum bytes of an array that has its own memory pages."""
 
 
 def uninitialised(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -23,8 +23,7 @@ _ANY_INTEGER = pa.decimal128(20, 0)
 
 
 def misfit(found: pa.DataType, wanted: pa.DataType) -> str | None:
-    """Return why no value of type `found` fits a column of type `wanted`, with the remedy; None if some values may fit.
-    """
+    """Return why no value of type `found` fits a column of type `wanted`, with the remedy; None if some may fit."""
     if pa.types.is_dictionary(found):
         found = found.value_type
     if found == wanted or pa.types.is_null(found):
@@ -42,7 +41,7 @@ def misfit(found: pa.DataType, wanted: pa.DataType) -> str | None:
 
 
 def exact(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return `values` cast to the type `kind`, for which `misfit` returned None.
+    """Return `values` cast to the type `kind`. Requires: `misfit` returned None for the two types.
 
     Raises pa.ArrowInvalid if a value does not fit.
     """
@@ -152,7 +151,7 @@ def _time(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def _expect_same(back: pa.Array, values: pa.Array) -> None:
     if not back.equals(values):
         row = int(np.argmax(pc.not_equal(back, values).fill_null(False).to_numpy(zero_copy_only=False)))
-        was, is_now = (part.slice(row, 1).cast(pa.string())[0] for part in (values, back))  # as text: Python cannot represent all values
+        was, is_now = (part.slice(row, 1).cast(pa.string())[0] for part in (values, back))  # not all fit Python
         raise pa.ArrowInvalid(f"{was} would become {is_now}")
 
 

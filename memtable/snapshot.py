@@ -284,8 +284,7 @@ class Snapshot:
         return rows[np.diff(rows, prepend=-1) > 0]
 
     def _named(self, narrowing: Narrowing, limit: int) -> Positions | None:
-        """Return every row that may pass, in any order, possibly with repeats; None if there may be more than `limit`.
-        """
+        """Return every row that may pass, in any order, possibly repeated; None if there may be more than `limit`."""
         if isinstance(narrowing, Condition):
             index = self._indexes.scalars[narrowing.column]
             return index.candidates(narrowing.asked, partial(self._column, narrowing.column), self.n, limit)

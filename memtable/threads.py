@@ -37,7 +37,7 @@ def uninterrupted(step: Callable[[], T]) -> T:
 
 
 class faiss_single_thread:  # noqa: N801 - a context, used like a function
-    """A context in which faiss runs on the calling thread only.
+    """A context that makes faiss run on the calling thread only.
 
     Training then adds numbers in one order, so it is reproducible, and region writers do not compete for the cores.
     OpenMP keeps this setting per calling thread, so it has no effect outside the block or in other threads.

@@ -40,7 +40,7 @@ class HiddenRows:
         with self._lock:
             self._asked = True
             known = self._by.get(newer)
-            if known is None or len(known.first) != rows:  # the numbers differ only while the older one still takes rows
+            if known is None or len(known.first) != rows:  # differs only while the older one still takes rows
                 known = self._by[newer] = _ByOne(rows)
         return known.mask(n, lookup)
 
