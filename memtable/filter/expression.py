@@ -19,7 +19,7 @@ from memwal.memtable.filter.tokens import NOTHING, Token, tokenize
 
 SHOWN = 200
 LONG = 2_000
-"""Filters with at least this many characters use a smaller cache."""
+"""Filters with more characters than this use a smaller cache."""
 COMPARISONS = frozenset(("=", "==", "<>", "!=", "<", "<=", ">", ">="))
 _NOT, _IS, _LIKE, _COMPARE, _PRODUCT, _CAST = 15, 17, 19, 20, 40, 50
 _BINARY = {
