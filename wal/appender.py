@@ -245,7 +245,7 @@ class WalAppender:
         try:
             header = self._codec.header(found)
         except Corrupt:
-            header = None  # Another program's object: the manifest names the newest epoch.
+            header = None  # Not an entry of this codec: the manifest names the newest epoch.
         ours = self._guard.log_id
         theirs = "" if header is None or not ours else header.log_id
         if header is not None and theirs in ("", ours) and header.writer_epoch > self._guard.epoch:
