@@ -63,7 +63,7 @@ class VectorIndex:
     no lock, so no search delays a put. One thread at a time trains and adds; searches compute exact distances of rows
     that are not added, and never wait for another thread's training.
     Invariants. (1) Deterministic: the same calls, one after another, give the same answers. (2) Every vector held is
-    finite (vector_column.read_vectors), so training cannot be corrupted.
+    finite (`vector.column.read_vectors`), so training cannot be corrupted.
     Units. Distances as Lance's: squared L2; 1 - cosine; 1 - dot product.
     """
 

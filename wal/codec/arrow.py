@@ -8,7 +8,7 @@
 
     schema metadata         writer_epoch, generation, and the base table's schema metadata; in a sentinel
                             writer_epoch, fence_sentinel, memwal:generation, and the keys of the next line
-    metadata of the batch   memwal:entry_id, memwal:applied, memwal:part; see wal.codec.metadata
+    metadata of the batch   memwal:entry_id, memwal:log_id, memwal:applied, memwal:part; see wal.codec.metadata
     field metadata          that of the base table, and lance:field_id = decimal id
     trailer                 CRC-32 of every byte before it
 

@@ -3,13 +3,14 @@
 An entry is a complete Lance file (format version 2.1) of the rows in the row schema. Everything else is in its schema
 metadata, which any Lance reader shows:
 
-    writer_epoch, generation, fence_sentinel, memwal:entry_id, memwal:applied, memwal:part   see wal.codec.metadata
+    writer_epoch, generation, fence_sentinel, memwal:entry_id, memwal:log_id, memwal:applied, memwal:part
+                     see wal.codec.metadata
     memwal:field_ids {"column": id, …}  JSON; absent where the row schema's fields carry no lance:field_id
     memwal:crc32     8 hex digits: CRC-32 of the whole object, computed with these digits as "00000000"
 
-    +------------------+-----------------+-------------------------------------------+---------------+
+    +------------------+-----------------+---------------------------------------------+---------------+
     | pages of columns | column metadata | schema, metadata above (… crc32 8 digits …) | footer … LANC |
-    +------------------+-----------------+-------------------------------------------+---------------+
+    +------------------+-----------------+---------------------------------------------+---------------+
     sentinel: no pages, the one column _tombstone
 
 Reason for a separate checksum: Lance checks the footer, not the pages; a flipped bit in a page would be returned as a
