@@ -8,16 +8,22 @@ manifest has the owner's epoch, or an entry was created in its next slot. A proo
  1. **Promise.** A writer's manifest states how long its leases last (`read_lease`, milliseconds), in the same version
     as the claim. A claim raises the value if it is below its own, and never lowers it. (model: Lease!RaiseEpoch)
  2. **Read.** A read that begins within `read_lease` of the newest proof is answered from memory. Any other read first
-    proves ownership, with one request. Idle regions make no requests; appends are proofs. A read that sees a committed
-    generation which is still in a memtable proves ownership whatever its lease: another owner may have committed other
-    rows under that number. (model: Lease!BeginRead, Lease!LookAtLease, Lease!Answer)
+    proves ownership, with one request; if the writer was fenced, the read fails with both epochs. Idle regions make no
+    requests; appends are proofs. A lookup by key proves only the regions of its keys, since no other owner acknowledges
+    rows of those keys. A read that sees a committed generation which is still in a memtable proves ownership whatever
+    its lease: another owner may have cut the log into other generations, and flushed and committed them. (model:
+    Lease!BeginRead, Lease!LookAtLease, Lease!Answer)
  3. **Wait.** A new owner answers no read, and makes no write visible or acknowledged, until the lease in the manifest
-    before its own has passed since its sentinel was put. Replay runs meanwhile, so usually the wait is zero. (model:
-    Lease!PutSentinel)
+    before its own has passed since its sentinel was put. Replay runs meanwhile, so usually the wait is zero. *Crash
+    while it waits: the next claim finds the lease in the manifest and waits.* (model: Lease!PutSentinel)
  4. **Release.** An owner that closes in order stops giving leases, then writes a manifest whose `read_lease` is 0: the
-    next owner need not wait. It must have waited itself; otherwise the lease of the owner before it stands. (model:
-    Lease!EndReads, Lease!WriteRelease)
- 5. **Resize.** Keys change their region, so a resize waits in the same way for every region before it decides.
+    next owner need not wait. It must have waited itself; otherwise the lease of the owner before it stands. *Crash in
+    between: the next owner waits.* An owner that releases a region on request only sends a message, which saves two
+    requests while the region is not served (`wal.known`). The requester need not wait if the manifest that its claim
+    follows still has the former owner's epoch. *The requester crashes: the next owner waits. Another writer claims in
+    between: its epoch is higher, and the requester waits for that lease.* (model: Lease!EndReads, Lease!WriteRelease)
+ 5. **Resize.** Keys change their region, so a resize waits in the same way for every region that it has sealed before
+    it decides. The regions that it opens start without a lease.
 
 Proof that no read is outdated. Let the old owner begin its last proof at time p, and the new owner put its sentinel at
 s. The proof read a manifest with the old epoch, or created a slot of the old owner, before the sentinel: p < s. The old
