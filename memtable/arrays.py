@@ -1,4 +1,4 @@
-"""NumPy array types of the package, and the growable array that row-indexed structures use."""
+"""NumPy array types of the package, and the growable array for structures that are indexed by row."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ Vectors = npt.NDArray[np.float32]
 
 FIRST_ROWS = 256
 PAGED = 256 << 10
-"""Bytes from which on an array has memory pages of its own."""
+"""Minimum bytes of an array that has its own memory pages."""
 
 
 def uninitialised(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised array. A large one gets pages of its own, which go back to the system with it; memory from
-    malloc's heap, where NumPy puts arrays of up to 32 MiB, would not. Unwritten parts are address space, no memory.
+    """Return an uninitialised array.
+
+    A large one gets its own pages, which are returned to the system with it. Memory from malloc's heap, where NumPy
+    puts arrays of up to 32 MiB, would not be. Unwritten parts are address space, not memory.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < PAGED:
@@ -31,10 +33,11 @@ def uninitialised(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
 
 
 class GrowableArray:
-    """An append-only array of fixed row shape. Its capacity doubles, or grows fourfold where room costs no memory.
+    """An append-only array of fixed row shape. Its capacity doubles, or grows fourfold if spare capacity costs no
+    memory.
 
     Thread safety. One writer; readers take `data` once and read rows below a count they know to be complete.
-    Invariants. Rows below `size` keep their place. Growth leaves the old array as it is, so a reader that holds it
+    Invariants. Rows below `size` keep their place. Growth leaves the old array unchanged, so a reader that holds it
     still reads valid rows.
     """
 
@@ -52,14 +55,14 @@ class GrowableArray:
         self.fill(first, first + len(values), values)
 
     def fill(self, first: int, end: int, values: Any) -> None:
-        """As write(); `values` has one value for each row before `end`, or one for all of them."""
+        """Do as write(); `values` has one value for each row before `end`, or one for all of them."""
         if end > len(self.data):
             growth = 2 if self.data.nbytes < PAGED else 4
             larger = uninitialised((max(end, growth * len(self.data), FIRST_ROWS), *self._shape), self.data.dtype)
             larger[: self.size] = self.data[: self.size]
             self.data = larger
         self.data[first:end] = values
-        self.size = end  # last: readers take the rows below it as written
+        self.size = end  # last: readers treat the rows below it as written
 
     @property
     def bytes(self) -> int:
@@ -68,7 +71,7 @@ class GrowableArray:
 
 
 def best(distances: Scores, rows: Positions, k: int) -> tuple[Positions, Scores]:
-    """The k nearest of `rows`, ascending by distance, ties by row position.
+    """Return the k nearest of `rows`, ascending by distance, ties by row position.
 
     Every row tied with the k-th is ranked, so the answer does not depend on the order of the input.
     """

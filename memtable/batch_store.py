@@ -16,33 +16,33 @@ from memwal.memtable.arrays import Positions
 SMALL_ROWS = 4_096
 SMALL_BYTES = 1 << 18
 MERGE_AT = 64
-# A record batch of one row costs far more than its data: Arrow's C++ objects and buffer headers, per column.
-# Measured at about 200 bytes a column; counted, so that a stream of single-row puts freezes the memtable in time.
+# A record batch of one row costs far more than its data: Arrow's C++ objects and buffer headers, per column. Measured
+# at about 200 bytes a column; counted, so that a stream of single-row puts freezes the memtable in time.
 BATCH_OVERHEAD = 200
 
 
 @dataclass(frozen=True)
 class Batches:
-    """An immutable prefix of the rows: what a snapshot holds."""
+    """An immutable prefix of the rows: the content of a snapshot."""
 
     schema: pa.Schema
     batches: tuple[pa.RecordBatch, ...]
     rows: int
 
     def table(self) -> pa.Table:
-        """All rows of the prefix as one table, without a copy."""
+        """Return all rows of the prefix as one table, without a copy."""
         return pa.Table.from_batches(self.batches, schema=self.schema)
 
     def between(self, first: int, end: int, names: Sequence[str]) -> pa.Table:
-        """The columns `names` of the rows from `first` to before `end` (first < end <= rows), without a copy."""
+        """Return the columns `names` of the rows from `first` to before `end` (first < end <= rows), without a copy."""
         low, high = np.searchsorted(self._starts, (first, end - 1), side="right").tolist()
         parts = [batch.select(names) for batch in self.batches[low - 1 : high]]
         return pa.Table.from_batches(parts).slice(first - int(self._starts[low - 1]), end - first)
 
     def take(self, positions: Positions, names: Sequence[str]) -> pa.Table:
-        """The columns `names` of the rows at `positions` (0 <= position < rows), in that order, in one chunk.
+        """Return the columns `names` of the rows at `positions` (0 <= position < rows), in that order, in one chunk.
 
-        Batch by batch, since Arrow's take from a table first makes one array of all its rows.
+        Works batch by batch, since Arrow's take from a table first makes one array of all its rows.
         """
         if len(positions) == 1:  # a get of one key
             at = int(np.searchsorted(self._starts, positions[0], side="right")) - 1
@@ -82,20 +82,21 @@ class BatchStore:
     `bytes`: size of the current batches, their fixed costs included.
 
     Thread safety. One writer; `prefix` may be read by any thread at any time.
-    Invariants. (1) A row never changes its position. (2) A returned prefix never changes. (3) Runs of
-    small batches are merged, so the number of batches stays below rows / SMALL_ROWS + bytes / SMALL_BYTES + MERGE_AT,
-    whatever the sizes of puts.
+    Invariants. (1) A row never changes its position. (2) A returned prefix never changes. (3) Runs of small batches are
+    merged, so the number of batches stays below rows / SMALL_ROWS + bytes / SMALL_BYTES + MERGE_AT, whatever the sizes
+    of puts.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self.prefix = Batches(schema, (), 0)
-        # Batches in the run of small ones at the end, their bytes, and all bytes; after append() and as published.
+        # (number of batches in the trailing run of small ones, their bytes, all bytes): after append(), and as
+        # published.
         self._next = (0, 0, 0)
         self._small, self._small_bytes, self.bytes = self._next
 
     def append(self, rows: pa.Table, size: int) -> Batches:
-        """The prefix with `rows`, of `size` bytes, at its end; it becomes visible by publish()."""
+        """Return the prefix with `rows`, of `size` bytes, at its end; publish() makes it visible."""
         batches = self.prefix.batches
         self._next = (self._small, self._small_bytes, self.bytes)
         added = rows.combine_chunks().to_batches()
@@ -120,7 +121,7 @@ class BatchStore:
             self._next = (0, 0, held + size)
 
     def publish(self, prefix: Batches) -> None:
-        """Make the prefix made by the last append() the current one."""
+        """Make the prefix from the last append() the current one."""
         self._small, self._small_bytes, self.bytes = self._next
         self.prefix = prefix
 
@@ -134,7 +135,7 @@ def _overhead(batch: pa.RecordBatch) -> int:
 
 
 def _owned(batch: pa.RecordBatch, size: int) -> tuple[pa.RecordBatch, int]:
-    """The batch, copied where it is a small slice of larger buffers which it would keep alive uncounted; its bytes."""
+    """Return the batch and its bytes. A small slice is copied, since it would keep larger buffers alive uncounted."""
     if batch.get_total_buffer_size() <= 2 * size + 65_536:
         return batch, size
     batch = batch.take(pa.array(np.arange(batch.num_rows, dtype=np.int64)))

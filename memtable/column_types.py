@@ -1,16 +1,16 @@
 """The column types that a table can hold: those that WAL entries, SSTs and the base table all return unchanged.
 
-The list names what is allowed. Everything else is rejected before a row is acknowledged, at any depth: Lance accepts
-more types than it returns unchanged, or than it can read at all. Measured with pylance 14.0.2:
+The list names the allowed types. Everything else is rejected before a row is acknowledged, at any depth: Lance accepts
+more types than it returns unchanged, or can read at all. Measured with pylance 14.0.2:
 
     null                          Lance has no value to write; a list of them was unreadable after a flush
     map, decimal32, interval      Lance cannot write them in every file format
-    view, dictionary, JSON        come back as another type or another value
+    view, dictionary, JSON        are returned as another type or another value
     a child that is not null      a null parent cannot be read, and a delete is a row of nulls
     binary of width 0             is written and cannot be read
-    extension type in another     pyarrow makes no empty array of it
+    extension type in another     pyarrow cannot create an empty array of it
     list of fixed size            holds numbers, dates, times, bool, fixed-size binary, or lists of fixed size of these
-    struct that begins with a list  cannot be read where two pages of a file differ in having null structs
+    struct that begins with a list  cannot be read if two pages of a file differ in having null structs
 
 Lance's projections parse dots and backticks in names.
 """
@@ -52,7 +52,7 @@ def check_types(schema: pa.Schema) -> None:
 
 
 def unsupported(field: pa.Field) -> str | None:
-    """Return in one line, with the remedy, why a table cannot hold the column `field`; None where it can."""
+    """Return in one line, with the remedy, why a table cannot hold the column `field`; None if it can."""
     if field.name == TOMBSTONE:
         return f"column {TOMBSTONE!r} is reserved: rename it"
     if not field.name or field.name in _LANCES_OWN or any(letter in field.name for letter in _LANCES_LETTERS):
@@ -64,7 +64,7 @@ def unsupported(field: pa.Field) -> str | None:
 
 
 def _problems(kind: pa.DataType, path: str, *, nested: bool = False) -> Iterator[str]:
-    """Yield what a column may not have, at any depth. `path`: of the value, such as 'doc.item'."""
+    """Yield the properties that a column must not have, at any depth. `path`: of the value, such as 'doc.item'."""
     if isinstance(kind, pa.BaseExtensionType):
         allowed = kind.extension_name in _EXTENSIONS and not nested
     elif pa.types.is_fixed_size_list(kind):
@@ -97,7 +97,7 @@ def _is_fixed_width(kind: pa.DataType) -> bool:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    """Return whether a list holds any number of values."""
+    """Return whether a type is a list of variable length."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 

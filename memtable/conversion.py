@@ -1,4 +1,4 @@
-"""Lossless casts of a caller's column to the table's type, with errors that name the row."""
+"""Cast a caller's column to the table's type without loss, with errors that name the row."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from memwal.memtable.exact_cast import exact, is_list, misfit
 
 
 def convert(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """`column` in the type of `field`, by the rules of `memtable.exact_cast`; the same object where it has that type.
+    """Return `column` in the type of `field`, by the rules of `memtable.exact_cast`; `column` itself if it has that
+    type.
 
-    Raises InvalidRows naming the column, both types, and the first row at fault where a value is.
+    Raises InvalidRows naming the column, both types, and the first row at fault if a value is the cause.
     """
     if column.type == field.type:
         return column
@@ -49,7 +50,7 @@ def _refused(column: pa.ChunkedArray, field: pa.Field, error: Exception) -> Inva
 
 
 def _first_failing(column: pa.ChunkedArray, kind: pa.DataType) -> int | None:
-    """First row whose value cannot be cast, found by halving: log2(rows) casts, on the error path only."""
+    """Return the first row whose value cannot be cast, by bisection: log2(rows) casts, on the error path only."""
     low, high = 0, len(column)
     while low < high:
         middle = (low + high) // 2

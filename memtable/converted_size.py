@@ -1,4 +1,4 @@
-"""The bytes that rows of a caller take once they are columns of a table, counted before anything is converted.
+"""The bytes that a caller's rows take as columns of a table, counted before anything is converted.
 
 Arrow has types whose values take no bytes, or share them: nulls, dictionaries, runs, views, lists and structs of these.
 A column of the table has none of them, so a message of 200 bytes may become gigabytes. All functions are pure; they
@@ -28,8 +28,8 @@ class ConvertedSize:
     """
 
     def __init__(self, own: pa.Schema, table: pa.Schema, *, whole: bool) -> None:
-        """`own`: of the batches; `table`: by name, the columns that they become. `whole`: rows get the columns of
-        `table` that the batches lack, with nulls.
+        """`own`: the schema of the batches; `table`: the columns that they become, by name. `whole`: rows get the
+        columns of `table` that the batches lack, with nulls.
         """
         kinds = {field.name: field.type for field in table}
         self._kinds = [kinds.get(field.name, field.type) for field in own]
@@ -39,7 +39,7 @@ class ConvertedSize:
         self._lacking = sum(null_bytes(kinds[name]) for name in lacks)
 
     def of(self, batch: pa.RecordBatch) -> int:
-        """Return the bytes of a batch, an upper bound, and what an array costs by itself for each column."""
+        """Return an upper bound of the bytes of a batch, including the fixed cost of an array for each column."""
         size = int(batch.num_columns * BATCH_OVERHEAD + batch.num_rows * self._lacking)
         if self._as_is:
             return size + max(int(batch.nbytes), int(batch.num_rows))
@@ -49,7 +49,7 @@ class ConvertedSize:
 
 @cache
 def expands(kind: pa.DataType) -> bool:
-    """Return whether values of a type may take more bytes in a column of a table than they take as they are."""
+    """Return whether values of a type may take more bytes in a column of a table than in this type."""
     if isinstance(kind, pa.BaseExtensionType):
         return expands(kind.storage_type)
     if pa.types.is_fixed_size_binary(kind):
@@ -120,15 +120,17 @@ def _total(lengths: pa.Array) -> int:
 
 
 def _viewed(values: pa.Array) -> int:
-    """Return the bytes of all texts of an array of views. Arrow has no function for their lengths: int32, the first of
-    four in each view (https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout).
+    """Return the bytes of all texts of an array of views.
+
+    Arrow has no function for their lengths: int32, the first of four in each view
+    (https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout).
     """
     views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset : values.offset + len(values), 0]
     return int(views[values.is_valid().to_numpy(zero_copy_only=False)].sum(dtype=np.int64))
 
 
 def _referenced(values: pa.DictionaryArray, kind: pa.DataType) -> int:
-    """Return the bytes of the values that the indices of a dictionary refer to, as often as they do."""
+    """Return the bytes of the values that the indices of a dictionary refer to, each as often as it is referenced."""
     among, own = values.dictionary, values.type.value_type
     is_text = pa.types.is_string(own) or pa.types.is_large_string(own)
     if is_text or pa.types.is_binary(own) or pa.types.is_large_binary(own):

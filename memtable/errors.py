@@ -1,17 +1,17 @@
-"""The errors a memtable raises.
+"""The errors that a memtable raises.
 
-Each message is one line that names what is wrong (column, row, numbers) and how to mend it.
+Each message is one line that states the problem (column, row, numbers) and the remedy.
 """
 
 
 class InvalidRows(ValueError):
     """The request is wrong: rows, keys, a vector, a predicate or an index definition.
 
-    Raised before anything changed, so the caller may correct the request and try again.
+    Raised before anything changed, so the caller may correct the request and retry.
 
     Attributes.
-        column: name of the column at fault, None where no single column is.
-        row: row number in the caller's rows, counted from 0; None where no single row is.
+        column: name of the column at fault, None if it is not a single column.
+        row: row number in the caller's rows, counted from 0; None if it is not a single row.
     """
 
     def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
@@ -29,9 +29,9 @@ class MemTableFrozen(RuntimeError):
 
 
 class MemTableFailed(RuntimeError):
-    """An apply() broke off half-way, for example for want of memory; the memtable takes no more rows.
+    """An earlier apply() failed half-way, for example out of memory; the memtable accepts no more rows.
 
-    Its snapshots stay as they were: none holds the rows of that apply(). The rows are in the WAL, so a new claim of the
+    Its snapshots are unchanged: none holds the rows of that apply(). The rows are in the WAL, so a new claim of the
     region replays them.
     """
 

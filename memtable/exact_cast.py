@@ -5,10 +5,11 @@
     date, timestamp      the same day or instant: no time of day and no digit is dropped, and a time with a time zone
                          never becomes one without or the other way round, because that would guess the zone
     text, bytes          the same in another layout
-    list, struct         element by element, field by field; fields go by name, and one the column lacks is refused
+    list, struct         element by element, field by field; fields are matched by name, unknown fields are refused
     null, dictionary     null fits any type; a dictionary becomes its values
 
-Every other type is refused (text is no number, a number no time). All functions are pure and work on whole arrays.
+Every other type is refused: a text does not become a number, nor a number a time. All functions are pure and work on
+whole arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ANY_INTEGER = pa.decimal128(20, 0)
 
 
 def misfit(found: pa.DataType, wanted: pa.DataType) -> str | None:
-    """Why no value of type `found` fits a column of type `wanted`, with the remedy; None where some values may fit."""
+    """Return why no value of type `found` fits a column of type `wanted`, with the remedy; None if some may fit."""
     if pa.types.is_dictionary(found):
         found = found.value_type
     if found == wanted or pa.types.is_null(found):
@@ -40,8 +41,10 @@ def misfit(found: pa.DataType, wanted: pa.DataType) -> str | None:
 
 
 def exact(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`values` cast to the type `kind`, for which `misfit` returned None. Raises pa.ArrowInvalid if a value does not
-    fit."""
+    """Return `values` cast to the type `kind`. Requires: `misfit` returned None for the two types.
+
+    Raises pa.ArrowInvalid if a value does not fit.
+    """
     found = values.type
     if found == kind:
         return values
@@ -59,13 +62,13 @@ def exact(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list, a large list or a list of fixed size."""
+    """Return whether a type is a list, a large list or a list of fixed size."""
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def overflows(rounded: pa.Array, given: pa.Array) -> bool:
-    """Whether floats of `given` became infinite in the narrower `rounded`."""
+    """Return whether floats of `given` became infinite in the narrower `rounded`."""
     infinite = np.isinf(rounded.to_numpy(zero_copy_only=False))
     return bool(infinite.any() and np.isfinite(given.to_numpy(zero_copy_only=False)[infinite]).any())
 
@@ -148,7 +151,7 @@ def _time(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def _expect_same(back: pa.Array, values: pa.Array) -> None:
     if not back.equals(values):
         row = int(np.argmax(pc.not_equal(back, values).fill_null(False).to_numpy(zero_copy_only=False)))
-        was, is_now = (part.slice(row, 1).cast(pa.string())[0] for part in (values, back))  # Python has not all
+        was, is_now = (part.slice(row, 1).cast(pa.string())[0] for part in (values, back))  # not all fit Python
         raise pa.ArrowInvalid(f"{was} would become {is_now}")
 
 
@@ -165,7 +168,7 @@ def _struct(values: pa.StructArray, kind: pa.DataType) -> pa.Array:
 
 
 def _list(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert lists of any kind to any other kind; elements of null lists are left out, as `flatten` does."""
+    """Convert lists of any kind to any other kind; elements of null lists are omitted, as `flatten` does."""
     elements = exact(values.flatten(), kind.value_type)
     fixed = pa.types.is_fixed_size_list(values.type) and pa.types.is_fixed_size_list(kind)
     if fixed and values.null_count == 0 and values.type.list_size == kind.list_size:

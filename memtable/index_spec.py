@@ -1,7 +1,7 @@
-"""The indexes of a table: one IndexSpec per indexed column, and the check that a schema can carry it.
+"""The indexes of a table: one IndexSpec per indexed column, and the check that a schema supports it.
 
-The kinds and their parameters are Lance's own (`LanceDataset.create_index`, `create_scalar_index`), so that
-one spec describes the index of the base table and the one in memory.
+The kinds and their parameters are Lance's own (`LanceDataset.create_index`, `create_scalar_index`), so that one spec
+describes the index of the base table and the one in memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class IndexSpec:
     kind: IndexKind
     parameters: Mapping[str, Any] = field(default_factory=dict)
     called: str = ""
-    """Name of the index where it is not the default below, because the column was renamed since."""
+    """Name of the index if it is not the default below, because the column was renamed since."""
 
     @property
     def name(self) -> str:
@@ -71,14 +71,14 @@ class IndexSpec:
 
 
 def vector_width(kind: pa.DataType) -> int | None:
-    """Width of a vector type (fixed_size_list of float16/32/64), None for any other type."""
+    """Return the width of a vector type (fixed_size_list of float16/32/64), None for any other type."""
     if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
         return int(kind.list_size)
     return None
 
 
 def check_indexes(schema: pa.Schema, specs: Sequence[IndexSpec]) -> None:
-    """Refuse index definitions that the schema cannot carry.
+    """Refuse index definitions that the schema does not support.
 
     Raises InvalidRows naming the column, the kind, the type found and the remedy. Thread safety: pure.
     """
@@ -104,7 +104,7 @@ def check_indexes(schema: pa.Schema, specs: Sequence[IndexSpec]) -> None:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """'; did you mean ...' with the nearest of `names`, or the list of them all."""
+    """Return '; did you mean ...' with the nearest of `names`, or the list of all names."""
     close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; the columns are {', '.join(names)}"
 
@@ -124,7 +124,7 @@ def _check_type(spec: IndexSpec, kind: pa.DataType) -> None:
 
 
 def is_orderable(kind: pa.DataType) -> bool:
-    """Whether a B-tree can order values of this type (float16 is left out: Arrow does not sort it)."""
+    """Return whether a B-tree can order values of this type (not float16: Arrow does not sort it)."""
     types = pa.types
     return bool(
         types.is_integer(kind)
@@ -167,7 +167,7 @@ def _check_parameters(spec: IndexSpec, kind: pa.DataType) -> None:
 
 
 def _value_problem(name: str, value: Any, kind: pa.DataType) -> str | None:
-    """What is wrong with one parameter's value; None if it is valid."""
+    """Return the problem with one parameter's value; None if it is valid."""
     if name == "metric":
         return None if value in METRICS else f"it must be one of {', '.join(METRICS)}"
     if name == "language":

@@ -26,17 +26,17 @@ _KEY_TYPES = "an integer, bool, string or binary"
 
 
 def key_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Names of the key columns, from Lance's field metadata; () where the schema names none."""
+    """Return the names of the key columns, from Lance's field metadata; () if the schema names none."""
     marked = [field for field in schema if (field.metadata or {}).get(PRIMARY_KEY) == b"true"]
     # Lance orders columns with a position by it, and others by the schema; sorted() is stable.
     return tuple(f.name for f in sorted(marked, key=lambda f: int(f.metadata.get(PRIMARY_KEY_POSITION, 0))))
 
 
 def row_schema(base: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """Row schema of a table with the base schema `base` and the key `key`, () where rows are only appended.
+    """Return the row schema of a table with the base schema `base` and the key `key`, () if rows are only appended.
 
-    Field metadata is kept, schema metadata is not. Raises InvalidRows where a key column is missing, doubled,
-    nullable or of a type that cannot be a key, or where a column is called `_tombstone`.
+    Field metadata is kept, schema metadata is not. Raises InvalidRows if a key column is missing, repeated, nullable or
+    of a type that cannot be a key, or if a column is called `_tombstone`.
     """
     _refuse_doubled(base.names, "schema")
     check_types(base)
@@ -48,12 +48,12 @@ def row_schema(base: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def required_columns(base: pa.Schema, key: Sequence[str]) -> tuple[str, ...]:
-    """Columns outside the key that the base table declares not null; the row schema itself cannot express it."""
+    """Return the columns outside the key that the base table declares not null; the row schema cannot express this."""
     return tuple(f.name for f in base if not f.nullable and f.name not in key)
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Whether a column of this type may be part of a key."""
+    """Return whether a column of this type may be part of a key."""
     types = pa.types
     return bool(
         types.is_integer(kind)
@@ -68,13 +68,13 @@ def is_key_type(kind: pa.DataType) -> bool:
 def with_tombstone(
     rows: pa.Table, row_schema: pa.Schema, required: Collection[str] = (), deletes: Mask | None = None
 ) -> pa.Table:
-    """A caller's rows in the row schema: columns reordered and cast, missing ones null, `_tombstone` set to `deletes`
-    (bool [rows]), or to false without it.
+    """Return a caller's rows in the row schema.
 
-    `required`: columns outside the key that must be present and not null, except in rows that delete. Casts are
-    lossless (see conversion.convert). Raises InvalidRows naming the column, and the row at fault if a single one is,
-    for an unknown or doubled column, a missing key column, a null in a column that is not null, a wrong type, and a
-    vector of another width.
+    Columns are reordered and cast, missing ones are null, and `_tombstone` is set to `deletes` (bool [rows]), or to
+    false without it. `required`: columns outside the key that must be present and not null, except in rows that delete.
+    Casts are lossless (see conversion.convert).
+    Raises InvalidRows naming the column, and the row if a single one is at fault, for an unknown or repeated column, a
+    missing key column, a null in a column that is not null, a wrong type, and a vector of another width.
     """
     wanted = [f for f in row_schema if f.name != TOMBSTONE]
     names = [f.name for f in wanted]
@@ -88,10 +88,10 @@ def with_tombstone(
 
 
 def tombstones(keys: pa.Table, row_schema: pa.Schema) -> pa.Table:
-    """One deleting row for each key: the key set, `_tombstone` true, everything else null.
+    """Return one deleting row for each key: the key set, `_tombstone` true, everything else null.
 
-    `keys` has exactly the key columns (those that are not nullable), in any order. Raises InvalidRows as
-    with_tombstone does.
+    `keys` has exactly the key columns (those that are not nullable), in any order. Raises InvalidRows as with_tombstone
+    does.
     """
     key = [f.name for f in row_schema if not f.nullable and f.name != TOMBSTONE]
     for name in keys.column_names:
@@ -105,7 +105,7 @@ def tombstones(keys: pa.Table, row_schema: pa.Schema) -> pa.Table:
 
 
 def emptied(rows: pa.Table, kept: Collection[str], deletes: Mask) -> pa.Table:
-    """`rows` with nulls in every column outside `kept` where `deletes` (bool [rows]) is set."""
+    """Return `rows` with nulls in every column outside `kept` where `deletes` (bool [rows]) is set."""
     rest = [name for name in rows.column_names if name not in kept]
     # Not if_else: it does not support every type.
     nulled = rows.select(rest).take(pa.array(np.arange(rows.num_rows), mask=deletes))
@@ -117,7 +117,7 @@ def emptied(rows: pa.Table, kept: Collection[str], deletes: Mask) -> pa.Table:
 def _column(
     rows: pa.Table, field: pa.Field, required: Collection[str], deletes: Mask | None
 ) -> pa.ChunkedArray | pa.Array:
-    """One column in the type of `field`; all null if the caller left it out."""
+    """Return one column in the type of `field`; all null if the caller omitted it."""
     must = not field.nullable or (field.name in required and (deletes is None or not deletes.all()))
     if field.name not in rows.column_names:
         if must:

@@ -44,7 +44,7 @@ class Indexes:
 
     keys: KeyIndex | NoKeys
     tombstones: GrowableArray
-    """bool [rows]: true where a row deletes its key."""
+    """bool [rows]: True if the row deletes its key."""
     vectors: Mapping[str, VectorIndex] = field(default_factory=dict)
     texts: Mapping[str, TextIndex] = field(default_factory=dict)
     scalars: Mapping[str, ScalarIndex] = field(default_factory=dict)
@@ -55,11 +55,9 @@ class Snapshot:
     """The first `n` rows of a memtable.
 
     Thread safety. Any thread, also while the memtable takes more rows.
-    Invariants. Rows, masks, lookups and filters never change. A vector search may turn from exact to
-    approximate when the index is trained; text scores are fixed by the first match on a column (statistics
-    over the rows put by then).
-    Shapes. Masks: bool [n]. Row positions: int64. They are valid for this snapshot and every later one of the
-    memtable.
+    Invariants. Rows, masks, lookups and filters never change. A vector search may change from exact to approximate when
+    the index is trained; text scores are fixed by the first match on a column (statistics over the rows put by then).
+    Shapes. Masks: bool [n]. Row positions: int64. They are valid for this snapshot and every later one of the memtable.
     """
 
     def __init__(self, rows: Batches, key: tuple[str, ...], generation: int, indexes: Indexes) -> None:
@@ -73,22 +71,23 @@ class Snapshot:
         self._searchers: dict[str, Any] = {}
 
     def newest(self) -> Mask:
-        """The newest row of each key, tombstones included; every row where there is no key. Read-only."""
+        """Return the newest row of each key, tombstones included; every row in a table without a key. Read-only."""
         return self._kept("newest", lambda: self._indexes.keys.newest(self.n))
 
     def tombstone(self) -> Mask:
-        """The rows that delete their key, superseded ones included. Read-only."""
+        """Return the rows that delete their key, superseded ones included. Read-only."""
         return self._kept("tombstone", lambda: self._indexes.tombstones.data[: self.n])
 
     def live(self) -> Mask:
-        """The newest row of each key where that is not a tombstone. Read-only."""
+        """Return the newest row of each key unless it is a tombstone. Read-only."""
         return self._kept("live", lambda: self.newest() & ~self.tombstone())
 
     def lookup(self, keys: pa.Table) -> Positions:
-        """Position of the newest row (tombstones included) of each key, -1 where the key is not here.
+        """Return the position of the newest row (tombstones included) of each key, -1 for a key that is not in the
+        snapshot.
 
-        `keys` has exactly the key columns, in any order. Raises InvalidRows for other columns or types, for
-        nulls, and if the table has no key.
+        `keys` has exactly the key columns, in any order. Raises InvalidRows for other columns or types, for nulls, and
+        if the table has no key.
         """
         if not self.key:
             raise no_key()
@@ -100,20 +99,20 @@ class Snapshot:
         return self._indexes.keys.lookup([self._key_column(keys, name) for name in self.key], self.n)
 
     def uncovered(self, mask: Mask, newer: Sequence[Snapshot]) -> Mask:
-        """The rows of `mask` whose key no snapshot of a `newer` memtable has, tombstones included.
+        """Return the rows of `mask` whose key is in no snapshot of a `newer` memtable, tombstones included.
 
-        Costs one lookup for each row of a newer memtable that no read has seen yet.
+        Costs one lookup for each row of a newer memtable that no read has visited yet.
         """
         for other in newer:
             mask = mask & ~self._hidden_by(other)
         return mask
 
     def keys(self, mask: Mask) -> pa.Table:
-        """The key columns of the rows of `mask`, in arrival order."""
+        """Return the key columns of the rows of `mask`, in arrival order."""
         return self._rows.table().select(list(self.key)).filter(pa.array(mask))
 
     def batches(self, mask: Mask) -> Iterator[pa.RecordBatch]:
-        """The rows of `mask` in arrival order, all columns. Copies only batches that also hold other rows."""
+        """Yield the rows of `mask` in arrival order, all columns. Copies only batches that also hold other rows."""
         start = 0
         for batch in self._rows.batches:
             wanted = mask[start : start + batch.num_rows]
@@ -124,9 +123,9 @@ class Snapshot:
                 yield batch.filter(pa.array(wanted))
 
     def take(self, positions: Positions, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows at `positions`, in that order.
+        """Return the rows at `positions`, in that order.
 
-        `columns`: names in the order wanted, `_tombstone` allowed; None: all base columns in base order. Raises
+        `columns`: names in the requested order, `_tombstone` allowed; None: all base columns in base order. Raises
         InvalidRows for an unknown column and IndexError for a position outside 0..n-1.
         """
         names = list(self.schema.names if columns is None else columns)
@@ -141,15 +140,15 @@ class Snapshot:
         return self._rows.take(positions, names)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """One column of all rows. Raises InvalidRows for an unknown one."""
+        """Return one column of all rows. Raises InvalidRows for an unknown one."""
         self._check_column(name)
         return self._column(name)
 
     def where(self, predicate: str, mask: Mask) -> Mask:
-        """The rows of `mask` that satisfy an SQL predicate, with Lance's meaning (see predicate).
+        """Return the rows of `mask` that satisfy an SQL predicate, with Lance's meaning (see `filter.translation`).
 
-        Rows outside the mask are not evaluated, so an old version cannot make a cast or a division fail.
-        Raises InvalidRows naming the predicate.
+        Rows outside the mask are not evaluated, so an old version cannot make a cast or a division fail. Raises
+        InvalidRows naming the predicate.
         """
         planned = plan(predicate, self.schema, tuple(self._indexes.scalars))
         narrowed = self._narrowed(planned.narrowing, mask)
@@ -169,7 +168,7 @@ class Snapshot:
         return found
 
     def _satisfied(self, conditions: Narrowing, mask: Mask, rows: Positions | None) -> Mask:
-        """The rows of `mask` that satisfy exact conditions; only `rows` may, if given."""
+        """Return the rows of `mask` that satisfy exact conditions, from `rows` only if given."""
         if rows is None:
             return mask & satisfied(conditions, self._column)
         found = np.zeros(self.n, dtype=bool)
@@ -178,7 +177,7 @@ class Snapshot:
         return found
 
     def narrowed(self, predicate: str, mask: Mask) -> tuple[int, list[str]]:
-        """How many rows of `mask` are evaluated by `where`, and the columns whose indexes name them; none: all rows."""
+        """Return how many rows of `mask` `where` evaluates, and the columns whose indexes name them ([]: all rows)."""
         narrowing = plan(predicate, self.schema, tuple(self._indexes.scalars)).narrowing
         rows = self._narrowed(narrowing, mask)
         if narrowing is None or rows is None:
@@ -188,10 +187,11 @@ class Snapshot:
     def in_key_order(
         self, low: Sequence[Any] | None = None, high: Sequence[Any] | None = None, mask: Mask | None = None
     ) -> Positions:
-        """Positions of the newest row of each key from `low` to before `high`, in key order, tombstones included.
+        """Return the positions of the newest row of each key from `low` to before `high`, in key order, tombstones
+        included.
 
         The order is that of the key columns, one after the other: numbers by value, text and bytes by their bytes.
-        `low`, `high`: values of the key columns, or of the first few; None: no end. `mask`: its rows instead of the
+        `low`, `high`: values of the key columns, or of the first few; None: unbounded. `mask`: its rows instead of the
         newest, live() for example. Raises InvalidRows for a value that its column cannot hold, and without a key.
         """
         if not self.key:
@@ -220,11 +220,12 @@ class Snapshot:
         metric: str | None = None,
         low: float | None = None,
     ) -> tuple[Positions, Scores]:
-        """The k rows of `mask` nearest to `vector`, ascending by exact distance (float32, as Lance counts).
+        """Return the k rows of `mask` nearest to `vector`, ascending by exact distance (float32, by Lance's
+        definition).
 
-        `metric`: None for the index's. `low`: nearer rows are left out. A column without an index or with one of
-        another metric is searched row by row, and so is any with `low`. Fewer than k rows are returned only if the mask
-        holds fewer vectors (null vectors, and zero vectors under cosine, do not count).
+        `metric`: None for the index's. `low`: nearer rows are omitted. A column without an index, or with one of
+        another metric, is searched row by row, and so is any with `low`. Fewer than k rows are returned only if the
+        mask holds fewer vectors (null vectors, and zero vectors under cosine, do not count).
         Raises InvalidRows for a column that holds no vectors, for one without an index if no metric is given, and for a
         query of another width, with NaN or inf.
         """
@@ -241,14 +242,14 @@ class Snapshot:
     def way(
         self, column: str, k: int, mask: Mask, metric: str | None = None, low: float | None = None
     ) -> tuple[int, Way]:
-        """How `search` with these arguments finds its rows now: how many it compares exactly, and why not fewer."""
+        """Return how many rows `search` would compare exactly now, and the reason why not fewer."""
         index = self._indexes.vectors.get(column)
         if index is not None and metric in (None, index.metric) and low is None:
             return index.way(k, mask)
         return int(np.count_nonzero(mask)), "no index" if index is None else "metric" if low is None else "low"
 
     def match(self, column: str, text: str | TextQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
-        """The k rows of `mask` that match `text` best, descending by BM25 score (float32).
+        """Return the k rows of `mask` that match `text` best, descending by BM25 score (float32).
 
         `text`: in the notation of `memtable.text.query`, or the parsed query. Raises InvalidRows if the column has no
         fts index, and for a text that cannot be answered.
@@ -258,14 +259,14 @@ class Snapshot:
         return index.match(searcher, query, k, mask)
 
     def match_columns(self, query: ColumnsQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
-        """The k rows of `mask` that match a query of several columns best, descending by score (float32).
+        """Return the k rows of `mask` that match a query of several columns best, descending by score (float32).
 
         Raises InvalidRows if one of the columns has no fts index.
         """
         return best_rows(query, {column: self._searched(column) for column in query.boosts}, k, mask)
 
     def _searched(self, column: str) -> tuple[TextIndex, Any]:
-        """The text index of a column, and the searcher that all matches of this snapshot use."""
+        """Return the text index of a column, and the searcher that all matches of this snapshot use."""
         index = self._indexes.texts.get(column)
         if index is None:
             raise self._not_indexed(column, "fts", "match")
@@ -275,7 +276,7 @@ class Snapshot:
         return index, searcher
 
     def _narrowed(self, narrowing: Narrowing | None, mask: Mask) -> Positions | None:
-        """The rows of `mask` that may pass, ascending; None if no index names few enough to be worth using."""
+        """Return the rows of `mask` that may pass, ascending; None if no index names few enough to be worth using."""
         named = None if narrowing is None else self._named(narrowing, int(np.count_nonzero(mask)) // WORTH)
         if named is None or (len(named) and self.n <= SCANNED):
             return None
@@ -283,7 +284,7 @@ class Snapshot:
         return rows[np.diff(rows, prepend=-1) > 0]
 
     def _named(self, narrowing: Narrowing, limit: int) -> Positions | None:
-        """Every row that may pass, in any order, possibly with repeats; None if there may be more than `limit`."""
+        """Return every row that may pass, in any order, possibly repeated; None if there may be more than `limit`."""
         if isinstance(narrowing, Condition):
             index = self._indexes.scalars[narrowing.column]
             return index.candidates(narrowing.asked, partial(self._column, narrowing.column), self.n, limit)
@@ -298,7 +299,7 @@ class Snapshot:
         return known[0] if known else None
 
     def _key_values(self, values: Sequence[Any]) -> list[pa.Array]:
-        """The values cast to the types of the first key columns, each as an array of one element."""
+        """Return the values cast to the types of the first key columns, each as an array of one element."""
         found = []
         for name, value in zip(self.key, values, strict=False):
             try:
@@ -317,7 +318,7 @@ class Snapshot:
         return column
 
     def _hidden_by(self, newer: Snapshot) -> Mask:
-        """The rows whose key is in a snapshot of a newer memtable."""
+        """Return the rows whose key is in a snapshot of a newer memtable."""
 
         def lookup(first: int, end: int) -> Positions:
             return self.lookup(newer._rows.between(first, end, self.key))
@@ -325,7 +326,7 @@ class Snapshot:
         return self._indexes.hidden.by(newer._indexes, self.n, newer.n, lookup)
 
     def _kept(self, name: str, make: Any) -> Mask:
-        """A mask computed once; two threads may both compute it, with the same result."""
+        """Return a mask that is computed once; two threads may both compute it, with the same result."""
         mask = self._masks.get(name)
         if mask is None:
             mask = make()
@@ -348,7 +349,9 @@ class Snapshot:
 
 
 def _first_from(keys: pa.Table, low: Sequence[pa.Array]) -> int:
-    """The number of keys, in order, before `low`: each column narrows the keys that are equal in those before it."""
+    """Return the number of keys, in order, before `low`: each column narrows the keys that are equal in the preceding
+    ones.
+    """
     start, stop = 0, keys.num_rows
     for column, value in zip(keys.columns, low, strict=False):
         equal = sort_form(column.slice(start, stop - start))

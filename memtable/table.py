@@ -1,11 +1,11 @@
 """The memtable: the rows of one generation that are not in an SST yet, queryable as soon as they are put.
 
-The order of the steps in apply() makes it all-or-nothing and visible at once:
+apply() is atomic and its rows become visible at once. Its steps:
 
-    1. Check everything that can be wrong with the rows; nothing has changed so far.
-    2. Hand the rows to the structures that are addressed by row position. No snapshot reads them beyond its own rows.
-       They only note the rows: index_step() indexes them, and a read indexes the rest.
-    3. Publish the prefix by one assignment: later snapshots include the rows.
+ 1. Check the rows completely; nothing has changed so far.
+ 2. Pass the rows to the structures that are addressed by row position. No snapshot reads them beyond its own rows. They
+    only record the rows: index_step() indexes them, and a read indexes the rest.
+ 3. Publish the prefix by one assignment: later snapshots include the rows.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ class Checked:
 class MemTable:
     """Rows, key index and secondary indexes of one generation.
 
-    Thread safety. apply() and freeze() from one thread; everything else from any. No lock is held while a
-    snapshot is taken.
+    Thread safety. apply() and freeze() from one thread; everything else from any. Taking a snapshot holds no lock.
     Durability. None: pure memory, no I/O, no clock, no randomness but faiss' seeded training.
-    Invariants. (1) A row never moves or changes. (2) A snapshot sees whole batches only. (3) Rows refused by
-    apply() leave no trace.
+    Invariants. (1) A row never moves or changes. (2) A snapshot holds whole batches only. (3) Rows refused by apply()
+    leave no trace.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class MemTable:
         *,
         models: Mapping[str, VectorModel] | None = None,
     ) -> None:
-        """An empty memtable for rows of the row schema `schema` (schema.row_schema).
+        """Create an empty memtable for rows of the row schema `schema` (schema.row_schema).
 
         `key`: () if the table has none. `models`: by column, the models of the base table's vector indexes; without one
         an index trains itself. Raises InvalidRows if the key, an index or a model does not fit the schema.
@@ -111,10 +110,10 @@ class MemTable:
         return Checked(rows, read, int(rows.nbytes) if size is None else size)
 
     def restore(self, rows: pa.Table) -> None:
-        """Put rows that storage holds already: as apply(), but no vector is refused.
+        """Put rows that storage already holds: as apply(), but no vector is refused.
 
-        A vector that an index cannot take was put before its column had that index, and acknowledged. It is left out of
-        the index, as Lance leaves it out of its own.
+        A vector that an index cannot take was put before its column had that index, and acknowledged. It is omitted
+        from the index, as in Lance's.
         """
         rows = self._conforming(rows)
         vectors = self._indexes.vectors.values()
@@ -122,13 +121,13 @@ class MemTable:
         self.apply(Checked(rows, read, int(rows.nbytes)))
 
     def apply(self, rows: pa.Table | Checked) -> None:
-        """Put rows of the row schema, checked before or not; every snapshot taken after the return sees them all.
+        """Put rows of the row schema, checked before or not; every snapshot taken after the return includes them all.
 
         A later row replaces an earlier one of the same key, within the batch too; without a key no row replaces
         another. Raises InvalidRows (column, row) for another schema, a null key or an unusable vector, with nothing
         changed, and MemTableFrozen after freeze(). Any other error (of memory, of an index library) leaves the rows
-        invisible and the memtable failed: every later apply() raises MemTableFailed, since its parts may be out of
-        step.
+        invisible and the memtable failed: every later apply() raises MemTableFailed, since its parts may be
+        inconsistent.
         """
         with self._writing:
             if self._frozen:
@@ -140,10 +139,10 @@ class MemTable:
                 self._put(checked)
 
     def index_step(self) -> bool:
-        """Move one bounded block of the waiting rows into each index except the B-trees. Returns False when none waits.
+        """Move one bounded block of the waiting rows into each index except the B-trees. Return False when none waits.
 
-        Any thread, also after freeze(), beside apply() and reads; concurrent calls wait for each other. Reads find rows
-        that wait, at the cost of visiting each, or for keys of indexing them first.
+        Any thread, also after freeze(), concurrently with apply() and reads; concurrent calls wait for each other.
+        Reads find waiting rows too, at the cost of visiting each, or, for keys, of indexing them first.
         """
         held = self._indexes
         steps = [held.keys.step()]
@@ -152,14 +151,14 @@ class MemTable:
         return any(steps)
 
     def freeze(self) -> None:
-        """Take no more rows. Reads go on; memory that only index writers need is freed."""
+        """Accept no more rows. Reads continue; memory that only index writers need is freed."""
         with self._writing:
             self._frozen = True
             for text in self._indexes.texts.values():
                 text.close_writer()
 
     def snapshot(self) -> Snapshot:
-        """A fixed view of all rows put so far. O(1), never waits for the writer."""
+        """Return a fixed view of all rows put so far. O(1), never waits for the writer."""
         return Snapshot(self._store.prefix, self.key, self.generation, self._indexes)
 
     @property
@@ -168,7 +167,7 @@ class MemTable:
         return sum(self.usage().values())
 
     def usage(self) -> dict[str, int]:
-        """Bytes by part: rows, key, vector, text, scalar. Exact for arrays, estimated for dicts and text."""
+        """Return the bytes by part: rows, key, vector, text, scalar. Exact for arrays, estimated for dicts and text."""
         held = self._indexes
         return {
             "rows": self._store.bytes,
@@ -235,7 +234,7 @@ def _check_not_null(rows: pa.Table, name: str) -> None:
 
 
 def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str:
-    """Describe the first field in which a batch differs from the row schema."""
+    """Describe the first difference between a batch's fields and the row schema."""
     for place, field in enumerate(wanted):
         if place >= len(found.names):
             return f"rows have no column {field.name!r}: bring them to the row schema with with_tombstone()"

@@ -1,4 +1,4 @@
-"""Steps that must not be interrupted, and faiss on the calling thread alone."""
+"""Steps that must not be interrupted, and faiss on the calling thread only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def uninterrupted(step: Callable[[], T]) -> T:
-    """Run `step` to its end, even if the caller is interrupted meanwhile. Returns or raises what `step` does.
+    """Run `step` to its end, even if the caller is interrupted meanwhile. Return or raise what `step` does.
 
     Python raises KeyboardInterrupt and the errors of signal handlers in the main thread between any two instructions.
-    So a step of the main thread runs in a thread of its own, which costs 0.1 ms. `step` must take its locks inside.
+    Therefore a step of the main thread runs in another thread, which costs 0.1 ms. `step` must take its locks inside.
     """
     if threading.current_thread() is not threading.main_thread():
         return step()
@@ -37,7 +37,7 @@ def uninterrupted(step: Callable[[], T]) -> T:
 
 
 class faiss_single_thread:  # noqa: N801 - a context, used like a function
-    """A context in which faiss runs on the calling thread only.
+    """A context that makes faiss run on the calling thread only.
 
     Training then adds numbers in one order, so it is reproducible, and region writers do not compete for the cores.
     OpenMP keeps this setting per calling thread, so it has no effect outside the block or in other threads.

@@ -1,5 +1,7 @@
-"""The write-ahead log: entries, region manifests, epochs and fencing over an object store. README.md has the formats
-and the protocol."""
+"""The write-ahead log: entries, region manifests, epochs and fencing over an object store.
+
+README.md has the formats and the protocols.
+"""
 
 from memwal.wal.appender import WalAppender
 from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds

@@ -1,21 +1,25 @@
-"""Appending to a region's WAL.
+"""Append to a region's WAL.
 
-Steps: (1) encode the entry with a fresh entry id; (2) put it at the next position, same slot and same bytes, until the
-outcome is known; (3) only then move on. A slot taken by other bytes holds a newer writer's sentinel (Fenced) or shows a
-broken log (Corrupt). It never means "take the next slot": that would acknowledge rows that no replay can reach.
-Fenced says that the rows are surely not written. But where an earlier attempt had no answer, and the newest manifest
-has passed the slot, our entry may have been replayed and collected before the other one came: then the outcome is not
-known. (model: Log!SendEntry, Log!Append, Log!Poison)
+ 1. Encode the entry with a fresh entry id.
+ 2. Put it at the next position, with the same slot and the same bytes, until the outcome is known.
+ 3. Only then advance to the next position.
 
-Why CREATED is proof enough: a newer claim has put its sentinel into the first slot that we had not filled, and
-sentinels are never deleted (`wal.garbage`). An operator or a lifecycle rule may delete them all the same; therefore a
-writer that has not read the manifest for a while reads it after its create and before its ack.
+A slot taken by other bytes holds a newer writer's sentinel (Fenced) or shows a broken log (Corrupt). The appender never
+continues at the next slot: that would acknowledge rows that no replay can reach. Fenced means that the rows are
+certainly not written. But if an earlier attempt had no answer and the newest manifest has passed the slot, the entry
+may have been replayed and collected before the other one took the slot: then the outcome is unknown.
+(model: Log!SendEntry, Log!Append, Log!Poison)
 
-This does not hold for a claimer that slept before it put its own sentinel: the older writer may have filled that slot,
-a newer claim may have put its sentinel behind it, and what lay between may have been flushed and collected. So a writer
-acknowledges nothing before the manifest has named its epoch once after its sentinel was put. The note of the sentinel's
-position (`wal.fence`, step 5) proves that too, so mostly no append has to ask. Epoch 1 has no sentinel; its first slot
-is 1, where the next claim's sentinel stays.
+CREATED is sufficient proof because a newer claim puts its sentinel into the first slot that the older writer has not
+filled, and sentinels are never deleted (`wal.garbage`). An operator or a lifecycle rule may delete them nevertheless;
+therefore a writer that has not read the manifest for `_PROOF_LASTS` seconds reads it after its create and before its
+ack.
+
+The proof does not hold for a claimer that paused before it put its own sentinel: the older writer may have filled that
+slot, a newer claim may have put its sentinel behind it, and the entries in between may have been flushed and collected.
+A writer therefore acknowledges nothing until a manifest read after its sentinel has confirmed its epoch. Recording the
+sentinel's position (`wal.fence`, step 5) also proves that, so usually no append makes this request. Epoch 1 has no
+sentinel; its first slot is 1, where the next claim's sentinel stays.
 """
 
 from __future__ import annotations
@@ -52,8 +56,9 @@ from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
 
 _PROOF_LASTS = 5.0
-"""Seconds after which an append reads the manifest again: a busy region reads it twelve times a minute, an idle one
-never, and no minimum age of a collector or lifecycle rule is as short."""
+"""Seconds after which an append reads the manifest again. A busy region reads it twelve times a minute, an idle one
+never, and no collector or lifecycle rule has a minimum age this short.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,9 @@ class WalAppender:
 
     Thread safety. One thread at a time; a second caller inside `append` raises ConcurrentUse.
     Durability. `append` returns only after the object exists and survives a crash.
-    Invariants. (1) Positions are consecutive. (2) Entry N+1 never exists before N. (3) After a write whose
-    outcome is not known, nothing more is written: the appender is poisoned.
-    Requires. The caller claimed the region (`wal.fence.claim`), and gives the claim's guard and next
-    position.
+    Invariants. (1) Positions are consecutive. (2) Entry N+1 never exists before N. (3) After a write with an unknown
+    outcome, nothing more is written: the appender is poisoned.
+    Requires. The caller claimed the region (`wal.fence.claim`), and passes the claim's guard and next position.
     """
 
     def __init__(
@@ -105,8 +109,11 @@ class WalAppender:
         return self._poison is not None
 
     def holds(self, applied: AppliedMap) -> bool:
-        """Whether the next entry holds `applied` as it is. Else `append` writes a snapshot of it first and makes it
-        relative to that, so nobody else may read the map meanwhile."""
+        """Return whether the next entry can hold `applied` as it is.
+
+        If not, `append` first writes a snapshot of it and makes the map relative to that snapshot; no other thread may
+        read the map meanwhile.
+        """
         return applied.fits(self._snapshot)
 
     def append(
@@ -119,13 +126,12 @@ class WalAppender:
     ) -> int:
         """Append one entry and return its position once it is durable.
 
-        `rows` has the row schema. With None the entry carries only the map, in the form of a sentinel, which every
-        reader skips. `generation`: that of the memtable of these rows. `applied`: the whole map; it holds this entry's
-        batch if and only if `part` closes it (or `part` is None). For a long map a snapshot is written first, and an
+        `rows` has the row schema. None writes only the map, in the form of a sentinel, which every reader skips.
+        `generation`: that of the memtable of these rows. `applied`: the whole map; it includes this entry's batch if
+        and only if `part` is absent or closes the batch. If the map is long, a snapshot is written first, and an
         `AppliedMap` becomes relative to it.
-        Raises Fenced, Poisoned, ConcurrentUse; StoreUnavailable or StoreRefused (nothing written, the same
-        call may be made again); OutcomeUnknown or Corrupt (poisons); ValueError or pa.ArrowInvalid for rows
-        not in the row schema.
+        Raises: Fenced, Poisoned, ConcurrentUse; StoreUnavailable or StoreRefused (nothing written; the call may be
+        retried); OutcomeUnknown or Corrupt (poisons); ValueError or pa.ArrowInvalid for rows not in the row schema.
         """
         if not self._in_use.acquire(blocking=False):
             raise ConcurrentUse(f"region {self._region_id}: two threads append at once; give each region one thread")
@@ -146,10 +152,10 @@ class WalAppender:
             self._in_use.release()
 
     def expect_unfenced(self) -> None:
-        """Return only if no newer claim had taken effect when this was called: its sentinel would be in our next slot.
+        """Return only if no newer claim had taken effect when this was called: its sentinel would be in the next slot.
 
-        For acks of what needs no entry. (model: Log!AckRepeated)
-        Raises Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
+        For acknowledgements that need no entry. (model: Log!AckRepeated)
+        Raises: Fenced, Corrupt, Poisoned; StoreUnavailable or StoreRefused.
         """
         self._check_alive()
         key = entry_key(self._region_id, self.next_position, self._codec.suffix)
@@ -159,7 +165,7 @@ class WalAppender:
         self._prove_ownership()
 
     def recode(self, codec: EntryCodec) -> None:
-        """Encode by `codec` from the next entry on: the table's columns were changed. For the thread that appends."""
+        """Use `codec` from the next entry on, after the table's columns changed. Call it in the appending thread."""
         self._codec = codec
 
     def _check_alive(self) -> None:
@@ -198,19 +204,21 @@ class WalAppender:
                 self._refused(key, found, in_doubt=bool(doubts))
             self._prove_created(key)
         except (StoreUnavailable, StoreRefused):
-            raise  # Nothing landed: the slot is still ours.
+            raise  # Nothing landed: the slot is still free.
         except BaseException as error:
-            # Anything else, an interrupt in the middle of the put included: the slot's content is unknown.
+            # Any other error, including an interrupt during the put: the slot's content is unknown.
             self._poison = _Poison(position, error)
             raise
         self.next_position = position + 1
         return position
 
     def _refused(self, key: str, found: bytes, *, in_doubt: bool) -> NoReturn:
-        """Raise as `_taken`. `in_doubt`: an earlier attempt of ours may have landed. Where the slot may have been
-        collected since, ours may have been in it, and be replayed: then the outcome is not known.
+        """Raise as `_taken`, or an unknown outcome.
 
-        Raises FencedAfterWrite, OutcomeUnknown.
+        `in_doubt`: an earlier attempt of this call may have landed. If the slot may have been collected since, that
+        entry may have been in it and replayed: then the outcome is unknown.
+
+        Raises: FencedAfterWrite, OutcomeUnknown.
         """
         try:
             self._taken(key, found)
@@ -231,12 +239,13 @@ class WalAppender:
         return newest is None or newest.replay_after >= self.next_position
 
     def _taken(self, key: str, found: bytes) -> NoReturn:
-        """Raise for an entry of another writer in our slot: Fenced where a newer epoch of this log wrote it or is
-        known, else Corrupt."""
+        """Raise for another writer's entry in the next slot: Fenced if a newer epoch of this log wrote it or exists,
+        else Corrupt.
+        """
         try:
             header = self._codec.header(found)
         except Corrupt:
-            header = None  # Not ours, whatever it is: the manifest names the newest epoch.
+            header = None  # Not an entry of this codec: the manifest names the newest epoch.
         ours = self._guard.log_id
         theirs = "" if header is None or not ours else header.log_id
         if header is not None and theirs in ("", ours) and header.writer_epoch > self._guard.epoch:
@@ -250,15 +259,15 @@ class WalAppender:
         )
 
     def _prove_ownership(self) -> None:
-        """Look for a newer epoch in the manifest, unless it was read just now."""
+        """Read the manifest to detect a newer epoch, unless it was read within `_PROOF_LASTS`."""
         if since(self._clock, self._guard.proved) >= _PROOF_LASTS:
             self._manifests.owned(self._guard)
 
     def _prove_created(self, key: str) -> None:
-        """As `_prove_ownership`, for an entry that was created.
+        """Do as `_prove_ownership`, for an entry that was created.
 
-        Raises FencedAfterWrite: Fenced would say that the rows are surely not applied, and its caller would send them
-        to the newer writer, which may have replayed them. Raises OutcomeUnknown.
+        Fenced would mean that the rows are certainly not applied, and its caller would send them to the newer writer,
+        which may have replayed them. Therefore this raises FencedAfterWrite in its place, or OutcomeUnknown.
         """
         try:
             self._prove_ownership()

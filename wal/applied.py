@@ -1,12 +1,12 @@
-"""The applied map of a region, highest sequence applied per producer: a snapshot that entries share, and the changes.
+"""The applied map of a region: the highest sequence applied per producer, as a shared snapshot plus changes.
 
-Every entry gives the whole map, so that a claim finds it in the newest one. The entry holds a short map itself.
-A longer map is kept in an object of its own (`wal.snapshots`); entries name that object and hold the changes since.
-When the changes grow, the next snapshot is written. With names of equal length, n names in the snapshot and c changes,
-an entry costs some (n / c + c / 2) names on average, least at c = sqrt(2 n), so that is the limit.
+Every entry gives the whole map, so that a claim finds it in the newest one. A short map is in the entry itself. A
+longer map is in a separate object (`wal.snapshots`); entries name that object and hold the changes since. When the
+changes grow, the next snapshot is written. With names of equal length, n names in the snapshot and c changes, an entry
+costs about (n / c + c / 2) names on average. The minimum is at c = sqrt(2 n), which is therefore the limit.
 
-When a snapshot is written with too many names, the oldest are retired: the snapshot keeps a hash of 64 bits of each. A
-retired name is refused, never treated as a new one.
+When a snapshot is written with too many names, the oldest are retired: the snapshot keeps a 64-bit hash of each. A
+retired name is refused and never treated as a new one.
 """
 
 from __future__ import annotations
@@ -20,42 +20,43 @@ import numpy as np
 import numpy.typing as npt
 
 PREFIX = "memwal:before:"
-"""Prefix of map keys that are not producer names: exceptions of a resize, see flush.resizing.applied_maps."""
+"""Prefix of map keys that are not producer names: exceptions of a resize, see `flush.resizing.applied_maps`."""
 NAMES_MAX = 100_000
-"""Names that a snapshot keeps; above, the oldest tenth is retired."""
+"""Maximum number of names in a snapshot; above it, names are retired until nine tenths of it remain."""
 _INLINE_MAX = 16_384
 """Bytes of names and numbers that an entry holds before a snapshot is worth its own request."""
 _OF_A_NAME = 64
-"""Bytes that one name takes, on average."""
+"""Average bytes of one name."""
 _OF_A_NUMBER = 24
 SEQUENCE_MAX = 2**63 - 1
-"""Highest sequence that a map takes. Integers of Python have no bound, but JSON has: an entry that is not encoded ends
-the region, and with it rows that linger. Maps of older releases may hold higher numbers; they are kept."""
+"""Highest sequence that a map accepts. Python integers have no bound, but JSON has: an entry that cannot be encoded
+would end the region, together with buffered rows. Maps of older releases may hold higher numbers; they are kept.
+"""
 GONE = -2
-"""Value among the changes of a key that is in the snapshot but no longer in the map. Sequences are at least -1."""
+"""Value, among the changes, of a key that is in the snapshot but not in the map. Sequences are at least -1."""
 Hashes = npt.NDArray[np.uint64]
 NONE_RETIRED: Hashes = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The map at some moment, as an object on storage holds it. Immutable."""
+    """The map at one moment, as stored in an object. Immutable."""
 
     name: str = ""
-    """Name of the object; "" where there is none."""
+    """Name of the object; "" without one."""
     applied: Mapping[str, int] = field(default_factory=dict)
-    """Ordered by the last change of each name, oldest first, as far as that is known."""
+    """In the order of each name's last change, oldest first, as far as that is known."""
     retired: Hashes = field(default_factory=lambda: NONE_RETIRED)
     """Hashes of retired names: uint64 [retired], ascending."""
     size: int = 0
-    """Bytes, approximately."""
+    """Approximate size in bytes."""
 
 
 class AppliedMap(MutableMapping[str, int]):
-    """Highest sequence applied per producer, and exceptions. A copy costs as much as the changes, not the map.
+    """Highest sequence applied per producer, and exceptions. Copying costs as much as the changes, not the map.
 
-    Thread safety. One thread changes it; reads from any thread. `rebase` changes nothing that a reader sees but names
-    that were retired.
+    Thread safety. One thread changes it; reads from any thread. To a reader, `rebase` changes nothing except that it
+    removes retired names.
     """
 
     __slots__ = ("_state",)
@@ -71,7 +72,7 @@ class AppliedMap(MutableMapping[str, int]):
 
     @staticmethod
     def of(applied: Mapping[str, int]) -> AppliedMap:
-        """`applied` as an AppliedMap; itself where it is one already."""
+        """Return `applied` as an AppliedMap; the argument itself if it is one already."""
         return applied if isinstance(applied, AppliedMap) else AppliedMap(applied)
 
     @property
@@ -85,20 +86,24 @@ class AppliedMap(MutableMapping[str, int]):
         return self._state[1]
 
     def fits(self, before: str) -> bool:
-        """Whether an entry can hold the map as it is, without a new snapshot: the changes are short, and relative to
-        nothing or to the snapshot that the entry before named (`before`)."""
+        """Return whether an entry can hold the map as it is, without a new snapshot.
+
+        True if the changes are short, and relative to nothing or to the snapshot that the preceding entry named
+        (`before`).
+        """
         snapshot, _, size = self._state
         known = snapshot.name == before if snapshot.name else not (snapshot.applied or len(snapshot.retired))
         return known and (size <= _INLINE_MAX or size <= isqrt(2 * _OF_A_NAME * snapshot.size))
 
     def copy(self) -> AppliedMap:
-        """An independent copy."""
+        """Return an independent copy."""
         snapshot, changes, size = self._state
         return AppliedMap(changes, snapshot, size)
 
     def rebased(self, name: str) -> Snapshot:
-        """The whole map as a snapshot called `name`. Retires the oldest names where there are too many, with their
-        exceptions."""
+        """Return the whole map as a snapshot called `name`. Above NAMES_MAX, retire the oldest names and their
+        exceptions.
+        """
         snapshot, changes, _ = self._state
         applied = {key: value for key, value in snapshot.applied.items() if key not in changes}
         applied |= {key: value for key, value in changes.items() if value != GONE}
@@ -112,11 +117,11 @@ class AppliedMap(MutableMapping[str, int]):
         return Snapshot(name, applied, retired, size)
 
     def rebase(self, snapshot: Snapshot) -> None:
-        """Make the map relative to `snapshot`, which `rebased` made of it."""
+        """Make the map relative to `snapshot`, which `rebased` created from it."""
         self._state = snapshot, {}, 0
 
     def is_retired(self, producer: str) -> bool:
-        """Whether `producer` is not in the map because it was retired."""
+        """Return whether `producer` is not in the map because it was retired."""
         retired = self._state[0].retired
         if not len(retired) or producer in self:
             return False
@@ -125,7 +130,7 @@ class AppliedMap(MutableMapping[str, int]):
         return at < len(retired) and bool(retired[at] == wanted)
 
     def __getitem__(self, key: str) -> int:
-        """The value of `key`. Raises KeyError."""
+        """Return the value of `key`. Raises KeyError."""
         snapshot, changes, _ = self._state
         found = changes.get(key)
         if found is None:
@@ -154,35 +159,37 @@ class AppliedMap(MutableMapping[str, int]):
             del changes[key]
 
     def __iter__(self) -> Iterator[str]:
-        """The keys."""
+        """Iterate over the keys."""
         snapshot, changes, _ = self._state
         yield from (key for key in snapshot.applied if key not in changes)
         yield from (key for key, value in changes.items() if value != GONE)
 
     def __len__(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         snapshot, changes, _ = self._state
         fresh = sum(value != GONE for key, value in changes.items() if key not in snapshot.applied)
         return len(snapshot.applied) + fresh - sum(value == GONE for value in changes.values())
 
     def __repr__(self) -> str:
-        """As a dict is shown."""
+        """Return the same text as a dict."""
         return repr(dict(self))
 
 
 def names_of(applied: Mapping[str, int]) -> list[str]:
-    """The producer names in a map, without its exceptions, in its order."""
+    """Return the producer names in a map, in its order, without exceptions."""
     return [key for key in applied if not key.startswith(PREFIX)]
 
 
 def producer_of(key: str) -> str:
-    """The producer of a map's key, which is its name, or that of an exception."""
+    """Return the producer of a map's key: the key itself, or the producer named in an exception."""
     return key.removeprefix(PREFIX).partition(":")[2] if key.startswith(PREFIX) else key
 
 
 def hashes(names: list[str]) -> Hashes:
-    """A 64-bit hash of each name: uint64 [names], in their order. Maps of older releases may have names with a lone
-    surrogate, which no token may have now."""
+    """Return a 64-bit hash of each name: uint64 [names], in their order.
+
+    Maps of older releases may have names with a lone surrogate, which tokens must not have now.
+    """
     encoded = (name.encode(errors="surrogatepass") for name in names)
     digests = b"".join(blake2b(name, digest_size=8).digest() for name in encoded)
     return np.frombuffer(digests, "<u8").astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Requests to storage that need not wait for one another."""
+"""Run independent requests to storage concurrently."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Beside:
-    """A context in which calls run beside the caller's own thread.
+    """A context whose calls run concurrently with the caller's thread.
 
     Thread safety. One thread begins the calls.
-    Invariants. (1) With one worker there is no thread: a call runs when it is begun. (2) No call outlives the context.
+    Invariants. (1) With one worker no thread is started: `begin` runs the call. (2) No call outlives the context.
     """
 
     def __init__(self, workers: int) -> None:
@@ -22,7 +22,7 @@ class Beside:
         self._pool = ThreadPoolExecutor(workers, "beside") if workers > 1 else None
 
     def begin(self, call: Callable[[], T]) -> Future[T]:
-        """Run `call`; its result, or what it raised, is in the future. With one worker it is raised here."""
+        """Start `call` and return a future of its result or error. With one worker, `begin` raises the error."""
         if self._pool is not None:
             return self._pool.submit(call)
         done: Future[T] = Future()

@@ -1,4 +1,4 @@
-"""Which regions a claim refuses, before it writes anything; pure functions of what it read."""
+"""Decide which regions a claim refuses before it writes anything; pure functions of what the claim read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expect_claimable(
 
 
 def expect_no_entries(region_id: UUID, tip: int) -> None:
-    """Raise Corrupt where the log has an entry: without a manifest it would have been written without a claim."""
+    """Raise Corrupt if the log has an entry: without a manifest, it would have been written without a claim."""
     if tip:
         raise Corrupt(
             f"region {region_id} has WAL entries up to position {tip} but had no manifest; restore "

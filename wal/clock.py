@@ -16,11 +16,13 @@ class Clock(Protocol):
     """Time and waiting. Thread safety: any thread."""
 
     def now(self) -> float:
-        """Unix time in seconds; for display, the ages of files and of rows with a ttl; never for ownership."""
+        """Return the Unix time in seconds. For display and for the ages of files and of rows with a ttl; never for
+        ownership.
+        """
         ...
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary moment; never goes back."""
+        """Return the seconds since an arbitrary moment; never decreases."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -29,18 +31,19 @@ class Clock(Protocol):
 
 
 Instant = tuple[float, float]
-"""What the monotonic clock and the wall clock of a process say, in seconds. Two are needed to measure how long a moment
-is past: the monotonic one stops while a machine is suspended, the wall clock may be set back."""
+"""The monotonic clock and the wall clock of a process at one moment, in seconds. Measuring the time since a moment
+needs both: the monotonic clock stops while a machine is suspended, and the wall clock may be set back.
+"""
 NEVER: Instant = (float("-inf"), float("-inf"))
 
 
 def instant(clock: Clock) -> Instant:
-    """This moment."""
+    """Return this moment."""
     return clock.monotonic(), clock.now()
 
 
 def since(clock: Clock, then: Instant) -> float:
-    """Seconds since `then`, by the clock that shows more."""
+    """Return the seconds since `then`, by the clock that shows more."""
     return max(clock.monotonic() - then[0], clock.now() - then[1])
 
 
@@ -48,15 +51,15 @@ class Ids(Protocol):
     """Fresh identifiers. Thread safety: any thread."""
 
     def entry_id(self) -> str:
-        """32 lower-case hex digits (128 bits): identity of one entry or of one manifest version."""
+        """Return 32 lower-case hex digits (128 bits): identity of one entry or of one manifest version."""
         ...
 
     def token(self) -> str:
-        """8 lower-case hex digits: the random part of a directory name."""
+        """Return 8 lower-case hex digits: the random part of a directory name."""
         ...
 
     def uuid(self) -> UUID:
-        """A random (version 4) UUID."""
+        """Return a random (version 4) UUID."""
         ...
 
 

@@ -1,14 +1,14 @@
-"""Reading a log's entries in order, several at once.
+"""Read a log's entries in order, several concurrently.
 
-On object storage a read is a round trip, and decoding an entry keeps a processor busy without holding the interpreter
-lock; so a few threads read and decode ahead of the thread that takes the entries. The entries ahead are bounded in
-number and in bytes. The size of an entry is known only once it is read, so each entry ahead counts as much as the
-largest so far; before the first is read, there are as many ahead as readers.
+On object storage a read is a round trip, and decoding an entry uses a processor without holding the interpreter lock,
+so a few threads read and decode ahead of the consumer. The entries ahead are bounded in number and in bytes. The size
+of an entry is known only once it is read, so each entry ahead counts as much as the largest so far. Until the first is
+read, the number of entries ahead is the number of readers.
 
-A table that was deleted and made anew at the same place has the same keys, and its epochs begin at 1 again. On object
-storage nothing tells a writer of the deleted table, until it looks at the manifest; what it writes before that, or sent
-long ago, comes into the new log. So an entry is compared with the id of the log. The newest manifest decides, since the
-caller's may be the deleted table's.
+A table that was deleted and recreated at the same place has the same keys, and its epochs start at 1 again. On object
+storage a writer of the deleted table does not detect this until it reads the manifest; what it writes before that, or
+sent long ago, lands in the new log. Each entry is therefore compared with the id of the log. The newest manifest
+decides, since the caller's may be the deleted table's.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from memwal.wal.store.port import ObjectStore
 
 _BYTES_AHEAD = 64 << 20
 _AHEAD_PER_READER = 2
-"""One being read, one waiting to be taken."""
+"""One being read, one waiting for the consumer."""
 
 
 class EntryReader:
     """Reads entries of one region.
 
     Thread safety. Any thread.
-    Invariants. (1) With one reader there is no thread: the caller's makes one store call after another. (2) An error is
-    raised in the place of its entry. (3) No thread outlives the iterator of `each`, whatever ended it.
-    Errors. Every method raises Corrupt, naming the key, where an object is no whole entry; AnotherLog where it is of
-    another log than the region's; Overtaken where it is of the region's and `log_id` is not: the table was made anew;
-    StoreUnavailable; StoreRefused.
+    Invariants. (1) With one reader no thread is started: the caller's thread makes one store call after another. (2) An
+    error is raised in the place of its entry. (3) No thread outlives the iterator of `each`, however it ended.
+    Errors. Every method raises Corrupt, naming the key, if an object is not a whole entry; AnotherLog if it belongs to
+    another log than the region's; Overtaken if it belongs to the region's log and `log_id` does not (the table was
+    recreated); StoreUnavailable; StoreRefused.
     """
 
     def __init__(
@@ -51,8 +51,10 @@ class EntryReader:
         known: Mapping[int, Entry] | None = None,
         log_id: str = "",
     ) -> None:
-        """`known`: entries by position; `each` does not read them, as long as the first of its positions are known.
-        `log_id`: that of the manifest by which the caller reads; "" where it has none, then the newest is read once."""
+        """`known`: entries by position, which `each` does not read, as long as the first of its positions are known.
+
+        `log_id`: that of the caller's manifest; if "", the newest manifest is read once.
+        """
         self.store, self.region_id = store, region_id
         self._codec, self._readers, self._known = codec, readers, known or {}
         self.log_id = log_id
@@ -62,18 +64,18 @@ class EntryReader:
         self.suffix = codec.suffix
 
     def key(self, position: int) -> str:
-        """Key of the entry at `position`."""
+        """Return the key of the entry at `position`."""
         return entry_key(self.region_id, position, self._codec.suffix)
 
     def header(self, position: int) -> EntryHeader | None:
-        """Header of one entry; None where it does not exist."""
+        """Return the header of one entry; None if it does not exist."""
         header = self.header_of_any(position)
         if header is not None:
             self._expect_ours(position, header)
         return header
 
     def header_of_any(self, position: int) -> EntryHeader | None:
-        """As `header`, of any log."""
+        """Return the header of one entry of any log; None if it does not exist."""
         last = self._last
         if last is not None and last[0] == position:
             return last[1]
@@ -88,7 +90,7 @@ class EntryReader:
         return header
 
     def read(self, position: int) -> Entry | None:
-        """One entry; None where it does not exist."""
+        """Return one entry; None if it does not exist."""
         data = self.store.get(self.key(position))
         if data is None:
             return None
@@ -100,7 +102,7 @@ class EntryReader:
         return entry
 
     def each(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
-        """`read` of every position, in order. Close it (`contextlib.closing`) where it may not be exhausted."""
+        """Yield `read` of every position, in order. Close it (`contextlib.closing`) if it may not be exhausted."""
         left = iter(positions)
         for position in left:
             if position not in self._known:
@@ -114,11 +116,11 @@ class EntryReader:
             yield from self._each_ahead(left)
 
     def damaged(self, position: int, error: Corrupt) -> Corrupt:
-        """`error` with the key of the object at `position` and what to do."""
+        """Return `error` with the key of the object at `position` and the remedy."""
         return Corrupt(f"{self.key(position)}: {error}; restore this object from a backup")
 
     def _expect_ours(self, position: int, header: EntryHeader) -> None:
-        known = self.log_id  # another thread may find it out meanwhile
+        known = self.log_id  # another thread may set it meanwhile
         if header.log_id in ("", known) or self._is_unknown:
             return
         newest = ManifestStore(self.store, self.region_id).latest()

@@ -1,6 +1,6 @@
-"""The right of one claim to act for a region, which ends when a higher epoch is seen.
+"""The right of one claim to act for a region. It ends when a higher epoch is seen.
 
-It is a module of its own below `wal.fence`, which creates it, since manifests and replay need it too.
+The guard is created by `wal.fence`. It has its own module below that one because manifests and replay need it too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ class EpochGuard:
     """One claim's right to act for a region, until a higher epoch is seen.
 
     Thread safety. Any thread.
-    Invariants. (1) The epoch never changes. (2) Once fenced, fenced for ever.
+    Invariants. (1) The epoch never changes. (2) Once fenced, the guard stays fenced.
     """
 
     def __init__(self, region_id: UUID, epoch: int, claimed: tuple[int, str] | None = None, log_id: str = "") -> None:
-        """`claimed`: version and edit id of the manifest that this claim wrote. They tell this table from one that was
-        made anew in its place, which the epoch alone does not; so does `log_id` for entries, "" where unknown."""
+        """`claimed`: version and edit id of the manifest that this claim wrote. `log_id`: the id of the log, "" where
+        unknown.
+
+        Both distinguish this table from one that was deleted and recreated in its place, which the epoch alone does
+        not.
+        """
         self.region_id = region_id
         self.epoch = epoch
         self.claimed = claimed
@@ -30,11 +34,10 @@ class EpochGuard:
         self._lock = threading.Lock()
         self._theirs = 0
         self.proved: Instant = NEVER
-        """When the newest look at the manifest began that found the region ours, once the claim had put its sentinel.
-        """
+        """Start of the newest manifest read that confirmed ownership after the claim's sentinel was put."""
 
     def confirm(self, begun: Instant) -> None:
-        """The manifest named our epoch as the newest at a moment after `begun`, and our sentinel had been put."""
+        """Record that a manifest read begun at `begun`, after the sentinel was put, showed this epoch as the newest."""
         self.proved = max(self.proved, begun)
 
     @property
@@ -43,12 +46,12 @@ class EpochGuard:
         return self._theirs > 0
 
     def check(self) -> None:
-        """Raise Fenced where a higher epoch has been seen. Asks no storage."""
+        """Raise Fenced if a higher epoch has been seen. Makes no request."""
         if self._theirs:
             raise Fenced(self.region_id, self.epoch, self._theirs)
 
     def fenced_by(self, theirs: int) -> NoReturn:
-        """Record that epoch `theirs` (above ours) owns the region, and raise Fenced."""
+        """Record that epoch `theirs`, which is above this guard's, owns the region, and raise Fenced."""
         assert theirs > self.epoch, f"epoch {theirs} does not fence epoch {self.epoch}"
         with self._lock:
             self._theirs = max(self._theirs, theirs)

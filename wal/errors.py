@@ -1,7 +1,7 @@
 """Errors of the log.
 
-Each message is one line: what is wrong, with the numbers and names, and how to mend it. What a caller must do depends
-on the class, so callers match on the class and never on the text.
+Each message is one line: the problem with its numbers and names, and the remedy. What a caller must do depends on the
+class, so callers match on the class and never on the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SOURCE_LOCATION = re.compile(r", /\S*\.rs:\d")
 
 
 class WalError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
 
 class Fenced(WalError):
@@ -65,8 +65,10 @@ class OutcomeUnknown(WalError):
 
 
 class FencedAfterWrite(OutcomeUnknown):
-    """An entry was written, or may have been, and then storage showed a newer writer, which replays the entry only if
-    its sentinel comes behind it. `theirs > ours`."""
+    """An entry was or may have been written, and then storage showed a newer writer.
+
+    The newer writer replays the entry only if its sentinel is behind it. `theirs > ours`.
+    """
 
     def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
         super().__init__(region_id, ours, theirs)
@@ -87,14 +89,14 @@ class FencedAfterWrite(OutcomeUnknown):
 
 
 class Corrupt(WalError):
-    """Storage contradicts the protocol. Stop and look; nothing is skipped or repaired silently."""
+    """Storage contradicts the protocol. Stop and investigate; nothing is skipped or repaired silently."""
 
 
 class AnotherLog(Corrupt):
-    """An entry or manifest of the log of another table, which was deleted and made anew at the same place."""
+    """An entry or manifest belongs to the log of another table, which was deleted and recreated at the same place."""
 
     def __init__(self, where: str, theirs: str, ours: str) -> None:
-        """`where`: the object's key; `theirs`, `ours`: the id of its log, and that of the newest manifest."""
+        """`where`: the object's key. `theirs`: the log id of the object. `ours`: the log id of the newest manifest."""
         super().__init__(
             f"{where}: of another log ({theirs}, not {ours}). Either this table was deleted and made anew while a "
             "writer of the deleted one was running, which wrote it: then end all processes that write to the table, "
@@ -103,7 +105,7 @@ class AnotherLog(Corrupt):
 
 
 class StoreUnavailable(WalError):
-    """Storage is unreachable or full at this moment, and nothing of this request landed. Try again."""
+    """Storage is unreachable or full, and nothing of this request landed. Retry."""
 
 
 class StoreRefused(WalError):
@@ -119,7 +121,7 @@ class Sealed(WalError):
 class Resized(WalError):
     """The region belongs to a newer routing of the table than the caller's; nothing was written.
 
-    The table has another number of regions now: read the base table again, and route by its new number.
+    The table has a different number of regions now: read the base table again, and route by the new number.
     """
 
     reason = "resized"
@@ -138,13 +140,13 @@ class Resized(WalError):
 
 
 class ConcurrentUse(WalError):
-    """Two threads used an object at once that only one thread at a time may use."""
+    """Two threads concurrently used an object that allows only one thread at a time."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class's name where it has none.
+    """Return the first line of an error's message, or its class's name if the message is empty.
 
-    The source location that Lance appends is cut off: `…, /build/lance/rust/lance-file/src/reader.rs:797:24`.
+    Removes the source location that Lance appends: `…, /build/lance/rust/lance-file/src/reader.rs:797:24`.
     """
     lines = str(error).strip().splitlines()
     return _SOURCE_LOCATION.split(lines[0])[0] if lines else type(error).__name__

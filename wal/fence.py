@@ -1,69 +1,73 @@
-"""Claiming a region and fencing its older writer.
+"""Claim a region and fence its older writer.
 
-A region belongs to the writer with the highest epoch in its manifest. Each claim has one `EpochGuard`, which everything
-that acts for that writer shares (appender, flusher). Only `claim` raises an epoch.
+A region belongs to the writer with the highest epoch in its manifest. Each claim creates one `EpochGuard`, which every
+component of that writer (appender, flusher) shares. Only `claim` raises an epoch.
 
-The claim, in steps:
+Steps of a claim:
 
- 1. List one page of the WAL and read the newest manifest. Where there is none though an entry was listed, look for it
-    once more: a writer has a manifest before it writes an entry. Refuse entries of the other format; entries without a
-    manifest (the manifests were lost); a SEALED region; a committed generation that the manifest has not published (the
-    manifests are older than the table). Up to here nothing is written. (model: Log!ReadManifest)
- 2. No manifest: create version 1 with epoch 1 and the generation above the committed one. That is 1 for a new table,
-    and higher where the base table was cloned or the directory of its regions is gone: SSTs numbered from 1 would pass
-    for committed ones. Otherwise create version+1 with epoch+1. Both by put-if-absent; version taken: back to 1.
-    (model: Log!RaiseEpoch)
+ 1. List one page of the WAL and read the newest manifest. If the page has an entry but the manifest is missing, read
+    the manifest again: a writer creates a manifest before it writes an entry. Refuse entries of the other format;
+    entries without a manifest (the manifests were lost); a SEALED region; a committed generation that the manifest has
+    not published (the manifest is older than the base table). Nothing has been written so far. (model:
+    Log!ReadManifest)
+ 2. Without a manifest, create version 1 with epoch 1 and the generation after the committed one. The generation is 1
+    for a new table, and higher where the base table was cloned or the directory of its regions was lost: SSTs numbered
+    from 1 would count as committed. Otherwise create version+1 with epoch+1. Both writes are put-if-absent; if the
+    version is taken, return to step 1. (model: Log!RaiseEpoch)
  3. Find the WAL tip: the highest position listed or named in the manifest. A listing may not show the newest entry yet;
-    step 4 notices that. Where the page did not hold the whole log, find the tip above that position by few probes
-    (`wal.probing`), and probe behind the tip for entries that a hole would hide. (model: Log!ProbeTip)
- 4. Epoch >= 2: put a sentinel at tip+1 with the applied map of the newest entry that has one (all of ours do).
-    Slot taken by an older writer's entry: probe forward until a position is missing, which gives the new tip; repeat.
-    Taken by a newer epoch: fenced. From here on the older writer's next append finds its slot taken, so step 6 misses
-    nothing that it acknowledged. (model: Log!ReadMap, Log!SendSentinel, Log!FenceOlder)
- 5. Record the sentinel's position as `last_seen` in another manifest version: a later claim searches the tip from
-    there. The write goes to the slot behind the version of step 2, unread, and succeeds only if that slot was empty.
-    It also proves that no newer claim had come before our sentinel, without which no append is acknowledged
-    (`wal.appender`). An owner may serve the region first; its first append then asks. *Crash before it: the next claim
-    searches from further back.* (model: Log!Prove)
+    step 4 detects that. If the page did not hold the whole log, probe forward from that position (`wal.probing`), and
+    probe behind the tip for entries that prove a hole. (model: Log!ProbeTip)
+ 4. With epoch >= 2, put a sentinel at tip+1. It carries the applied map of the newest entry that has one (every entry
+    written by memwal has one). If an older writer's entry takes the slot, probe forward until a position is missing,
+    which gives the new tip, and repeat. If a newer epoch's entry takes it, this claim is fenced. From now on the older
+    writer's next append finds its slot taken, so step 6 reads everything that it acknowledged. (model: Log!ReadMap,
+    Log!SendSentinel, Log!FenceOlder)
+ 5. Record the sentinel's position as `last_seen` in another manifest version; a later claim searches for the tip from
+    there. The write targets the slot after the version of step 2, without a read, and succeeds only if that slot was
+    empty. It thereby proves that no newer claim preceded the sentinel; no append is acknowledged without that proof
+    (`wal.appender`). An owner may serve the region before this step; its first append then reads the manifest. *Crash
+    before this step: the next claim searches from an earlier position.* (model: Log!Prove)
  6. Replay from `replay_after`+1 to the entry before the sentinel. Entries that were read before the claim
-    (`wal.read_ahead`) are not read again, if the last of them still has the same id. (model: Log!Replay)
- 7. Where that took long, look for a newer manifest: an epoch above ours means fenced.
+    (`wal.read_ahead`) are not read again if the last of them still has the same id. (model: Log!Replay)
+ 7. If steps 5 and 6 took long, read the newest manifest; a higher epoch means that this claim is fenced.
 
-On object storage a claim takes as long as the requests that wait for one another. These run beside others, each for the
-reason given: the listing beside the manifest of step 1, since neither needs the other's answer; the first entries of
-step 6 beside steps 2 to 4, since a position is written once and never changes, and nobody collects entries behind the
-manifest that step 2 followed; step 5 beside step 6, since an entry is the same before and after it.
+Concurrency. On object storage the duration of a claim is determined by its sequential requests. These run concurrently:
 
-A resize of the table (flush.resizing.steps) claims in two other ways, so that no writer of an old routing gets in
+ * The listing and the manifest read of step 1: neither needs the other's answer.
+ * The first entries of step 6 and steps 2 to 4: a position is written once and never changes, and no collector deletes
+   entries after the `replay_after` of the manifest that step 2 followed.
+ * Steps 5 and 6: step 5 changes no entry.
+
+A resize of the table (`flush.resizing.steps`) uses two other claims, so that no writer of an old routing can claim in
 between:
 
- * `seal`: the manifest of step 2 is SEALED, whatever its status was. Claim and seal are one write: from then on only
-   another resize may claim. A region without a manifest is created sealed.
- * `opening`: a SEALED region of an older routing is claimed and stays SEALED through step 4, whose sentinel carries the
-   map `opening` in place of the newest entry's. Step 5 makes it ACTIVE with the spec id of the new routing. So a writer
-   that finds the region ACTIVE finds that map.
+ * `seal`: the manifest of step 2 is SEALED, whatever its status was. Because claim and seal are one write, only another
+   resize can claim from then on. A region without a manifest is created sealed.
+ * `opening`: claims a SEALED region of an older routing. The region stays SEALED through step 4, whose sentinel carries
+   the map `opening` in place of the newest entry's. Step 5 sets it to ACTIVE with the spec id of the new routing. A
+   writer that finds the region ACTIVE therefore finds that map.
 
-A claim keeps the read lease in the manifest, or raises it to its own, and returns until when the older owner may answer
-reads (`wal.lease`). It need not wait for an owner that told the claimer itself that it has ended, as long as the
-manifest before its own is of that owner's epoch.
+Read leases. A claim keeps the read lease in the manifest, or raises it to its own, and returns the time until which the
+older owner may answer reads (`wal.lease`). It need not wait for an owner that notified the claimer of its own end,
+provided that the manifest before the claim's own has that owner's epoch.
 
-An owner that releases the region to a claimer tells it its newest manifest and the newest position of the log
-(`wal.known.Released`). Then step 1 asks storage for nothing, and step 3 begins at that position. Why that is safe:
+After a release. An owner that releases the region to a claimer sends its newest manifest and the newest position of the
+log (`wal.known.Released`). Step 1 then makes no request, and step 3 begins at that position. This is safe:
 
- * Storage proves the manifest in step 2: the put succeeds only if no version follows it, and it is then read back and
-   compared by its edit id. Otherwise what was told is old: another claim, a commit's prune or a seal came in between,
-   or the owner's last edit landed late. Then the claim begins at step 1, as if nothing had been told. So it does if the
-   manifest told does not pass the checks of step 1.
- * As long as that manifest is the newest, nobody has claimed the region after the owner that told it, so nobody else
-   has written to the log. That owner's threads have ended, so neither will it. All that it acknowledged lies up to the
-   position told; steps 4 and 6 read it from storage as ever, and an entry missing there is `Corrupt`.
- * An owner that was fenced or stopped itself may not know what storage has, and tells nothing. *Either of the two dies:
-   the next claim asks storage.*
+ * Step 2 verifies the manifest: the put succeeds only if no version follows it, and that manifest is then read back and
+   compared by its edit id. If this fails, the message is outdated: another claim, a commit's prune or a seal came in
+   between, or the owner's last edit landed late. The claim then begins at step 1, as without a message. It does the
+   same if the received manifest fails the checks of step 1.
+ * While that manifest is the newest, no writer has claimed the region after the former owner, so no other writer has
+   written to the log. The former owner's threads have ended, so it writes nothing either. Everything that it
+   acknowledged lies at or below the received position; steps 4 and 6 read it from storage as usual, and an entry
+   missing there is `Corrupt`.
+ * An owner that was fenced or stopped itself may not know the state of storage and sends nothing. *If either process
+   dies, the next claim reads storage.*
 
-The spec id is the version of the routing: a claim with an older one than the manifest's is `Resized`.
+The spec id is the version of the routing: a claim with a lower one than the manifest's is `Resized`.
 
-While storage is unavailable, each read is tried again within the retry budget (`wal.retries`), and so is each write
-(`wal.slot`).
+While storage is unavailable, each read (`wal.retries`) and each write (`wal.slot`) is retried within the retry budget.
 """
 
 from __future__ import annotations
@@ -94,18 +98,20 @@ from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
 
 _AT_ONCE = 3
-"""The most requests of a claim that run beside one another, entries apart."""
+"""Maximum number of concurrent requests of a claim, not counting reads of entries."""
 _EARLY = 8
-"""Entries for each reader that are read beside steps 2 to 4, which take three round trips. The others are read in step
-6, which shows progress."""
+"""Entries per reader that are read concurrently with steps 2 to 4, which take three round trips. Step 6 reads the
+others and reports progress.
+"""
 _LONG = 1.0
-"""Seconds after which a claim looks once more whether it was overtaken. Its first append would notice that as well, by
-its sentinel or by the manifest."""
+"""Seconds after which a claim reads the manifest again to detect a newer claim. Its first append would detect one as
+well, by its sentinel or by the manifest.
+"""
 
 
 @dataclass
 class Claim:
-    """A claimed region, and what must be restored before it takes writes."""
+    """A claimed region, and the state to restore before it takes writes."""
 
     guard: EpochGuard
     manifest: RegionManifest
@@ -113,10 +119,9 @@ class Claim:
     applied: AppliedMap
     """Highest sequence applied, per producer."""
     entries: list[Entry]
-    """Entries after `manifest.replay_after` in the order their rows became visible; see
-    `wal.replay.replay`."""
+    """Entries after `manifest.replay_after` in the order of visibility; see `wal.replay.replay`."""
     others_read_until: float = 0.0
-    """By the monotonic clock: until then an older owner may answer reads without asking storage; see `wal.lease`."""
+    """Monotonic time until which an older owner may answer reads without a request to storage; see `wal.lease`."""
 
 
 def claim(
@@ -134,16 +139,16 @@ def claim(
     options: WalOptions | None = None,
     settle: bool = True,
 ) -> Claim:
-    """Claim the region: raise its epoch, fence the older writer, read back the entries that it left. The module's text
-    has the steps.
+    """Claim the region: raise its epoch, fence the older writer, and read back the entries that it left.
 
-    `spec_id`: the version of the caller's routing, 1 in a table that was never resized. `seal`, `opening`: for a
-    resize, see the module's text. `on_progress(read, total)` is called in this thread for entries replayed. `settle`:
-    do step 5; else the caller calls `settle_claim` once it serves the region.
-    Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch
-    owns it.
+    The module docstring has the steps. `spec_id`: the version of the caller's routing, 1 in a table that was never
+    resized. `seal`, `opening`: the claims of a resize, see the module docstring. `on_progress(read, total)` is called
+    in this thread while entries are replayed. `settle`: do step 5; if False, the caller calls `settle_claim` once it
+    serves the region.
+
+    Thread safety. Any number of threads and processes may claim one region: the last one to raise the epoch owns it.
     Durability. When it returns, no older writer's append can be acknowledged any more.
-    Raises Sealed; Resized; Fenced (a newer claim overtook this one); Corrupt; StoreUnavailable; StoreRefused;
+    Raises: Sealed; Resized; Fenced (a newer claim overtook this one); Corrupt; StoreUnavailable; StoreRefused;
     OutcomeUnknown (harmless: claim again).
     """
     options = options or WalOptions()
@@ -170,7 +175,7 @@ def claim(
         guard = raised.guard()
         tip, applied = claimer.put_sentinel(guard, raised)
         if guard.epoch == 1:
-            guard.confirm(begun)  # it has no sentinel, and may append at once (`wal.appender`)
+            guard.confirm(begun)  # epoch 1 has no sentinel and may append at once (`wal.appender`)
         fenced_at = clock.monotonic()
         record = partial(claimer.record, guard, manifest, tip)
         recording = beside.begin(record) if settle or opening is not None else None
@@ -182,8 +187,9 @@ def claim(
 
 
 def settle_claim(manifests: ManifestStore, guard: EpochGuard, manifest: RegionManifest, tip: int) -> RegionManifest:
-    """Do step 5 of a claim, and return the newest manifest. `manifest`: the newest that the caller knows; `tip`: the
-    position of its sentinel, 0 for none.
+    """Do step 5 of a claim, and return the newest manifest.
+
+    `manifest`: the newest that the caller knows; `tip`: the position of its sentinel, 0 for none.
 
     Raises: as `ManifestStore.edit`.
     """
@@ -194,8 +200,11 @@ def settle_claim(manifests: ManifestStore, guard: EpochGuard, manifest: RegionMa
 
 @dataclass(frozen=True)
 class _Raised:
-    """What steps 1 and 2 found and wrote. `lease_before`: the read lease of the manifest before ours, milliseconds;
-    `known`: the first of the entries to replay, by position, as far as they are being read."""
+    """The result of steps 1 and 2.
+
+    `lease_before`: the read lease of the manifest before this claim's, in milliseconds. `known`: the first entries to
+    replay, by position; they are being read concurrently.
+    """
 
     manifest: RegionManifest
     listed: Listed
@@ -203,14 +212,16 @@ class _Raised:
     known: Future[dict[int, Entry]]
 
     def guard(self) -> EpochGuard:
-        """The right of the claim that wrote the manifest."""
+        """Return the guard of the claim that wrote the manifest."""
         wrote = self.manifest
         return EpochGuard(wrote.region_id, wrote.writer_epoch, (wrote.version, wrote.edit_id), wrote.log_id)
 
 
 @dataclass(frozen=True)
 class _Claimer:
-    """The steps of one claim and their inputs. `reads` is `store` with retried reads; `reader` reads one by one."""
+    """The steps of one claim and their inputs. `reads` is `store` with retried reads; `reader` reads one entry at a
+    time.
+    """
 
     store: ObjectStore
     reads: RetriedReads
@@ -228,7 +239,7 @@ class _Claimer:
     beside: Beside
 
     def raise_epoch(self) -> _Raised:
-        """Steps 1 and 2. Each conflict means that another writer made progress, so the loop ends."""
+        """Do steps 1 and 2. Each conflict means that another writer made progress, so the loop ends."""
         raised = self._as_told()
         while raised is None:
             looking = self.beside.begin(self._look)
@@ -241,7 +252,7 @@ class _Claimer:
         return raised
 
     def _as_told(self) -> _Raised | None:
-        """Step 2, with what the former owner told in place of step 1; None where that is not the newest any more."""
+        """Do step 2 with the former owner's message in place of step 1; return None if that is not the newest state."""
         if (told := self.known.released) is None:
             return None
         try:
@@ -255,19 +266,19 @@ class _Claimer:
         return raised
 
     def _raised(self, current: RegionManifest | None, listed: Listed) -> _Raised | None:
-        """Step 2; None where `current` is not the newest any more."""
+        """Do step 2; return None if `current` is not the newest version any more."""
         known = self.beside.begin(partial(self._early, current, listed))
         if (written := self.manifests.create(current, self._next(current), hint=current is None)) is None:
             return None
         return _Raised(written, listed, current.read_lease if current and self._answers(current) else 0, known)
 
     def _answers(self, current: RegionManifest) -> bool:
-        """Whether the owner of `current` may answer reads."""
+        """Return whether the owner of `current` may answer reads."""
         told = self.known.released
         return told is None or current.writer_epoch != told.manifest.writer_epoch
 
     def put_sentinel(self, guard: EpochGuard, raised: _Raised) -> tuple[int, AppliedMap]:
-        """Steps 3 and 4. Returns the tip, which is the sentinel's position, and the applied map.
+        """Do steps 3 and 4. Return the tip, which is the sentinel's position, and the applied map.
 
         Epoch 1 has no older writer to fence and puts no sentinel: its tip is 0.
         """
@@ -291,7 +302,7 @@ class _Claimer:
             tip = self._probed(tip + 1)
 
     def _sentinel(self, guard: EpochGuard, manifest: RegionManifest, applied: AppliedMap, position: int) -> EntryHeader:
-        """The header of a sentinel for `position`. Writes a snapshot of `applied` first where the map is long."""
+        """Return the header of a sentinel for `position`. If `applied` is long, write a snapshot of it first."""
         ids = self.ids
         if not applied.fits(applied.snapshot.name):
             write_snapshot(
@@ -301,7 +312,7 @@ class _Claimer:
         return EntryHeader(guard.epoch, generation, ids.entry_id(), changes, None, True, name, guard.log_id)
 
     def record(self, guard: EpochGuard, manifest: RegionManifest, tip: int) -> RegionManifest:
-        """Step 5."""
+        """Do step 5."""
         if self.opening is None:
             return settle_claim(self.manifests, guard, manifest, tip)
 
@@ -318,7 +329,7 @@ class _Claimer:
         return manifest if guard.epoch == 1 else self.manifests.edit(guard, opened, manifest)
 
     def replayed(self, guard: EpochGuard, raised: _Raised, tip: int, on_progress: Progress | None) -> list[Entry]:
-        """Step 6. `tip`: the position of the sentinel, which has no rows and ends only batches that replay drops."""
+        """Do step 6. `tip`: the position of the sentinel, which has no rows and ends only batches that replay drops."""
         return replay(
             self.reads,
             self.region_id,
@@ -332,21 +343,21 @@ class _Claimer:
         )
 
     def _look(self) -> Listed:
-        """The listing of step 1."""
+        """Do the listing of step 1."""
         listed = list_tip(self.reads, self.region_id, self.codec.suffix)
         self._remember(listed)
         return listed
 
     def _remember(self, listed: Listed) -> None:
-        """Read the header that step 4 will most likely want."""
+        """Read the header that step 4 most likely needs, so that the reader caches it."""
         if listed.whole and listed.tip:
-            with suppress(Corrupt):  # it may be an old fence that nobody needs
+            with suppress(Corrupt):  # it may be an old fence that step 4 does not need
                 self.reader.header_of_any(listed.tip)
 
     def _early(self, current: RegionManifest | None, listed: Listed) -> dict[int, Entry]:
-        """The entries known, and the first ones behind them, by position, above those that `current` has flushed.
+        """Return the known entries and the first ones after them, by position, above those that `current` has flushed.
 
-        The last one known is read once more. Where it is another one now, this is another log, and none counts.
+        The last known entry is read again. If it differs, the log is another one, and the result is empty.
         """
         after, log_id = (current.replay_after, current.log_id) if current else (0, "")
         known = {entry.position: entry for entry in self.known.entries if entry.position > after}
@@ -380,7 +391,9 @@ class _Claimer:
 
     @property
     def _lease(self) -> int:
-        """Milliseconds of our own read lease; 0 in the arrow format, whose other writer, Lance's, does not wait."""
+        """Milliseconds of this claim's read lease; 0 in the arrow format, because Lance's writer does not wait for
+        leases.
+        """
         serves = not self.seal and self.opening is None and self.codec.suffix != "arrow"
         return round(1000 * self.options.read_lease) if serves else 0
 

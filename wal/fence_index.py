@@ -1,13 +1,13 @@
-"""The fences that earlier collections found, kept on storage so that a new process need not read every entry.
+"""The fences found by earlier collections, stored so that a new process need not read every entry.
 
     _mem_wal/{region uuid}/fences.json
     {"fences": [[position, last position, epoch], …],     runs of fences, position and epoch rising by one
      "entry_id": "…",                                      of the last fence: proves that it is the same log
      "crc32": "8 hex digits"}                              of this object with these digits as "00000000"
 
-It is advice: a lost object costs only reads. A wrong one could cost a fence, so it is used only where its checksum
-holds and its last fence is in the log with that entry id: entries never change, so the entries below are the same too.
-Entries that Lance wrote have no entry id; each process reads a log whose fences are all Lance's anew.
+The object is advisory: losing it costs only reads. A wrong one could cost a fence, so it is used only if its checksum
+matches and its last fence is in the log with that entry id. Entries never change, so the entries below are then the
+same too. Entries written by Lance have no entry id; each process reads a log whose fences are all Lance's again.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class FenceIndex:
         self._saved: Mapping[int, int] = {}
 
     def load(self) -> Mapping[int, int]:
-        """The fences stored for this log; {} where there are none, or they belong to another log. Two requests.
+        """Return the fences stored for this log; {} if missing or of another log. Makes two requests.
 
-        Raises StoreUnavailable, StoreRefused.
+        Raises: StoreUnavailable, StoreRefused.
         """
         self._saved = self._believed(self._store.get(self._key))
         return self._saved
 
     def save(self, fences: Mapping[int, int]) -> None:
-        """Store `fences`, unless they are stored already or the last has no entry id. Errors of storage are ignored."""
+        """Store `fences`, unless they are stored already or the last has no entry id. Storage errors are ignored."""
         if fences == self._saved or not fences:
             return
         last = self._header(max(fences))
@@ -80,7 +80,7 @@ def _encode(fences: Mapping[int, int], entry_id: str) -> bytes:
 
 
 def _decode(data: bytes) -> tuple[dict[int, int], str] | None:
-    """Fences and the entry id of the last one; None where `data` is not a result of `_encode`."""
+    """Return the fences and the entry id of the last one; None if `data` is not a result of `_encode`."""
     try:
         document = json.loads(data)
         blank = json.dumps(document | {"crc32": _NO_CHECKSUM}).encode()

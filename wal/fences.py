@@ -1,13 +1,15 @@
-"""Finding the fences of a log: the first entry of each writer epoch.
+"""Find the fences of a log: the first entry of each writer epoch.
 
-A writer of epoch e that sleeps aims at the first position it has not filled. Epochs never go back from one position to
-the next, so the entry at this position is the first one of a later epoch. A claim puts its sentinel there, before
-anything else; a writer without sentinels puts its rows there. So the epochs around an entry tell whether it is a fence,
-and not its form: a writer's own note of a batch without rows has the form of a sentinel and fences no writer. Nor its
-size: the applied map in a sentinel shrinks after a resize. Epoch 1 is the first of a region and has no writer to fence.
+A paused writer of epoch e aims at the first position that it has not filled. Epochs never decrease from one position to
+the next, so the entry at that position is the first one of a later epoch. A claim puts its sentinel there before
+anything else; a writer without sentinels puts its rows there.
 
-Between two entries of the same epoch no entry is a fence. So bisection finds the fences: a log of n entries and c
-claims costs some c * log2(n) reads, not n.
+The epochs around an entry therefore determine whether it is a fence. Its form does not: a writer's own note of a batch
+without rows has the form of a sentinel and fences no writer. Its size does not either: the applied map in a sentinel
+shrinks after a resize. Epoch 1 is the first of a region and has no writer to fence.
+
+Between two entries of the same epoch no entry is a fence, so bisection finds the fences: a log of n entries and c
+claims costs about c * log2(n) reads, not n.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from memwal.wal.errors import Corrupt
 from memwal.wal.records import EntryHeader
 
 Headers = Callable[[Sequence[int]], Sequence[EntryHeader | Corrupt | None]]
-"""Headers of the entries at some positions; None where an entry is gone, Corrupt where one cannot be read."""
+"""Headers of the entries at the given positions; None for a deleted entry, Corrupt for one that cannot be read."""
 
 
 class Fences:
@@ -38,14 +40,14 @@ class Fences:
         self._epochs |= epochs
 
     def epochs(self, positions: Iterable[int]) -> dict[int, int]:
-        """The epochs of those of `positions` that were read."""
+        """Return the epochs of those of `positions` that were read."""
         return {position: self._epochs[position] for position in positions if position in self._epochs}
 
     def among(self, positions: Sequence[int]) -> tuple[set[int], set[int]]:
-        """Those of `positions` that are fences, and those that cannot be read.
+        """Return those of `positions` that are fences, and those that cannot be read.
 
-        `positions`: ascending, without a gap from the lowest entry that exists, except where entries were deleted.
-        Where an entry cannot be read, the next readable one is a fence too if its epoch may begin there.
+        `positions`: ascending, without a gap from the lowest entry that exists, except where entries were deleted. If
+        an entry cannot be read, the next readable one is a fence too if its epoch may begin there.
         Raises what `headers` raises.
         """
         self._epochs = {position: self._epochs[position] for position in positions if position in self._epochs}
@@ -64,7 +66,7 @@ class Fences:
         return {here for (_, before), (here, epoch) in pairwise(known) if epoch != before}, unreadable
 
     def _undecided(self, positions: Sequence[int]) -> list[int]:
-        """Positions to read next: both ends, then the middle of each stretch over which the epoch changes."""
+        """Return the positions to read next: both ends, then the middle of each stretch where the epoch changes."""
         if not positions:
             return []
         ends = [each for each in {positions[0], positions[-1]} if each not in self._epochs]

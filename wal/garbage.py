@@ -1,21 +1,21 @@
-"""Deleting WAL entries that no replay, claim, fence or reader can need again.
+"""Delete WAL entries that no replay, claim, fence or reader can need again.
 
-What must stay, and why:
+These are kept:
 
  * Entries above `replay_after` of the newest manifest: every replay needs them. The manifest is the boundary: it moves
    first, by a conditional write, never back, and only the region's owner moves it.
- * Every fence, that is the first entry of each epoch (`wal.fences`). A sleeping writer will aim at the first slot it
-   has not filled, and the next claim put its sentinel there. Without it the sleeper's put would be answered CREATED and
-   its rows would never be replayed. This holds for any writer of the format, Lance's included.
-   A put of a sentinel that got no answer may land when its slot, which an older writer had filled, was collected. It
-   then stands below the fence and has the fence's epoch. So entries without rows above a younger one stay as well,
-   and above one that is gone by now: another collector may have deleted a sentinel whose epoch was read.
- * The newest entry that carries the applied map, and everything above it: the next claim looks for the map there.
- * The snapshot of that map, where the entry names one; `wal.snapshots` tells which others may go.
- * Entries younger than a minimum age: a reader with an older manifest may still read them. One that reads too late
-   misses a position that the newest manifest has passed, and begins again.
+ * Every fence, that is the first entry of each epoch (`wal.fences`). A paused writer aims at the first slot that it has
+   not filled, which holds the next claim's sentinel. Without the sentinel the put would return CREATED, and its rows
+   would never be replayed. This holds for any writer of the format, Lance's included.
+   A put of a sentinel that got no answer may land after its slot, which an older writer had filled, was collected. It
+   is then below the fence and has the fence's epoch. Therefore entries without rows above a younger entry are kept as
+   well, and so are those above a deleted one: another collector may have deleted a sentinel whose epoch was read.
+ * The newest entry that carries the applied map, and everything above it: the next claim searches for the map there.
+ * The snapshot of that map, if the entry names one; `wal.snapshots` defines which others may be deleted.
+ * Entries younger than a minimum age: a reader with an older manifest may still read them. A reader that is too slow
+   finds a position missing that the newest manifest has passed, and restarts.
 
-Nothing else is needed, so a crash in the middle and two collectors at once do no harm. A collector owns no region and
+Nothing else is needed, so a crash in the middle and concurrent collectors are harmless. A collector owns no region and
 fences no writer.
 """
 
@@ -48,23 +48,23 @@ _Out = TypeVar("_Out")
 
 @dataclass(frozen=True)
 class WalGarbage:
-    """What one collection of a region's WAL found, and deleted unless `dry_run`."""
+    """The result of one collection of a region's WAL. Nothing was deleted if `dry_run`."""
 
     region: UUID
     boundary: int
-    """`replay_after` of the manifest that was read, or the limit given below it; entries above were not considered."""
+    """`replay_after` of the manifest that was read, or the given lower limit. Entries above were not considered."""
     entries: int = 0
-    """Entries deleted."""
+    """Number of entries deleted."""
     bytes: int = 0
-    """Size of what was deleted."""
+    """Bytes deleted."""
     fences: int = 0
-    """Fences among the entries that are old enough, kept for writers that sleep."""
+    """Fences among the entries that are old enough, kept for paused writers."""
     too_young: int = 0
-    """Entries no longer needed that have not reached the minimum age."""
+    """Entries that are not needed but have not reached the minimum age."""
     unreadable: int = 0
     """Entries kept because they cannot be read and may be fences."""
     snapshots: int = 0
-    """Snapshots of the applied map deleted."""
+    """Number of snapshots of the applied map deleted."""
     dry_run: bool = False
 
 
@@ -72,8 +72,8 @@ class WalCollector:
     """Collects the WAL of one region, any number of times.
 
     Thread safety. One thread at a time; any number of collectors, in any number of processes.
-    Invariants. See the module's text. An entry that was read to find the fences is not read again, not even by
-    other processes (`wal.fence_index`).
+    Invariants. See the module docstring. An entry that was read to find the fences is not read again, not even by other
+    processes (`wal.fence_index`).
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class WalCollector:
         workers: int = 8,
         options: WalOptions | None = None,
     ) -> None:
-        """`workers`: objects read or deleted at the same time; 1 starts no thread."""
+        """`workers`: objects read or deleted concurrently; 1 starts no thread."""
         self._store = store
         self._region_id = region_id
         self._codec = codec
@@ -97,13 +97,13 @@ class WalCollector:
         self._remembers = False
 
     def collect(self, min_age: float, *, dry_run: bool = False, most: int | None = None) -> WalGarbage:
-        """Delete what is not needed and at least `min_age` seconds old; with `dry_run` only report it.
-        (model: Log!ReadBoundary, Log!ListEntries, Log!ReadHeader, Log!ListAgain, Log!DeleteEntry)
+        """Delete what is not needed and at least `min_age` seconds old; with `dry_run`, only report it.
 
         `most`: the highest position to delete, None for no limit: a reader of changes needs all entries above it.
+        (model: Log!ReadBoundary, Log!ListEntries, Log!ReadHeader, Log!ListAgain, Log!DeleteEntry)
 
-        Raises StoreUnavailable, StoreRefused (what was deleted by then is deleted; call again), and Corrupt, naming
-        the object, where the manifest or an entry above the newest applied map cannot be read.
+        Raises: StoreUnavailable, StoreRefused (objects deleted before the error stay deleted; call again); Corrupt,
+        naming the object, if the manifest or an entry above the newest applied map cannot be read.
         """
         manifest = ManifestStore(self._store, self._region_id, clock=self._clock, options=self._options).latest()
         boundary = 0 if manifest is None else manifest.replay_after
@@ -139,8 +139,9 @@ class WalCollector:
         )
 
     def _entries(self) -> dict[int, ObjectInfo]:
-        """Entries by position, ascending, without objects that are no entries of this format: those are not ours to
-        delete."""
+        """Return the entries by position, ascending. Objects that are not entries of this format are left to their
+        owners.
+        """
         found = {}
         for each in self._store.describe(wal_prefix(self._region_id)):
             parsed = parse_entry_key(each.key)
@@ -149,11 +150,11 @@ class WalCollector:
         return dict(sorted(found.items()))
 
     def _possible_fences(self, positions: Sequence[int]) -> set[int]:
-        """Those of `positions` that may be fences and are above an entry which storage got later or which is gone, and
-        those that are gone.
+        """Return those of `positions` that may be fences and are above an entry that is younger or gone, and those that
+        are gone.
 
-        Requires: the epochs were read before. The log is listed again, since a slot may have been collected and filled
-        by a late put meanwhile. A claim's fence has no rows; one of another program may have.
+        Requires: the epochs were read before. The log is listed again, since a slot may have been collected and then
+        filled by a late put. A claim's fence has no rows; another program's fence may have.
         """
         entries = self._entries()
         gone = {position for position in positions if position not in entries}
@@ -166,7 +167,7 @@ class WalCollector:
         return [] if newest is None else superseded(self._store, self._region_id, last, newest.snapshot)
 
     def _newest_map(self, tip: int) -> tuple[int, EntryHeader | None]:
-        """Position and header of the newest entry that carries the applied map; the tip and None where none does."""
+        """Return position and header of the newest entry with the applied map; the tip and None without one."""
         position = tip
         while position and (header := self._reader.header(position)) is not None:
             if header.applied is not None:
@@ -188,8 +189,11 @@ class WalCollector:
 
 
 def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) -> list[int]:
-    """Those of `positions`, ascending, that are in `entries` and stand above one which storage got later: it came into
-    a collected slot, or storage's times are not in order. One that is not in `entries` may have been such a one."""
+    """Return those of `positions` that are in `entries` and above an entry which storage received later.
+
+    `positions`: ascending. The later entry landed in a collected slot, or storage's times are not in order. A position
+    that is not in `entries` may have held one.
+    """
     times = [entries[position].modified if position in entries else inf for position in positions]
     above = zip(positions, times, accumulate(times, max), strict=True)
     return [position for position, modified, latest in above if modified < latest]

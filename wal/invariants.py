@@ -1,7 +1,7 @@
 """What may change between two versions of a region manifest.
 
-Pure functions `(current, proposed)`, numbered, run by the one place that writes manifests
-(`ManifestStore.create`) before anything is written. A violation is a defect of the caller; nothing is written.
+Numbered pure functions `(current, proposed)`. `ManifestStore.create`, the only writer of manifests, runs them before it
+writes. A violation is a defect of the caller; nothing is written.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _6_generations_are_contiguous(_: RegionManifest, proposed: RegionManifest) -
 
 
 def _7_identity_is_constant(current: RegionManifest, proposed: RegionManifest) -> str | None:
-    """The spec id, which is the routing version, rises only when a sealed region is opened. Lance drops the log id."""
+    """The spec id (routing version) rises only when a sealed region is opened. Lance drops the log id."""
     before, after = (current.region_id, current.spec_id), (proposed.region_id, proposed.spec_id)
     same = proposed.region_id == current.region_id and proposed.log_id in ("", current.log_id)
     constant = same and (before == after or _opened(current, proposed))
@@ -115,8 +115,10 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check_succession(current: RegionManifest | None, proposed: RegionManifest) -> None:
-    """Raise InvariantViolation, naming every broken rule, unless `proposed` may follow `current` (None: be the
-    first)."""
+    """Raise InvariantViolation, naming every broken rule, unless `proposed` may follow `current`.
+
+    `current` None: `proposed` is the first version.
+    """
     if current is None:
         broken = [_first_version(proposed)]
     else:
@@ -130,8 +132,11 @@ def _run(current: RegionManifest, proposed: RegionManifest) -> list[tuple[int, s
 
 
 def _first_version(proposed: RegionManifest) -> str | None:
-    """Generations begin above those that the base table holds: at 1, or higher where it came without its regions. The
-    region is sealed where a resize creates it, for a routing that is not valid yet."""
+    """Check a region's first version.
+
+    Generations begin above those that the base table holds: at 1, or higher if the table came without its regions. The
+    region is sealed if a resize creates it, for a routing that is not valid yet.
+    """
     fresh = RegionManifest(
         version=1,
         writer_epoch=1,

@@ -1,4 +1,4 @@
-"""What a claimer knows of a region from before the claim, so that the claim has less to read (`wal.fence`)."""
+"""What a claimer knows about a region before the claim, so that the claim reads less (`wal.fence`)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from memwal.wal.region_manifest import RegionManifest
 
 @dataclass(frozen=True)
 class Released:
-    """What an owner tells the claimer that it released the region to. It answers no read and acknowledges nothing any
-    more, and had waited for the leases of those before it. (model: Log!Release, Log!HearRelease,
-    Lease!HearRelease)"""
+    """What an owner sends to the claimer that it released the region to.
+
+    The owner answers no reads and acknowledges nothing any more, and had waited for the leases of earlier owners.
+    (model: Log!Release, Log!HearRelease, Lease!HearRelease)
+    """
 
     manifest: RegionManifest
-    """The newest that it knows, of its own epoch."""
+    """The newest manifest that the owner knows, of its own epoch."""
     position: int
-    """The newest of its log; 0 for none."""
+    """The newest position of its log; 0 for none."""
 
     def to_json(self) -> dict[str, Any]:
-        """For a message."""
+        """Return the content of a message."""
         return {"manifest": self.manifest.encode().hex(), "position": self.position}
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Self:
-        """The opposite of `to_json`. Raises: Corrupt; ValueError, TypeError, KeyError for what is no such message."""
+        """Decode the content of a message; the inverse of `to_json`.
+
+        Raises: Corrupt; ValueError, TypeError or KeyError if `told` is not such content.
+        """
         return cls(RegionManifest.decode(bytes.fromhex(told["manifest"])), int(told["position"]))
 
 
@@ -36,8 +41,8 @@ class Known:
     """What a claimer knows."""
 
     committed: int = 0
-    """The highest generation of the region that the base table held at some earlier moment."""
+    """The highest generation of the region that the base table held at some earlier time."""
     released: Released | None = None
-    """What the former owner told it; None where it did not."""
+    """The former owner's message; None without one."""
     entries: Sequence[Entry] = ()
-    """Consecutive entries of the region, from some `replay_after` on."""
+    """Consecutive entries of the region, beginning after some `replay_after`."""

@@ -1,28 +1,28 @@
-"""Object keys: every key of a region is built and parsed here only.
+"""Object keys: the only module that builds and parses the keys of a region.
 
     _mem_wal/{region uuid}/manifest/{rev(version)}.binpb      region manifest, one object per version
-    _mem_wal/{region uuid}/manifest/version_hint.json         {"version":N}; may be old or missing
+    _mem_wal/{region uuid}/manifest/version_hint.json         {"version":N,"edit":"…"}; may be old or missing
     _mem_wal/{region uuid}/wal/{rev(position)}.lance|.arrow   WAL entry
-    _mem_wal/{region uuid}/applied/{rev(position)}-{32 hex}.json  snapshot of the applied map (ours)
+    _mem_wal/{region uuid}/applied/{rev(position)}-{32 hex}.json  snapshot of the applied map (memwal)
     _mem_wal/{region uuid}/{8 hex}_gen_{generation}/…         SST, a Lance dataset
-    _mem_wal/{region uuid}/owner.json                         the owner and its endpoint; advice only
-    _mem_wal/{region uuid}/fences.json                        where the fences of its log are; advice only (ours)
-    _mem_wal/{region uuid}/pruned.json                        manifest versions below {"floor":N} were pruned (ours)
-    _mem_wal/probe/{8 hex}                                    start-up probe; deleted at once (ours)
-    _mem_wal/staged/{32 hex}.arrow                            rows of a Spark task, until its micro-batch is sent (ours)
-    _mem_wal/loads/{load id}.json                             the token of a load past the log; advice only (ours)
-    _mem_wal/loading/{load id}_{generation}_{32 hex}.json     an attempt at a load past the log (ours)
-    _mem_wal/paused/{what}.json                               an operator has paused this of the table (ours)
-    _mem_wal/paused/{what}_{n}.json                           the same, for the n-th time after the first (ours)
-    _mem_wal/paused/{what}_{n}_ended.json                     pause n has ended, from 0 on (ours)
-    _mem_wal/synced.json                                      {"version":N}: this version of the base table, on a local
-                                                              disk, was synced (ours)
-    _mem_wal/unsynced.json                                    {"files":{…}}: files of the base table that a local disk
-                                                              did not take (ours)
+    _mem_wal/{region uuid}/owner.json                         the owner and its endpoint; advisory
+    _mem_wal/{region uuid}/fences.json                        positions of the log's fences; advisory (memwal)
+    _mem_wal/{region uuid}/pruned.json                        manifest versions below {"floor":N} were pruned (memwal)
+    _mem_wal/probe/{8 hex}                                    start-up probe; deleted immediately (memwal)
+    _mem_wal/staged/{32 hex}.arrow                            rows of a Spark task until its batch is sent (memwal)
+    _mem_wal/loads/{load id}.json                             token of a load that bypasses the log; advisory (memwal)
+    _mem_wal/loading/{load id}_{generation}_{32 hex}.json     an attempt at that load (memwal)
+    _mem_wal/paused/{what}.json                               an operator paused {what} for this table (memwal)
+    _mem_wal/paused/{what}_{n}.json                           the same, for the n-th time after the first (memwal)
+    _mem_wal/paused/{what}_{n}_ended.json                     pause n has ended, from 0 on (memwal)
+    _mem_wal/synced.json                                      {"version":N}: this version of the base table was
+                                                              synced to a local disk (memwal)
+    _mem_wal/unsynced.json                                    {"files":{…}}: files of the base table whose sync to a
+                                                              local disk failed (memwal)
 
-`rev(n)` is the 64-digit binary of n read backwards, so that consecutive numbers spread over an object store's
-key ranges. Source: "MemTable & WAL Specification", Lance documentation. Versions, positions and generations
-start at 1.
+Keys marked "memwal" are not in Lance's specification. `rev(n)` is the 64-digit binary representation of n, reversed, so
+that consecutive numbers spread over an object store's key ranges. Source: "MemTable & WAL Specification", Lance
+documentation. Versions, positions and generations start at 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOT = "_mem_wal/"
 PROBE_PREFIX = ROOT + "probe/"
 STAGED_PREFIX = ROOT + "staged/"
 LOADING_PREFIX = ROOT + "loading/"
-"""Prefix of the notes of attempts at loads (flush.commits.load_notes)."""
+"""Prefix of the notes of attempts at loads (`flush.commits.load_notes`)."""
 PAUSED_PREFIX = ROOT + "paused/"
 SYNCED_KEY = ROOT + "synced.json"
 """Key of the number of the newest version of the base table that was synced to a local disk."""
@@ -46,8 +46,9 @@ UNSYNCED_KEY = ROOT + "unsynced.json"
 """Key of the names of files of the base table whose sync to a local disk failed."""
 
 Kind = Literal["log", "manifest", "sst", "commit", "note", "staged", "base", "other"]
-"""What a key is for, as requests are counted: WAL entries and snapshots of the applied map; region manifests; SSTs;
-plans of commits; notes beside the log; rows of Spark tasks; the base table; probes and listings of regions."""
+"""Category of a key, for counts of requests: WAL entries and snapshots of the applied map; region manifests; SSTs;
+plans of commits; notes beside the log; rows of Spark tasks; the base table; probes and listings of regions.
+"""
 _KINDS: dict[str, Kind] = {
     "wal": "log",
     "applied": "log",
@@ -69,7 +70,7 @@ _FOLDERS: dict[str, Kind] = {
 # LanceDB's name space for region ids, the bytes "LSMWRITE_SHARD01".
 _REGION_NAMESPACE = UUID("4c534d57-5249-5445-5f53-484152443031")
 UNSHARDED_REGION = uuid5(_REGION_NAMESPACE, "unsharded")
-"""Id of the one region of a table whose rows are not sharded, by LanceDB's rule."""
+"""Id of the only region of a table whose rows are not sharded, by LanceDB's rule."""
 _MAX_NUMBER = 2**64 - 1
 
 _REGION = r"(?P<region>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
@@ -104,28 +105,29 @@ class SstName(NamedTuple):
 
 
 def rev(number: int) -> str:
-    """64 binary digits of `number` (0 .. 2**64-1), least significant first. Raises ValueError outside that
-    range."""
+    """Return the 64 binary digits of `number`, least significant first. Raises ValueError outside 0 .. 2**64-1."""
     if not 0 <= number <= _MAX_NUMBER:
         raise ValueError(f"{number} is outside 0 .. 2**64-1")
     return f"{number:064b}"[::-1]
 
 
 def parse_rev(text: str) -> int:
-    """The number whose `rev` is `text`. Raises ValueError where `text` is not 64 binary digits."""
+    """Return the number whose `rev` is `text`. Raises ValueError if `text` is not 64 binary digits."""
     if len(text) != 64 or not set(text) <= {"0", "1"}:
         raise ValueError(f"{text!r} is not 64 binary digits")
     return int(text[::-1], 2)
 
 
 def bucket_region(bucket: int) -> UUID:
-    """Region id of a bucket (from 0), by LanceDB's rule, so that one key never lands in two regions."""
+    """Return the region id of a bucket (from 0), by LanceDB's rule, so that one key never lands in two regions."""
     return uuid5(_REGION_NAMESPACE, f"bucket-{bucket}")
 
 
 def kind_of(key: str) -> Kind:
-    """What a key, or a prefix of keys, is for; anything may stand in front of it. Takes no regular expression, because
-    every request asks."""
+    """Return the category of a key or prefix, which may have anything before it.
+
+    Uses no regular expression, because every request calls it.
+    """
     _, root, below = key.rpartition(ROOT)
     if not root:
         return "base"
@@ -139,69 +141,69 @@ def kind_of(key: str) -> Kind:
 
 
 def region_prefix(region: UUID) -> str:
-    """Prefix of everything a region owns; ends in "/"."""
+    """Return the prefix of everything that a region owns; ends in "/"."""
     return f"{ROOT}{region}/"
 
 
 def wal_prefix(region: UUID) -> str:
-    """Prefix of a region's WAL entries; ends in "/"."""
+    """Return the prefix of a region's WAL entries; ends in "/"."""
     return f"{ROOT}{region}/wal/"
 
 
 def manifest_prefix(region: UUID) -> str:
-    """Prefix of a region's manifests; ends in "/"."""
+    """Return the prefix of a region's manifests; ends in "/"."""
     return f"{ROOT}{region}/manifest/"
 
 
 def manifest_key(region: UUID, version: int) -> str:
-    """Key of a manifest version, from 1."""
+    """Return the key of a manifest version, from 1."""
     return f"{ROOT}{region}/manifest/{rev(_numbered(version, 'version'))}.binpb"
 
 
 def version_hint_key(region: UUID) -> str:
-    """Key of the hint at the newest manifest version."""
+    """Return the key of the hint that names the newest manifest version."""
     return f"{ROOT}{region}/manifest/version_hint.json"
 
 
 def owner_key(region: UUID) -> str:
-    """Key of the note with the endpoint of the region's owner; advice only."""
+    """Return the key of the note with the endpoint of the region's owner; advisory."""
     return f"{ROOT}{region}/owner.json"
 
 
 def fences_key(region: UUID) -> str:
-    """Key of the list of the log's fences that collections keep; it may be lost."""
+    """Return the key of the stored list of the log's fences; it may be lost."""
     return f"{ROOT}{region}/fences.json"
 
 
 def pruned_key(region: UUID) -> str:
-    """Key of the lowest manifest version that was not pruned; for checks only, it may be lost."""
+    """Return the key of the lowest manifest version that was not pruned; for checks only, it may be lost."""
     return f"{ROOT}{region}/pruned.json"
 
 
 def entry_key(region: UUID, position: int, suffix: str) -> str:
-    """Key of a WAL entry. `position` counts from 1; `suffix` is the entry format's, "lance" or "arrow"."""
+    """Return the key of a WAL entry. `position` counts from 1; `suffix` is the entry format's, "lance" or "arrow"."""
     return f"{ROOT}{region}/wal/{rev(_numbered(position, 'position'))}.{suffix}"
 
 
 def snapshot_prefix(region: UUID) -> str:
-    """Prefix of a region's snapshots of the applied map; ends in "/"."""
+    """Return the prefix of a region's snapshots of the applied map; ends in "/"."""
     return f"{ROOT}{region}/applied/"
 
 
 def snapshot_key(region: UUID, name: str) -> str:
-    """Key of the snapshot that entries call `name`: "{position}-{32 hex digits}". Raises ValueError for other names."""
+    """Return the key of the snapshot `name`: "{position}-{32 hex digits}". Raises ValueError for other names."""
     position, _, unique = name.partition("-")
     return f"{ROOT}{region}/applied/{rev(_numbered(int(position), 'position'))}-{unique}.json"
 
 
 def parse_snapshot_key(key: str) -> str | None:
-    """The name in entries of the snapshot with this key; None where `key` is no such key."""
+    """Return the name that entries use for the snapshot with this key; None for any other key."""
     found = _SNAPSHOT.fullmatch(key)
     return found and f"{parse_rev(found['rev'])}-{found['id']}"
 
 
 def sst_name(token: str, generation: int) -> str:
-    """Name of an SST directory; the `path` of the manifest's SsTable. `token` is 8 lower-case hex digits."""
+    """Return the name of an SST directory, the `path` of the manifest's SsTable. `token` is 8 lower-case hex digits."""
     name = f"{token}_gen_{_numbered(generation, 'generation')}"
     if parse_sst_dir(name) is None:
         raise ValueError(f"{token!r} is not 8 lower-case hex digits")
@@ -209,67 +211,68 @@ def sst_name(token: str, generation: int) -> str:
 
 
 def is_in_sst(folder: str) -> bool:
-    """Whether `folder`, without a slash at its end, is the directory of an SST or below one."""
+    """Return whether `folder`, without a slash at its end, is the directory of an SST or below one."""
     return _IN_SST.fullmatch(folder) is not None
 
 
 def sst_key(region: UUID, path: str, name: str = "") -> str:
-    """Key of `name` inside the SST directory `path` (an SsTable's path), or of the directory where `name` is
-    empty."""
+    """Return the key of `name` inside the SST directory `path` (an SsTable's path), or of the directory if `name` is
+    empty.
+    """
     return f"{ROOT}{region}/{path}/{name}" if name else f"{ROOT}{region}/{path}"
 
 
 def load_key(id: UUID) -> str:
-    """Key of the note with the token of a load; advice only."""
+    """Return the key of the note with the token of a load; advisory."""
     return f"{ROOT}loads/{id}.json"
 
 
 def loading_key(name: str) -> str:
-    """Key of the note `name` of an attempt at a load."""
+    """Return the key of the note `name` of an attempt at a load."""
     return f"{LOADING_PREFIX}{name}.json"
 
 
 def staged_key(unique: str) -> str:
-    """Key of staged rows. `unique`: 32 hex digits, never used before."""
+    """Return the key of staged rows. `unique`: 32 hex digits, never used before."""
     return f"{STAGED_PREFIX}{unique}.arrow"
 
 
 def paused_key(what: str, number: int = 0) -> str:
-    """Key of the note that `what` of the table is paused. `number`: of earlier pauses of it."""
+    """Return the key of the note that `what` of the table is paused. `number`: the number of earlier pauses of it."""
     return f"{PAUSED_PREFIX}{what}_{number}.json" if number else f"{PAUSED_PREFIX}{what}.json"
 
 
 def resumed_key(what: str, number: int) -> str:
-    """Key of the note that a pause has ended."""
+    """Return the key of the note that a pause has ended."""
     return f"{PAUSED_PREFIX}{what}_{number}_ended.json"
 
 
 def parse_resumed_key(key: str) -> tuple[str, int] | None:
-    """What was paused, and the number of the pause; None where `key` is no such key."""
+    """Return what was paused and the number of the pause; None for any other key."""
     found = _RESUMED.fullmatch(key)
     return found and (found["what"], int(found["number"]))
 
 
 def parse_entry_key(key: str) -> EntryKey | None:
-    """The parts of a WAL entry's key; None where `key` is no such key."""
+    """Return the parts of a WAL entry's key; None for any other key."""
     found = _ENTRY.fullmatch(key)
     return found and EntryKey(UUID(found["region"]), parse_rev(found["rev"]), found["suffix"])
 
 
 def parse_manifest_key(key: str) -> ManifestKey | None:
-    """The parts of a manifest's key; None where `key` is no such key (the version hint is not)."""
+    """Return the parts of a manifest's key; None for any other key (the version hint included)."""
     found = _MANIFEST.fullmatch(key)
     return found and ManifestKey(UUID(found["region"]), parse_rev(found["rev"]))
 
 
 def parse_sst_dir(path: str) -> SstName | None:
-    """The parts of an SST directory's name, given the name or a path that ends in it; None for any other name."""
+    """Return the parts of an SST directory's name, from the name or a path that ends in it; None for any other name."""
     found = _SST_NAME.fullmatch(path.rstrip("/").rpartition("/")[2])
     return found and SstName(found["token"], int(found["generation"]))
 
 
 def regions(store: ObjectStore) -> list[UUID]:
-    """Ids of the regions with any object on storage, ascending. Raises what the store's `children` raises."""
+    """Return the ids of the regions with any object, ascending. Raises what the store's `children` raises."""
     return sorted(UUID(name) for name in store.children(ROOT) if re.fullmatch(_REGION, name))
 
 

@@ -1,36 +1,41 @@
-"""Read leases: an owner answers reads from memory without asking storage, and never with rows that are not the newest.
+"""Read leases: an owner answers reads from memory without a request to storage, and never returns outdated rows.
 
-A read that begins after the acknowledgement of a write must see it, whichever owner acknowledged it. A claim deposes
-the owner of a region without telling it, so memory alone proves nothing. A *proof* of ownership comes from storage: the
-newest manifest has our epoch, or an entry was created in our next slot. A proof counts from the moment at which it was
-*begun*.
+A read that begins after the acknowledgement of a write must see it, whichever owner acknowledged it. A claim does not
+notify the region's owner, so memory alone proves nothing. A *proof* of ownership comes from storage: the newest
+manifest has the owner's epoch, or an entry was created in its next slot. A proof counts from the moment at which it
+*began*.
 
-1. **Promise.** A writer's manifest says how long its leases last (`read_lease`, milliseconds; it is in the same
-   version as the claim). A claim raises the value where it is below its own, and never lowers it.
-   (model: Lease!RaiseEpoch)
-2. **Read.** A read that begins within `read_lease` of the newest proof is answered from memory. Any other proves
-   ownership first: one request. Idle regions make no request; appends are proofs. A read that sees a committed
-   generation which it still has in a memtable proves ownership anew, whatever its lease: another owner may have
-   committed other rows under that number. (model: Lease!BeginRead, Lease!LookAtLease, Lease!Answer)
-3. **Wait.** A new owner answers no read, makes no write visible and acknowledges none until the lease in the manifest
-   before its own has passed since its sentinel was put. Replay runs meanwhile, so mostly there is no wait.
-   (model: Lease!PutSentinel)
-4. **Release.** An owner that closes in order stops giving leases, then writes a manifest whose `read_lease` is 0: the
-   next owner need not wait. It must have waited itself; otherwise the lease of the owner before it stands.
-   (model: Lease!EndReads, Lease!WriteRelease)
-5. **Resize.** Keys change their region, so a resize waits the same way for every region before it decides.
+ 1. **Promise.** A writer's manifest states how long its leases last (`read_lease`, milliseconds), in the same version
+    as the claim. A claim raises the value if it is below its own, and never lowers it. (model: Lease!RaiseEpoch)
+ 2. **Read.** A read that begins within `read_lease` of the newest proof is answered from memory. Any other read first
+    proves ownership, with one request; if the writer was fenced, the read fails with both epochs. Idle regions make no
+    requests; appends are proofs. A lookup by key proves only the regions of its keys, since no other owner acknowledges
+    rows of those keys. A read that sees a committed generation which is still in a memtable proves ownership whatever
+    its lease: another owner may have cut the log into other generations, and flushed and committed them. (model:
+    Lease!BeginRead, Lease!LookAtLease, Lease!Answer)
+ 3. **Wait.** A new owner answers no read, and makes no write visible or acknowledged, until the lease in the manifest
+    before its own has passed since its sentinel was put. Replay runs meanwhile, so usually the wait is zero. *Crash
+    while it waits: the next claim finds the lease in the manifest and waits.* (model: Lease!PutSentinel)
+ 4. **Release.** An owner that closes in order stops giving leases, then writes a manifest whose `read_lease` is 0: the
+    next owner need not wait. It must have waited itself; otherwise the lease of the owner before it stands. *Crash in
+    between: the next owner waits.* An owner that releases a region on request only sends a message, which saves two
+    requests while the region is not served (`wal.known`). The requester need not wait if the manifest that its claim
+    follows still has the former owner's epoch. *The requester crashes: the next owner waits. Another writer claims in
+    between: its epoch is higher, and the requester waits for that lease.* (model: Lease!EndReads, Lease!WriteRelease)
+ 5. **Resize.** Keys change their region, so a resize waits in the same way for every region that it has sealed before
+    it decides. The regions that it opens start without a lease.
 
-Why no read is too old: let the old owner begin its last proof at time p, and the new owner put its sentinel at s. The
-proof read a manifest with the old epoch, or created a slot of the old owner, before the sentinel: p < s. The old owner
-answers reads that begin before p + lease; the new one acknowledges nothing before s + lease.
+Proof that no read is outdated. Let the old owner begin its last proof at time p, and the new owner put its sentinel at
+s. The proof read a manifest with the old epoch, or created a slot of the old owner, before the sentinel: p < s. The old
+owner answers reads that begin before p + lease; the new one acknowledges nothing before s + lease.
 
-Clocks. Only lengths of time are compared, never the clocks of two machines. An owner takes the longer time of its two
+Clocks. Only durations are compared, never the clocks of two machines. An owner uses the longer duration of its two
 clocks, since one stops in a suspended machine and the other may be set. A waiting owner waits `CLOCK_RATE` times as
-long, so clocks may differ in speed by that factor. A machine whose clocks both stop unnoticed (a paused virtual machine
-without a clock from outside) may answer old rows for as long as a lease after it wakes up.
+long, so clocks may differ in speed by that factor. A machine whose clocks both stop without detection (a paused virtual
+machine without an external clock) may answer old rows for one lease after it resumes.
 
-Lance's own ShardWriter does not wait for leases. So a table of the arrow format, which it may own, has none: each read
-proves ownership first.
+Lance's own ShardWriter does not wait for leases. Therefore a table of the arrow format, which that writer may own, has
+none: each read proves ownership first.
 """
 
 from __future__ import annotations
@@ -44,12 +49,12 @@ class ReadLease:
     """One claim's right to answer reads from memory.
 
     Thread safety. Any thread.
-    Invariants. (1) `covers` is True only for a read that began within the lease of a proof, or before the proof was
-    begun. (2) After `end` it is False for ever.
+    Invariants. (1) `covers` is True only for a read that began within the lease of a proof, or before the proof began.
+    (2) After `end` it is always False.
     """
 
     def __init__(self, guard: EpochGuard, manifests: ManifestStore, manifest: RegionManifest, clock: Clock) -> None:
-        """`manifest`: the newest that `guard` has written, whose `read_lease` it is."""
+        """`manifest`: the newest that `guard` has written; its `read_lease` applies."""
         self._guard, self._manifests, self._clock = guard, manifests, clock
         self._known, self._seconds = manifest, manifest.read_lease / 1000
         self._begun = self._proven = 0
@@ -57,32 +62,34 @@ class ReadLease:
         self._ended = False
 
     def ticket(self) -> int:
-        """A number that a read takes when it begins, for `covers`."""
+        """Return a number that a read takes when it begins, for `covers`."""
         return self._begun
 
     def covers(self, ticket: int) -> bool:
-        """Whether a read that took `ticket` may be answered from memory. Asks no storage."""
+        """Return whether a read that took `ticket` may be answered from memory. Makes no request."""
         return not self._ended and not self._guard.fenced and (self.proven(ticket) or self._age() < self._seconds)
 
     def proven(self, ticket: int) -> bool:
-        """Whether a proof that was begun after `ticket` was taken has succeeded."""
+        """Return whether a proof that began after `ticket` was taken has succeeded."""
         return self._proven > ticket
 
     @property
     def fresh(self) -> bool:
-        """Whether a read that begins now is covered, and no proof is due yet, for reads that begin later."""
+        """Whether a read that begins now is covered and no new proof is due yet: less than half of the lease has
+        passed.
+        """
         return not self._ended and not self._guard.fenced and self._age() < self._seconds / 2
 
     def begin(self) -> Instant:
-        """The moment at which a proof begins; call it before the request to storage."""
+        """Return the start of a proof; call it before the request to storage."""
         return instant(self._clock)
 
     def confirm(self, begun: Instant) -> None:
-        """Storage has confirmed that the region was ours at a moment after `begun`."""
+        """Record that storage confirmed ownership at a moment after `begun`."""
         self._since = max(self._since, begun)
 
     def prove(self) -> None:
-        """Ask storage whether the region is still ours. (model: Lease!BeginProof, Lease!EndProof)
+        """Read storage to prove that this writer still owns the region. (model: Lease!BeginProof, Lease!EndProof)
 
         Raises: Fenced, Corrupt, StoreUnavailable, StoreRefused.
         """
@@ -97,5 +104,5 @@ class ReadLease:
         self._ended = True
 
     def _age(self) -> float:
-        """Seconds since the newest proof was begun, by the clock that shows more."""
+        """Return the seconds since the newest proof began, by the clock that shows more."""
         return since(self._clock, self._since)

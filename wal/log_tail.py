@@ -1,30 +1,31 @@
-"""Following the log of a region from storage, without a claim: a look reads only what came since the look before.
+"""Follow the log of a region from storage, without a claim. Each look reads only what was appended since the previous
+one.
 
-A look, in steps. T is the last position that was read.
+Steps of `look`. T is the last position that was read.
 
- 1. Read the entry in slot T+1, then on until a slot T'+1 is missing. (model: Tail!BeginLook, Tail!ReadSlot)
- 2. *Then* ask for the newest manifest: probe the version behind the known one, then read the known one, which proves
-    that no version was pruned there (`wal.manifest`).
+ 1. Read the entry in slot T+1, then continue until a slot T'+1 is missing. (model: Tail!BeginLook, Tail!ReadSlot)
+ 2. *Then* read the newest manifest: probe the version after the known one, then read the known one, which proves that
+    no version was pruned there (`wal.manifest`).
  3. If that manifest has the known `replay_after` and generation, T' is the end of the log and the look is done.
-    Otherwise rows were flushed meanwhile: `Overtaken`, and the caller begins anew. (model: Tail!FollowManifest)
+    Otherwise rows were flushed meanwhile: raise `Overtaken`, and the caller begins again. (model: Tail!FollowManifest)
 
-Invariant. After a look, every entry above `manifest.replay_after` that was created before the look began was returned,
-once, by this look or an earlier one since `begin`.
+Invariant. After each look, every entry above `manifest.replay_after` that was created before the look began has been
+returned exactly once, by this look or an earlier one since `begin`.
 
-Proof. Slots are filled one after the other, so the entries read are all up to T', and only T'+1 is in question, which
-was missing at some moment t of the look. If it was filled before t, it was collected before t; only entries at or below
-the `replay_after` of a manifest that is written already are collected, and `replay_after` never goes back. The manifest
-of step 2 was the newest at a moment after t, and its `replay_after` is at most T'. So T'+1 was not filled before t, nor
-was any slot behind it.
+Proof. Slots are filled in order, so all entries up to T' were read, and only T'+1 is in question, which was missing at
+some moment t of the look. If it was filled before t, it was collected before t. Only entries at or below the
+`replay_after` of an existing manifest are collected, and `replay_after` never decreases. The manifest of step 2 was the
+newest at a moment after t, and its `replay_after` is at most T'. Therefore T'+1 was not filled before t, nor was any
+slot behind it.
 
-A take-over, a commit, a prune of the manifest, and a collection change nothing in this: they fill no slot but the next
-one, and move `replay_after` only with a flush. A sentinel is an entry without rows, and ends open batches as in replay.
+A takeover, a commit, a prune of the manifest and a collection do not affect this: they fill no slot but the next one,
+and move `replay_after` only with a flush. A sentinel is an entry without rows, and ends open batches as in replay.
 
-Requests of an unchanged look: three, each for one key. Fewer would not be sound. A put writes its entry and nothing
-else, so the slot has to be asked for, in each region. A missing slot alone does not prove that no entry came: it may
-have been filled, flushed and collected. A listing would show both at once, but it is no single moment, and may lag
-behind the newest object. The manifest shows what was flushed, but its slots may have been pruned as well, hence its
-second request. An object that every collection changes would save that one, not the first two.
+On an unchanged log, `look` makes three requests, each for one key. Fewer would not be sound. A put writes only its
+entry, so each region's slot must be read. A missing slot alone does not prove that no entry was appended: it may have
+been filled, flushed and collected. A listing would show both at once, but it is not atomic and may lag behind the
+newest object. The manifest shows what was flushed, but its slots may have been pruned as well; hence its second
+request. An object that every collection changes would save only that one.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from memwal.wal.retries import with_retried_reads
 from memwal.wal.store.port import ObjectStore
 
 _ONE_BY_ONE = 4
-"""New entries read one after the other; if there are more, the end is searched and they are read several at once."""
+"""New entries that are read one by one. If there are more, the end is searched and they are read concurrently."""
 
 
 class LogTail:
-    """The entries of one region above a manifest's `replay_after`, as they come.
+    """The entries of one region above a manifest's `replay_after`, as they are appended.
 
     Thread safety. One thread at a time. Writes nothing and fences no writer.
-    Invariants. See the module's text. After an error, `begin` before the next look.
-    Errors. Both methods raise Overtaken (begin anew), Corrupt (a hole, damage), StoreUnavailable, StoreRefused.
+    Invariants. See the module docstring. After an error, call `begin` before the next look.
+    Errors. Both methods raise Overtaken (begin again), Corrupt (a hole, damage), StoreUnavailable, StoreRefused.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class LogTail:
         clock: Clock | None = None,
         options: WalOptions | None = None,
     ) -> None:
-        """`codec`: returns entries in the caller's row schema. `options.readers`: entries read at once."""
+        """`codec`: returns entries in the caller's row schema. `options.readers`: entries read concurrently."""
         self._options = options or WalOptions()
         self._store = with_retried_reads(store, clock or SystemClock(), self._options)
         self._manifests = ManifestStore(store, region_id, clock=clock, options=self._options)
@@ -76,13 +77,13 @@ class LogTail:
         self.manifest: RegionManifest | None = None
         """The newest manifest as of the last look; None before `begin`, and in a region that was never claimed."""
         self.position = 0
-        """The last position that was read, or `replay_after` where no entry is behind it."""
+        """The last position that was read, or `replay_after` if no entry is behind it."""
 
     def begin(self, manifest: RegionManifest | None = None) -> list[Entry]:
         """Read the newest manifest, and return the entries behind its `replay_after` as `wal.replay.replay` does.
-        (model: Tail!ReadManifest, Tail!ReadEntry, Tail!CheckNotFlushed)
 
-        `manifest`: a version that exists, where the search for the newest one starts.
+        `manifest`: an existing version at which the search for the newest one starts.
+        (model: Tail!ReadManifest, Tail!ReadEntry, Tail!CheckNotFlushed)
         """
         self.manifest = self._manifests.latest(manifest)
         if self.manifest is None:
@@ -95,11 +96,11 @@ class LogTail:
         newest = self._newest(self.manifest, tip)
         if newest.replay_after > tip:
             raise Overtaken(self._region_id, tip + 1, newest.replay_after, newest.current_generation)
-        self.position = tip  # beside a flush the older manifest stays, which the next look finds out
+        self.position = tip  # during a flush the older manifest is kept; the next look detects that
         return entries
 
     def look(self) -> list[Entry]:
-        """Return the entries that became visible since the look before. `begin` must have found a manifest."""
+        """Return the entries that became visible since the previous look. `begin` must have found a manifest."""
         if self.manifest is None:
             raise ValueError("look() before begin() found a manifest")
         entries, position = list[Entry](), self.position
@@ -133,5 +134,5 @@ class LogTail:
 
 
 def _read_from(manifest: RegionManifest) -> tuple[int, int, str]:
-    """Where readers begin by `manifest`, and in which log."""
+    """Return the start position, generation and log id of readers that use `manifest`."""
     return manifest.replay_after, manifest.current_generation, manifest.log_id

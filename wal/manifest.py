@@ -1,22 +1,33 @@
-"""Reading and writing a region's manifest versions.
+"""Read and write a region's manifest versions.
 
 Versions have no gap from the oldest kept one to the newest. Older versions were pruned (`wal.manifest_garbage`), always
-the oldest first. So where a version is in its place, none above it is pruned, and an empty slot above it was never
-filled. A slot below may hold a false version, which a writer that slept put into a pruned slot. Reads and writes check
-for both.
+the oldest first. Therefore, if a version is in its place, none above it was pruned, and an empty slot above it was
+never filled. A slot below may hold a false version, which a paused writer put into a pruned slot. Reads and writes
+check for both.
 
-Latest, in steps: (1) the hint names a version and its edit id; (2) probe forward until a version is missing
-(`wal.probing`); (3) *then* read the version of the hint: if it is in its place with that edit id, the highest version
-found is the newest. Otherwise one page of a listing replaces the hint: the highest version of any page is no false one.
-Its edit id is not known, so it is listed again at the end: still the highest, it was not pruned and filled meanwhile.
-A stale hint costs two probes per binary digit of its distance, a missing or broken one two listed pages as well;
-neither makes an old version look newest. While storage is unavailable, reads are retried (`wal.retries`). (model:
+Read the newest version:
+
+ 1. Read the hint, which names a version and its edit id.
+ 2. Probe forward until a version is missing (`wal.probing`).
+ 3. *Then* read the version of the hint. If it is in its place with that edit id, the highest version found is the
+    newest.
+ 4. Otherwise start at the highest version of one page of a listing, which is never a false one. Its edit id is not
+    known, so the page is listed again at the end: if the version is still the highest, it was not pruned and refilled.
+
+A stale hint costs two probes per binary digit of its distance; a missing or broken hint costs two listed pages as well.
+Neither makes an old version look newest. While storage is unavailable, reads are retried (`wal.retries`). (model:
 Manifests!ReadHint, Manifests!ProbeVersion, Manifests!ReadTop, Manifests!ReadStart, Manifests!ListPage,
 Manifests!ListAgain)
 
-Write, in steps: (1) check the succession; (2) give the version a fresh edit id; (3) put-if-absent at version+1 until
-the outcome is known; (4) read the version before it: if it is no longer in its place, the slot may have been pruned,
-and the write counts as a lost race; (5) write the hint, whose loss is harmless.
+Write a version:
+
+ 1. Check the succession (`wal.invariants`).
+ 2. Give the version a fresh edit id.
+ 3. Put if absent at version+1 until the outcome is known.
+ 4. Read the version before it. If that is not in its place, the slot may have been pruned, and the write counts as a
+    lost race.
+ 5. Write the hint, whose loss is harmless.
+
 (model: Manifests!SendVersion, Manifests!PutVersion, Manifests!ReadBefore, Manifests!WriteHint)
 """
 
@@ -44,10 +55,10 @@ __all__ = ["Change", "ManifestStore", "RegionManifest", "RegionStatus", "SsTable
 Change = Callable[[RegionManifest], RegionManifest]
 
 _PAGE = 1000
-"""Keys of a page of S3's listings."""
+"""Keys per page of an S3 listing."""
 _LOOKS = 10
-"""Tries to find the newest version; each begins anew because the version it started at was pruned meanwhile."""
-# Each lost race means that another edit got through; a thousand in a row is no race but a defect.
+"""Attempts to find the newest version. Each new attempt means that the start version of the previous one was pruned."""
+# Each lost race means that another edit succeeded; a thousand in a row indicate a defect, not a race.
 _MOST_CONFLICTS = 1000
 
 
@@ -56,7 +67,7 @@ class ManifestStore:
 
     Thread safety. Any thread; any number of processes.
     Durability. A version returned as written survives a crash.
-    Invariants. (1) Versions are consecutive and never change. (2) Every version follows the one before by
+    Invariants. (1) Versions are consecutive and never change. (2) Every version follows its predecessor by
     `wal.invariants.check_succession`.
     """
 
@@ -78,15 +89,15 @@ class ManifestStore:
         self._reads = with_retried_reads(store, self._clock, self._options)
 
     def latest(self, known: RegionManifest | None = None) -> RegionManifest | None:
-        """The newest version, or None where the region has none. `known`: a version that exists, where the search
-        starts.
+        """Return the newest version, or None if the region has none.
 
-        Raises Corrupt, StoreUnavailable, StoreRefused.
+        `known`: an existing version at which the search starts.
+        Raises: Corrupt, StoreUnavailable, StoreRefused.
         """
         hint = (known.version, known.edit_id) if known is not None else self._hinted()
         if hint is not None and (newest := self._newest_above(*hint)) is not None:
             return newest
-        # The hint names a version that does not exist, e.g. one copied from elsewhere: list instead.
+        # The hint names a version that does not exist, e.g. one copied from another region: list instead.
         listed = self._listed()
         for _ in range(_LOOKS):
             newest = self._newest_above(listed or 1)
@@ -99,18 +110,19 @@ class ManifestStore:
         raise StoreUnavailable(f"{manifest_prefix(self.region_id)}: {_LOOKS} times the newest version listed was gone")
 
     def read(self, version: int) -> RegionManifest | None:
-        """One version, or None where it does not exist."""
+        """Return one version, or None if it does not exist."""
         return self._get(version)
 
     def create(
         self, current: RegionManifest | None, proposed: RegionManifest, *, hint: bool = True
     ) -> RegionManifest | None:
-        """Write `proposed` as the version after `current` (None: as the first) and return it as written, also where
-        the answer to our own earlier attempt was lost. None where another writer took the version, or where `current`
-        was pruned meanwhile, so that the free slot behind it proves nothing.
+        """Write `proposed` as the version after `current` (None: as the first), and return it as written.
 
-        `hint` False: write no hint, since the caller writes the next version at once.
-        Raises InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused.
+        The version is also returned if an earlier attempt wrote it and its answer was lost. Returns None if another
+        writer took the version, or if `current` was pruned meanwhile, so that the free slot after it proves nothing.
+
+        `hint` False: write no hint, because the caller writes the next version immediately.
+        Raises: InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused.
         """
         check_succession(current, proposed)
         edit_id = self._ids.entry_id()
@@ -131,10 +143,10 @@ class ManifestStore:
         return written
 
     def owned(self, guard: EpochGuard, known: RegionManifest | None = None) -> RegionManifest:
-        """The newest version, if `guard` still owns the region: the fence check. `known`: as for `latest`.
+        """Check the fence: return the newest version if `guard` still owns the region. `known`: as for `latest`.
 
-        Raises Fenced where its epoch is higher; Corrupt where its epoch is lower, where there is no version, or where
-        the version that `guard` claimed is another now.
+        Raises: Fenced if the newest epoch is higher; Corrupt if it is lower, if no version exists, or if the version
+        that `guard` claimed was replaced by another.
         """
         guard.check()
         begun = instant(self._clock)
@@ -153,29 +165,32 @@ class ManifestStore:
 
     def edit(self, guard: EpochGuard, change: Change, known: RegionManifest | None = None) -> RegionManifest:
         """Apply `change` to the newest version as the owner `guard`, and return the version that holds it.
+
+        `known`: a version that was recently the newest, under the guard's epoch. The first attempt uses it without a
+        read; if a newer version exists, the slot after `known` is taken, and the newer version is read.
+
+        `change` is called again with a newer version after a lost race (the committer prunes concurrently). It need not
+        set the version; if it returns its argument unchanged, nothing is written. After OutcomeUnknown, call `edit`
+        again: `change` may then find its own effect in place, and must return its argument.
         (model: Log!SendEdit, Log!Publish)
 
-        `known`: the version that was the newest a moment ago, under the guard's epoch. The first attempt uses it
-        without a read: if a newer one exists by now, the slot behind `known` is taken, and the newer one is read then.
-
-        `change` is called again with a newer version after a lost race (the committer prunes at the same time). It need
-        not set the version; where it returns its argument unchanged, nothing is written. After OutcomeUnknown
-        call `edit` again: `change` may then find its own effect in place, and must return its argument.
-        Raises Fenced, InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused, and what `change` raises.
+        Raises: Fenced, InvariantViolation, OutcomeUnknown, StoreUnavailable, StoreRefused, and what `change` raises.
         """
         begun = instant(self._clock)
         edited = self._edit(lambda: self.owned(guard), change, known)
-        if known is None or edited.version > known.version:  # else storage was not asked
+        if known is None or edited.version > known.version:  # else no request was made
             guard.confirm(begun)
         return edited
 
     def edit_unowned(self, change: Change) -> RegionManifest:
-        """As `edit`, for a caller that does not own the region (the committer): the writer epoch stays as it is."""
+        """Edit as a caller that does not own the region (the committer): as `edit`, but the writer epoch stays the
+        same.
+        """
         return self._edit(self._newest, change)
 
     def _check_claimed(self, current: RegionManifest, version: int, edit_id: str) -> None:
         claimed_by = current.claim_id
-        if not claimed_by:  # Lance's writer, which drops our fields, wrote the newest version
+        if not claimed_by:  # Lance's writer, which drops memwal's fields, wrote the newest version
             claimed = self._get(version)
             claimed_by = claimed.edit_id if claimed is not None else ""
         if claimed_by != edit_id:
@@ -216,9 +231,9 @@ class ManifestStore:
         return manifest
 
     def _newest_above(self, start: int, edit_id: str = "") -> RegionManifest | None:
-        """The newest version, searched from `start`; None where `start` is not in its place, or has another edit id.
+        """Return the newest version, searched from `start`; None if `start` is not in its place or has another edit id.
 
-        The probe comes before the read: a version in its place after the next one was missing proves that nothing was
+        The probe precedes the read: if a version is in its place after the next one was found missing, nothing was
         pruned there.
         """
         top = newest_from(lambda version: self._reads.exists(manifest_key(self.region_id, version)), start)
@@ -231,7 +246,7 @@ class ManifestStore:
         return newest
 
     def _follows(self, current: RegionManifest | None) -> bool:
-        """Whether the slot of the version just created behind `current` had never been filled before."""
+        """Return whether the slot of the version just created after `current` had never been filled before."""
         if current is None:
             return (self._listed() or 1) == 1
         before = self._get(current.version)
@@ -252,7 +267,7 @@ class ManifestStore:
         return max((key.version for key in keys if key), default=None)
 
     def write_hint(self, manifest: RegionManifest) -> bool:
-        """Write the hint that lets readers begin at `manifest`; False where storage failed, which is harmless."""
+        """Write the hint that lets readers begin at `manifest`; return False if storage failed, which is harmless."""
         try:
             self._store.put(version_hint_key(self.region_id), hint_of(manifest))
         except WalError:
@@ -261,6 +276,6 @@ class ManifestStore:
 
 
 def hint_of(manifest: RegionManifest) -> bytes:
-    """The bytes of the hint that names `manifest`."""
+    """Return the bytes of the hint that names `manifest`."""
     edit = b',"edit":"%s"' % manifest.edit_id.encode() if manifest.edit_id else b""
     return b'{"version":%d%s}' % (manifest.version, edit)

@@ -1,30 +1,30 @@
-"""Pruning the old manifest versions of a region.
+"""Prune the old manifest versions of a region.
 
 A version is a slot, and a claim, a publish and a prune rely on put-if-absent in it. A writer that read version V and
-slept finds the slot V+1 empty again once V+1 was pruned, and is told CREATED. These rules make that harmless, whatever
-any clock says:
+paused finds the slot V+1 empty again once V+1 was pruned, and its put returns CREATED. These rules make that harmless,
+independent of any clock:
 
- 1. The oldest version goes first, one after the other: the deletion of V+1 is sent when that of V is done. So where V
-    is in its place, V+1 was never deleted.
- 2. After a writer has created a version, it reads the version before it (`ManifestStore.create`). If that one is in its
+ 1. Versions are deleted one by one, the oldest first: the deletion of V+1 is sent when that of V is done. Therefore, if
+    V is in its place, V+1 was never deleted.
+ 2. After a writer has created a version, it reads the version before it (`ManifestStore.create`). If that is in its
     place with its edit id, the slot had never been filled, by rule 1, and the write is valid. Otherwise the write
-    counts as a lost race: the writer looks for the newest version and learns which epoch owns the region. The version
-    that it leaves behind is false.
+    counts as a lost race: the writer reads the newest version and learns which epoch owns the region. The version that
+    it leaves behind is false.
  3. No reader takes a false version for the newest. The hint carries the edit id of its version and is written only
-    after rule 2, so it never names a false one. A reader probes for the next version first and then reads the one that
-    it started at: if that is in its place with that edit id, nothing above it was pruned. Without a sound hint it
-    starts at the highest version of one page of a listing, which is no false one: false ones lie below all kept ones,
-    and go with the next collection, so a page does not hold them alone. It lists again after the read: still the
-    highest, that version was not pruned, and filled by a false one, before it was read.
- 4. At least `_KEPT` newest versions stay, and all from the first version on that a caller of `collect` says is needed.
+    after rule 2, so it never names a false one. A reader probes for the next version first and then reads the one at
+    which it started: if that is in its place with that edit id, nothing above it was pruned. Without a valid hint it
+    starts at the highest version of one page of a listing. That is never a false one: false versions are below all kept
+    ones and are deleted by the next collection, so a page does not consist of them alone. It lists again after the
+    read: if the version is still the highest, it was not pruned and then filled by a false one before it was read.
+ 4. At least `_KEPT` newest versions are kept, and all from the first version on that a caller of `collect` needs.
 
-Age only delays: a version younger than the minimum, and all above it, stay. The rules hold with an age of zero too, and
-the simulation uses that.
+Age only delays deletion: a version younger than the minimum, and all above it, are kept. The rules also hold with a
+minimum age of zero, which the simulation uses.
 
-Lance's own writer does not follow rule 2: it keeps the manifest that it wrote last and puts the next one behind it,
-however long it slept. So nothing is pruned in a region of the `arrow` format, which Lance may own. Lance's readers
-start at the hint and probe forward; without a hint, or with one below all kept versions, they start at version 1 and
-would find nothing. So a collection writes the hint before it deletes, and deletes nothing where that fails.
+Lance's own writer does not follow rule 2: it keeps the manifest that it wrote last and puts the next one after it,
+however long it paused. Therefore nothing is pruned in a region of the `arrow` format, which Lance may own. Lance's
+readers start at the hint and probe forward; without a hint, or with one below all kept versions, they start at version
+1 and would find nothing. Therefore a collection writes the hint before it deletes, and deletes nothing if that fails.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from memwal.wal.manifest import ManifestStore, RegionManifest
 from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _KEPT = 64
-"""Newest versions that stay, so that a reader of a running region need not start anew."""
+"""Newest versions that are kept, so that a reader of a running region need not restart."""
 _MOST = 2000
-"""Versions deleted by one collection, one after the other; the next collection takes the rest."""
+"""Maximum number of versions deleted by one collection, one after the other; the next collection continues."""
 
 Needed = Callable[[RegionManifest], bool]
 """Whether this version, and then all above it, are still needed. False for a version means False for all below."""
@@ -50,36 +50,37 @@ Needed = Callable[[RegionManifest], bool]
 
 @dataclass(frozen=True)
 class ManifestGarbage:
-    """What one collection of a region's manifest versions found, and deleted unless `dry_run`."""
+    """The result of one collection of a region's manifest versions. Nothing was deleted if `dry_run`."""
 
     region: UUID
     versions: int = 0
-    """Versions deleted."""
+    """Number of versions deleted."""
     bytes: int = 0
-    """Size of what was deleted."""
+    """Bytes deleted."""
     kept: int = 0
-    """Versions that stay."""
+    """Number of versions kept."""
     dry_run: bool = False
 
 
 class ManifestCollector:
     """Prunes the manifest versions of one region, any number of times.
 
-    Thread safety. Any; any number of collectors, in any number of processes.
-    Invariants. See the module's text.
+    Thread safety. Any thread; any number of collectors, in any number of processes.
+    Invariants. See the module docstring.
     """
 
     def __init__(self, store: ObjectStore, region_id: UUID, clock: Clock, kept: int = _KEPT) -> None:
-        """`kept`: newest versions that stay, at least 2."""
+        """`kept`: newest versions to keep, at least 2."""
         self._store, self._region_id, self._clock = store, region_id, clock
         self._kept = max(kept, 2)
         self._manifests = ManifestStore(store, region_id, clock=clock)
 
     def collect(self, needed: Needed, min_age: float, *, dry_run: bool = False) -> ManifestGarbage:
         """Delete versions that are not needed and at least `min_age` seconds old, the oldest first.
+
         (model: Manifests!ListVersions, Manifests!LookForNewest, Manifests!HintBeforePruning, Manifests!Prune)
 
-        Raises Corrupt, StoreUnavailable, StoreRefused (what was deleted by then is deleted; collect again).
+        Raises: Corrupt, StoreUnavailable, StoreRefused (versions deleted before the error stay deleted; collect again).
         """
         found = self._versions()
         newest = self._manifests.latest()
@@ -100,7 +101,7 @@ class ManifestCollector:
         return {key.version: each for key, each in described if key is not None}
 
     def _floor(self, found: dict[int, ObjectInfo], newest: RegionManifest, needed: Needed) -> int:
-        """The lowest version to keep, by bisection: the first that is needed, or of the `kept` newest ones."""
+        """Return the lowest version to keep, by bisection: the first needed one, or the first of the newest `kept`."""
         low = newest.version
         while low - 1 in found:
             low -= 1
@@ -115,7 +116,7 @@ class ManifestCollector:
         return low
 
     def _old_enough(self, found: Sequence[ObjectInfo], min_age: float) -> list[ObjectInfo]:
-        """The first of `found`, up to one that is too young: none goes before one that is older."""
+        """Return the leading objects of `found` that are old enough: none is deleted before an older one."""
         since = self._clock.now() - min_age
         young = next((at for at, each in enumerate(found) if each.modified > since), len(found))
         return list(found[: min(young, _MOST)])
@@ -130,8 +131,10 @@ class ManifestCollector:
 
 
 def pruned_below(store: ObjectStore, region_id: UUID) -> int:
-    """The lowest manifest version that the newest known collection kept, 1 where there was no collection. Checks treat
-    versions below it as left over. Raises StoreUnavailable, StoreRefused."""
+    """Return the lowest manifest version that the newest known collection kept; 1 without a collection.
+
+    Checks treat versions below it as left over. Raises StoreUnavailable, StoreRefused.
+    """
     try:
         floor = json.loads(store.get(pruned_key(region_id)) or b"{}").get("floor")
     except (ValueError, AttributeError):

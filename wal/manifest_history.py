@@ -1,9 +1,9 @@
-"""The manifest versions of one region that are kept, searched by what never goes back from one version to the next.
+"""The kept manifest versions of one region, searched by values that never decrease from one version to the next.
 
-`replay_after`, `current_generation` and `spec_id` never go back (`wal.invariants`), so a few reads by bisection find
-when one of them reached a value. Together these versions tell up to which WAL position a generation reaches: every row
-at or below the `replay_after` of a version is in a generation below its `current_generation`, every row above it is in
-that generation or a later one.
+`replay_after`, `current_generation` and `spec_id` never decrease (`wal.invariants`), so bisection finds with a few
+reads when one of them reached a value. Together these versions determine the last WAL position of each generation:
+every row at or below the `replay_after` of a version is in a generation below its `current_generation`, and every row
+above it is in that generation or a later one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from memwal.wal.manifest import ManifestStore, RegionManifest
 from memwal.wal.store.port import ObjectStore
 
 Reached = Callable[[RegionManifest], bool]
-"""False for the older versions and True for all from some version on."""
+"""False for the older versions, and True for all from some version on."""
 
 
 class ManifestHistory:
-    """The versions of a region's manifest that storage had when this object was made.
+    """The versions of a region's manifest that storage had when this object was created.
 
     Thread safety. One thread. Errors. All methods raise Corrupt, StoreUnavailable, StoreRefused.
     """
@@ -29,20 +29,20 @@ class ManifestHistory:
     def __init__(self, store: ObjectStore, region_id: UUID, clock: Clock | None = None) -> None:
         self._manifests = ManifestStore(store, region_id, clock=clock)
         self.newest = self._manifests.latest()
-        """None where the region was never claimed."""
+        """None if the region was never claimed."""
         self._read = {} if self.newest is None else {self.newest.version: self.newest}
         self._oldest = 0 if self.newest is None else self._lowest(store, region_id, self.newest.version)
 
     def first(self, reached: Reached) -> RegionManifest | None:
-        """The oldest kept version for which `reached` is true; None where there is none."""
+        """Return the oldest kept version that satisfies `reached`; None without one."""
         return self._at(self._first(reached))
 
     def last_before(self, reached: Reached) -> RegionManifest | None:
-        """The newest version for which `reached` is false; None where no kept one is left."""
+        """Return the newest kept version that does not satisfy `reached`; None without one."""
         return self._at(self._first(reached) - 1)
 
     def is_whole(self) -> bool:
-        """Whether the first version of the region is kept, so that nothing happened before the oldest one."""
+        """Return whether the first version of the region is kept, so that nothing happened before the oldest one."""
         return self._oldest == 1
 
     @staticmethod
@@ -55,7 +55,7 @@ class ManifestHistory:
         return low
 
     def _first(self, reached: Reached) -> int:
-        """The lowest version that is reached; the number after the newest where none is."""
+        """Return the lowest version that is reached; the number after the newest if none is."""
         if self.newest is None:
             return 1
         low, high = self._oldest, self.newest.version + 1

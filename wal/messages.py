@@ -1,8 +1,7 @@
 """Protobuf classes of the region manifest, built at import from a table of fields.
 
-Built here instead of generated: no compiler at install time, and the table below *is* the format. The classes
-live in a descriptor pool of their own, so that they never collide with another library's copy of Lance's
-messages.
+They are built here and not generated, so that installation needs no compiler; the table below *is* the format. The
+classes have their own descriptor pool, so that they never collide with another library's copy of Lance's messages.
 """
 
 from __future__ import annotations
@@ -17,20 +16,24 @@ _U64, _U32 = _Field.TYPE_UINT64, _Field.TYPE_UINT32
 _STRING, _BYTES = _Field.TYPE_STRING, _Field.TYPE_BYTES
 
 EDIT_ID_FIELD = 50001
-"""Ours: far above Lance's numbers; Lance's parser skips it and drops it when it writes the next version."""
+"""A memwal field, with a number far above Lance's; Lance's parser ignores it and drops it when it writes the next
+version.
+"""
 EDIT_ID_TAG = bytes.fromhex("8ab518")
 """The field's tag, 50001 << 3 | 2 (length-delimited), as protobuf writes it."""
 CHECKSUM_FIELD = 50002
-"""Ours too: CRC-32 of all bytes before this field, which is the last one of the object."""
+"""A memwal field: CRC-32 of all bytes before this field, which is the last one of the object."""
 CHECKSUM_TAG = bytes.fromhex("95b518")
 """The field's tag, 50002 << 3 | 5 (fixed 32 bits), as protobuf writes it."""
 READ_LEASE_FIELD = 50004
-"""Ours too: milliseconds for which the owner answers reads after a proof of ownership (`wal.lease`)."""
+"""A memwal field: how long, in milliseconds, the owner answers reads after a proof of ownership (`wal.lease`)."""
 
 CLAIM_ID_FIELD = 50003
-"""Ours too: the edit id of the version that claimed the writer epoch; every later version of the epoch carries it."""
+"""A memwal field: the edit id of the version that claimed the writer epoch. Every later version of the epoch carries
+it.
+"""
 LOG_ID_FIELD = 50005
-"""Ours too: the edit id of version 1; every later version carries it, and so do the entries of the region's log."""
+"""A memwal field: the edit id of version 1. Every later version and every entry of the region's log carries it."""
 
 
 def _add(message: Any, number: int, name: str, kind: int) -> Any:
@@ -44,7 +47,7 @@ def _add_message(message: Any, number: int, name: str, type_name: str) -> Any:
 
 
 def _add_optional(message: Any, number: int, name: str) -> None:
-    """A u64 whose absence differs from zero: proto3 spells that as a one-member oneof."""
+    """Add a u64 whose absence differs from zero: proto3 encodes that as a one-member oneof."""
     field = _add(message, number, name, _U64)
     field.proto3_optional = True
     field.oneof_index = len(message.oneof_decl)
@@ -72,7 +75,7 @@ def _describe() -> Any:
     _add_message(shard, 8, "sstables", "SsTable").label = _Field.LABEL_REPEATED
     _add(shard, 10, "shard_spec_id", _U32)
     _add_message(shard, 11, "shard_id", "UUID")
-    # An enum and an int32 are the same bytes; an int32 lets us name a status we do not know in the error.
+    # An enum and an int32 have the same bytes; an int32 lets the error name an unknown status.
     _add(shard, 15, "status", _Field.TYPE_INT32)
     _add(shard, EDIT_ID_FIELD, "memwal_edit_id", _STRING)
     _add(shard, CLAIM_ID_FIELD, "memwal_claim_id", _STRING)

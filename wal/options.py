@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CLOCK_RATE = 1.1
-"""How many times faster than another machine's a clock may run; see `wal.lease`."""
+"""Maximum ratio between the speeds of two machines' clocks; see `wal.lease`."""
 
 
 @dataclass(frozen=True)
 class WalOptions:
-    """How long one storage call is tried, and how many entries are read at once.
+    """How long one storage call is retried, and how many entries are read concurrently.
 
     Invariants. `0 < put_timeout <= retry_budget` and `readers >= 1`, checked when built (ValueError).
     """
 
     put_timeout: float = 10.0
-    """Seconds one attempt may take. No attempt begins with less than this left of the budget."""
+    """Seconds that one attempt may take. No attempt begins with less than this left of the budget."""
     retry_budget: float = 30.0
-    """Seconds after which a write without an answer is given up as OutcomeUnknown, a read as StoreUnavailable."""
+    """Seconds after which a write without an answer raises OutcomeUnknown, and a read StoreUnavailable."""
     readers: int = 1
-    """Entries that replay reads and decodes at once. 1: in the caller's thread, one store call after another."""
+    """Entries that replay reads and decodes concurrently. 1: in the caller's thread, one store call after another."""
     read_lease: float = 0.0
-    """Seconds for which an owner answers reads from memory after a proof of ownership; see `wal.lease`."""
+    """How long, in seconds, an owner answers reads from memory after a proof of ownership; see `wal.lease`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.put_timeout <= self.retry_budget:

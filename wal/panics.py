@@ -1,10 +1,10 @@
-"""Panics of libraries written in Rust (Lance, DataFusion, tantivy) as errors.
+"""Convert panics of Rust libraries (Lance, DataFusion, tantivy) into errors.
 
-A panic reaches Python as `pyo3_runtime.PanicException`. It is a BaseException and no Exception, so no `except
-Exception` would catch it: a thread would end silently, a region with an error that no caller can handle. Each library
-has a class of its own by that name, which cannot be imported, so it is recognised by the name.
+A panic reaches Python as `pyo3_runtime.PanicException`. It is a BaseException but not an Exception, so `except
+Exception` does not catch it: a thread would end silently, or a region would fail with an error that no caller can
+handle. Each library has its own class of that name, which cannot be imported, so it is recognised by name.
 
-Every call of such a library at the edge of a module stands inside `panics_as_errors`, or its error goes through
+Every call of a Rust library at the edge of a module is inside `panics_as_errors`, or its error passes through
 `as_exception`. No other code checks for a panic by its name; a house test enforces that.
 """
 
@@ -23,25 +23,27 @@ R = TypeVar("R")
 
 
 class RustPanic(RuntimeError):
-    """A library written in Rust stopped by a defect of its own or over a damaged file. The operation may be done in
-    part; the library's own rules for commits hold."""
+    """A Rust library panicked because of its own defect or a damaged file.
+
+    The operation may be partly done; the library's rules for commits hold.
+    """
 
     @classmethod
     def of(cls, panic: BaseException) -> RustPanic:
-        """The error for `panic`, in one line."""
+        """Return the error for `panic`, in one line."""
         line = (str(panic).splitlines() or [""])[0]
         return cls(f"{_NAME}: {line[:_SHOWN]}")
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether `error` is a panic, which `except Exception` does not catch."""
+    """Return whether `error` is a panic, which `except Exception` does not catch."""
     return not isinstance(error, Exception) and type(error).__name__ == _NAME
 
 
 def as_exception(error: BaseException) -> Exception:
-    """`error` itself, or for a panic a RustPanic with the panic as its cause.
+    """Return `error`, or for a panic a RustPanic with the panic as its cause.
 
-    Raises `error` where it is neither, such as an interrupt or an exit.
+    Raises `error` if it is neither, such as an interrupt or an exit.
     """
     if isinstance(error, Exception):
         return error
@@ -53,10 +55,10 @@ def as_exception(error: BaseException) -> Exception:
 
 
 class _PanicsAsErrors:
-    """Thread safety. Any thread; it has no state, so one object serves all."""
+    """Thread safety. Any thread; it has no state, so one object is shared."""
 
     def __call__(self, method: Callable[P, R]) -> Callable[P, R]:
-        # Not a ContextDecorator, which costs every call two microseconds; reads go through here.
+        # Not a ContextDecorator, which adds two microseconds to every call, and reads pass through here.
         @wraps(method)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
@@ -77,4 +79,4 @@ class _PanicsAsErrors:
 
 
 panics_as_errors = _PanicsAsErrors()
-"""As a context or a decorator: a panic inside becomes a RustPanic, everything else passes."""
+"""Context or decorator: a panic inside becomes a RustPanic; other errors pass unchanged."""

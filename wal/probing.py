@@ -1,12 +1,12 @@
-"""Finding the highest of consecutive numbers by few probes.
+"""Find the highest of consecutive numbers with few probes.
 
-Manifest versions and WAL positions are filled one after the other, by put-if-absent of the next one. So no number is
-missing between an existing one and the newest: "does n exist" is true up to the newest and false behind it. Doubling
-steps followed by bisection find the newest in about two probes per binary digit of the distance: 34 probes instead of
-100,000, for 100,000 numbers.
+Manifest versions and WAL positions are filled in order, by put-if-absent of the next one. No number is therefore
+missing between an existing one and the newest: "n exists" is true up to the newest and false behind it. Doubling steps
+followed by bisection find the newest in about two probes per binary digit of the distance: 34 probes for 100,000
+numbers.
 
-Where lower numbers are missing (collected entries, pruned versions), the search must start where no number above is
-missing; callers say how they know that.
+If lower numbers are missing (collected entries, pruned versions), the search must start where no number above is
+missing; callers state why that holds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 _BEYOND = 17
-"""Probes behind the end, at distances that are powers of two: a gap of up to 65,536 numbers is noticed."""
+"""Probes behind the end, at distances that are powers of two: a gap of up to 65,536 numbers is detected."""
 
 
 def newest_from(exists: Callable[[int], bool], start: int) -> int:
-    """The highest number that follows `start` without a gap; `start` where the next one is missing.
+    """Return the highest number that follows `start` without a gap; `start` if the next one is missing.
 
     Requires. All numbers from `start` + 1 to the newest exist. Raises what `exists` raises.
     """
@@ -34,10 +34,10 @@ def newest_from(exists: Callable[[int], bool], start: int) -> int:
 
 
 def exists_beyond(exists: Callable[[int], bool], end: int, workers: int = 1) -> int | None:
-    """A number that exists though `end` + 1 was missing, searched at distances that double; None if none is found.
+    """Return a number that exists although `end` + 1 is missing, searched at doubling distances; None if none is found.
 
-    A gap behind `end` is noticed where the numbers that follow it are no fewer than those missing. `workers`: 1 starts
-    no thread, more probe all at once. Raises what `exists` raises.
+    A gap behind `end` is detected if at least as many numbers follow it as are missing. `workers`: 1 starts no thread,
+    more probe all concurrently. Raises what `exists` raises.
     """
     looked_at = [end + 1 + (1 << power) for power in range(_BEYOND)]
     found = zip(looked_at, _each(exists, looked_at, workers), strict=True)

@@ -1,16 +1,15 @@
-"""Reading the log of a region that another process owns, so that a claim has little left to read.
+"""Read the log of a region that another process owns, so that a later claim has little left to read.
 
-    read-ahead      R+1 … T          entries behind the newest manifest's `replay_after`, as they come
-    claim           T+1 … sentinel   what came since; the others are taken from memory
+    read-ahead      R+1 … T          entries behind the newest manifest's `replay_after`, as they are appended
+    claim           T+1 … sentinel   entries appended since; the others are taken from memory
 
-Why an entry that was read once may be replayed later: a position is written once and never again, and its object never
-changes, so an entry is the same whenever it is read. Only a table that was removed and made again at the same place has
-another log under the same keys. Therefore a claim reads the last of these entries once more. If its id, which is
-random, is still the same, then so is the log, and with it every position before; else it uses none of them
-(`wal.fence`).
+An entry that was read once may be replayed later because a position is written once and its object never changes. The
+only exception is a table that was deleted and recreated at the same place, which has another log under the same keys.
+Therefore a claim reads the last of these entries again. If its random id is the same, the log is the same, and so is
+every position before; otherwise the claim uses none of them (`wal.fence`).
 
-Nothing else depends on what was read ahead: a claim finds the tip, the manifest and the applied map on storage, as it
-does without.
+Nothing else depends on what was read ahead: a claim finds the tip, the manifest and the applied map on storage in any
+case.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from memwal.wal.records import Entry
 from memwal.wal.store.port import ObjectStore
 
 BYTES_MAX = 64 << 20
-"""Bytes of rows that are kept of a region; a claim reads what is behind them."""
+"""Bytes of rows that are kept per region; a claim reads what is behind them."""
 
 
 class ReadAhead:
-    """The entries of one region behind `replay_after`, as far as they were read. Writes nothing and fences no writer.
+    """The entries of one region behind `replay_after` that were read so far. Writes nothing and fences no writer.
 
     Thread safety. Any thread; looks wait for one another.
     Invariants. The entries are consecutive.
@@ -59,15 +58,15 @@ class ReadAhead:
 
     @property
     def position(self) -> int:
-        """The position up to which a claim need not read the log, as of the last look."""
+        """The last position that a claim need not read, as of the last look."""
         return self._next - 1
 
     def look(self, most: int, patience: float = -1) -> int:
-        """Read at most `most` of the entries that follow; forget those that were flushed. Returns how many were read.
+        """Read at most `most` of the entries that follow, drop those that were flushed, and return how many were read.
 
-        `patience`: seconds to wait for another look that is going on, -1 for as long as it takes; then none are read.
+        `patience`: seconds to wait for a concurrent look, -1 without a limit; after that time none are read.
 
-        Raises Corrupt, Overtaken, StoreUnavailable, StoreRefused; what was read before stays, look again later.
+        Raises: Corrupt, Overtaken, StoreUnavailable, StoreRefused; entries read before are kept, look again later.
         """
         if not self._looking.acquire(timeout=patience):
             return 0
@@ -79,7 +78,7 @@ class ReadAhead:
             self._forget(self._manifest.replay_after)
             before, at_once = self._next, 1
             while self._read(min(at_once, before + most - self._next)):
-                at_once = min(2 * at_once, self._readers)  # an idle region costs one request, others few in vain
+                at_once = min(2 * at_once, self._readers)  # an idle region costs one request; others few unneeded ones
             return self._next - before
         finally:
             self._looking.release()
@@ -96,7 +95,7 @@ class ReadAhead:
         return most > 0 and self._bytes < BYTES_MAX
 
     def entries(self, codec: EntryCodec) -> list[Entry]:
-        """Return the entries, in order; none if `codec` is another one: the columns of the table were changed."""
+        """Return the entries, in order; none if `codec` is another one, because the table's columns changed."""
         return list(self._entries.values()) if codec is self.codec else []
 
     def _forget(self, upto: int) -> None:

@@ -1,19 +1,19 @@
 """The region manifest: the epoch that owns the region, its SSTs, and where replay begins.
 
-One object per version, `manifest/{rev(version)}.binpb`, created with put-if-absent and never changed; the
-newest is the truth. The bytes are Lance's `ShardManifest` (proto3):
+One object per version, `manifest/{rev(version)}.binpb`, is created with put-if-absent and never changed; the newest
+version is authoritative. The bytes are Lance's `ShardManifest` (proto3):
 
-    1 version u64 | 2 writer_epoch u64 | 3 replay_after_wal_entry_position u64 | 4
-    wal_entry_position_last_seen u64 6 current_generation u64 | 8 repeated SsTable | 10 shard_spec_id u32 | 11
-    UUID{1 bytes(16)} | 15 status enum
-    ours, Lance skips them: 50001 memwal_edit_id string, at the front | 50003 memwal_claim_id string |
-    50004 memwal_read_lease u32, milliseconds | 50005 memwal_log_id string | 50002 memwal_crc32 fixed32, the last 7
-    bytes
+    1 version u64 | 2 writer_epoch u64 | 3 replay_after_wal_entry_position u64 |
+    4 wal_entry_position_last_seen u64 | 6 current_generation u64 | 8 repeated SsTable | 10 shard_spec_id u32 |
+    11 UUID{1 bytes(16)} | 15 status enum
+    memwal's fields, which Lance ignores: 50001 memwal_edit_id string, at the front | 50003 memwal_claim_id string |
+    50004 memwal_read_lease u32, milliseconds | 50005 memwal_log_id string |
+    50002 memwal_crc32 fixed32, the last 7 bytes
     SsTable: 1 generation u64 | 2 path string | optional u64 3 in_memory_bytes, 4 physical_rows, 5 primary_key_bytes
 
-Source: "MemTable & WAL Specification", Lance documentation. Fields we do not know survive a
-read-modify-write. The checksum covers all bytes before it: protobuf reads most damaged bytes without complaint,
-and a replay that begins one position too late loses rows silently.
+Source: "MemTable & WAL Specification", Lance documentation. Unknown fields survive a read-modify-write. The checksum
+covers all bytes before it: protobuf parses most damaged bytes without an error, and a replay that begins one position
+too late loses rows silently.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class RegionStatus(IntEnum):
 
 @dataclass(frozen=True)
 class SsTable:
-    """A published SST. `path` is the directory's name inside the region; counts are None where not
-    recorded."""
+    """A published SST. `path` is the directory's name inside the region; unrecorded counts are None."""
 
     generation: int
     path: str
@@ -48,7 +47,7 @@ class SsTable:
     physical_rows: int | None = None
     primary_key_bytes: int | None = None
     foreign: bytes = field(default=b"", repr=False)
-    """Protobuf fields another writer added; carried along unread."""
+    """Protobuf fields that another writer added, preserved unread."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +63,27 @@ class RegionManifest:
     last_seen: int = 0
     """A WAL position known to exist; a hint for finding the tip."""
     current_generation: int = 1
-    """Generation the next published SST must have."""
+    """Generation that the next published SST must have."""
     ssts: tuple[SsTable, ...] = ()
-    """Ascending generations."""
+    """In ascending order of generations."""
     status: RegionStatus = RegionStatus.ACTIVE
     read_lease: int = 0
-    """Milliseconds for which the owner answers reads from memory after a proof of ownership; see `wal.lease`."""
+    """How long, in milliseconds, the owner answers reads from memory after a proof of ownership; see `wal.lease`."""
     edit_id: str = field(default="", compare=False)
-    """Fresh per written version, so that two writers never propose the same bytes; "" where Lance wrote
-    it."""
+    """Fresh per written version, so that two writers never propose the same bytes; "" if Lance wrote it."""
     claim_id: str = field(default="", compare=False)
-    """Edit id of the version that claimed `writer_epoch`, in every version of that epoch. By it an owner tells its
-    epoch from the same epoch of a table made anew. "" where Lance or an earlier memwal claimed it."""
+    """Edit id of the version that claimed `writer_epoch`, in every version of that epoch. With it an owner
+    distinguishes its epoch from the same epoch of a recreated table. "" if Lance or an earlier memwal claimed it.
+    """
     log_id: str = field(default="", compare=False)
-    """Edit id of version 1, in every version, and in every entry of the log (`EntryHeader.expect_log`). "" where an
-    earlier memwal or Lance created the region, and for good once Lance has claimed it."""
+    """Edit id of version 1, in every version and in every entry of the log (`wal.entry_reader`). "" if an earlier
+    memwal or Lance created the region, and permanently once Lance has claimed it.
+    """
     foreign: bytes = field(default=b"", repr=False)
-    """Protobuf fields another writer added; carried along unread."""
+    """Protobuf fields that another writer added, preserved unread."""
 
     def encode(self) -> bytes:
-        """The object's bytes. Equal manifests with equal edit ids give equal bytes."""
+        """Return the object's bytes. Equal manifests with equal edit ids give equal bytes."""
         message = SHARD_MANIFEST()
         message.ParseFromString(self.foreign)
         message.version = self.version
@@ -98,14 +98,14 @@ class RegionManifest:
         message.memwal_claim_id = self.claim_id
         message.memwal_log_id = self.log_id
         message.memwal_read_lease = self.read_lease
-        # The edit id goes first, so that an object cut off anywhere still shows that it is ours and lacks its checksum.
+        # The edit id is first, so that a truncated object shows that memwal wrote it and that its checksum is missing.
         edit_id = SHARD_MANIFEST(memwal_edit_id=self.edit_id).SerializeToString()
         body = bytes(edit_id + message.SerializeToString(deterministic=True))
         return body + CHECKSUM_TAG + zlib.crc32(body).to_bytes(4, "little")
 
     @staticmethod
     def decode(data: bytes) -> RegionManifest:
-        """Parse the object's bytes. Raises Corrupt where they are no manifest."""
+        """Parse the object's bytes. Raises Corrupt if they are not a manifest."""
         message = _parsed(data)
         try:
             region_id = UUID(bytes=message.shard_id.uuid)
@@ -138,14 +138,14 @@ def _parsed(data: bytes) -> Any:
         raise Corrupt(f"{len(data)} bytes are no region manifest: {error}") from error
     if not message.version or not message.writer_epoch:
         raise Corrupt(f"{len(data)} bytes are no region manifest: version or writer epoch is 0")
-    # Any trace of our fields is enough: one damaged length can hide both from the parser.
+    # Any trace of memwal's fields is enough: one damaged length can hide both from the parser.
     if message.memwal_edit_id or message.memwal_crc32 or data[-7:-4] == CHECKSUM_TAG:
         _check_whole(data)
     return message
 
 
 def _check_whole(data: bytes) -> None:
-    """Raise Corrupt unless `data` is what `encode` returned; a version that Lance wrote has no checksum."""
+    """Raise Corrupt unless `data` is a result of `encode`; a version that Lance wrote has no checksum."""
     body, tag, recorded = data[:-7], data[-7:-4], int.from_bytes(data[-4:], "little")
     if tag != CHECKSUM_TAG and not data.startswith(EDIT_ID_TAG):
         raise Corrupt(
@@ -185,7 +185,7 @@ def _sst_from(message: Any) -> SsTable:
 
 
 def _foreign(message: Any) -> bytes:
-    """The fields of `message` that our descriptors do not name, serialised."""
+    """Return the serialised fields of `message` that the descriptors do not name."""
     rest = type(message)()
     rest.CopyFrom(message)
     for name in message.DESCRIPTOR.fields_by_name:

@@ -1,12 +1,12 @@
-"""Reading a region's log back.
+"""Read a region's log back.
 
 The cursor `replay_after` alone decides which entries count: those after it, up to the tip. They are returned in the
-order in which their rows became visible (`wal.assembler`), and two rules keep that equal to what was acknowledged:
+order of visibility (`wal.assembler`). Two rules keep that equal to what was acknowledged:
 
  * Positions are consecutive. A missing position below the tip is a hole, which is corruption and not the end of the
-   log. But where the newest manifest says that its rows are in an SST by now, its entry may have been collected, and
-   the reader was overtaken.
- * Epochs never go back.
+   log. But if the newest manifest says that its rows are in an SST, the entry may have been collected, and the reader
+   was overtaken.
+ * Epochs never decrease.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from memwal.wal.snapshots import read_snapshot
 from memwal.wal.store.port import ObjectStore
 
 Progress = Callable[[int, int], None]
-"""Called with the number of entries read so far, and of all."""
+"""Called with the number of entries read so far, and the total."""
 
 _PAGE = 1000
-"""Keys of a page of S3's listings."""
+"""Keys per page of an S3 listing."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +47,26 @@ class Listed:
     tip: int
     """Highest position among them, 0 for none."""
     whole: bool
-    """Whether they are the whole log, so that only entries that a listing may not show yet lie behind the tip."""
+    """Whether they are the whole log. Then only entries that a listing may not show yet lie behind the tip."""
 
 
 def find_tip(store: ObjectStore, region_id: UUID, suffix: str, last_seen: int, readers: int = 1) -> int:
-    """Highest existing position, 0 where there is no entry. `last_seen`: a position known to have existed, 0 for none;
-    where entries were collected, `replay_after` or a position above it. (model: Tail!ListTip, Tail!ProbeTip)
+    """Return the highest existing position, 0 in an empty log.
 
-    Raises Corrupt where the region holds entries of another format or a hole shows, StoreUnavailable, StoreRefused.
+    `last_seen`: a position known to have existed, 0 for none; if entries were collected, `replay_after` or a higher
+    one. (model: Tail!ListTip, Tail!ProbeTip)
+
+    Raises: Corrupt if the region holds entries of another format or has a hole; StoreUnavailable; StoreRefused.
     """
     listed = list_tip(store, region_id, suffix)
     return tip_from(store, region_id, suffix, max(last_seen, listed.tip), listed, readers)
 
 
 def list_tip(store: ObjectStore, region_id: UUID, suffix: str) -> Listed:
-    """List one page of the log. Raises Corrupt where it shows entries of another format.
+    """List one page of the log. Raises Corrupt if it shows entries of another format.
 
-    Fences stay for ever, one for each claim, so the whole listing grows with the age of a region. A log of less than a
-    page is seen whole.
+    Fences are kept forever, one for each claim, so a full listing grows with the age of a region. A log of less than a
+    page is listed whole.
     """
     keys, tip = store.list_some(wal_prefix(region_id), _PAGE), 0
     for key in keys:
@@ -89,11 +91,11 @@ def tip_from(
     readers: int = 1,
     guard: EpochGuard | None = None,
 ) -> int:
-    """The newest position, searched from `start`, which exists or is `replay_after`: above it no position is missing.
+    """Return the newest position, searched from `start`.
 
-    Where the listing did not show the whole log, this probes positions behind the tip too, since a hole would pass for
-    the end of the log. Raises Corrupt where one exists; Overtaken, or Fenced by `guard`, where entries were collected
-    meanwhile.
+    `start` exists or is `replay_after`; above it no position is missing. If the listing did not show the whole log,
+    this also probes positions behind the tip, since a hole would look like the end of the log.
+    Raises: Corrupt if there is a hole; Overtaken, or Fenced by `guard`, if entries were collected meanwhile.
     """
     tip = probe_tip(store, region_id, suffix, start)
     while not listed.whole:
@@ -111,17 +113,17 @@ def tip_from(
 
 
 def probe_tip(store: ObjectStore, region_id: UUID, suffix: str, tip: int) -> int:
-    """The last position before the first one missing after `tip`, by few probes; see `wal.probing`."""
+    """Return the last position before the first missing one after `tip`, with few probes; see `wal.probing`."""
     return newest_from(lambda position: store.exists(entry_key(region_id, position, suffix)), tip)
 
 
 def newest_applied(reader: EntryReader, tip: int, after: int, guard: EpochGuard | None = None) -> AppliedMap:
-    """The applied map of the newest entry, at `tip` or before, that carries one; empty where none does.
+    """Return the applied map of the newest entry, at `tip` or before, that carries one; empty if none does.
 
-    Entries of another program carry none. At or below position `after` a missing entry, which may have been
-    collected, ends the search. Where the snapshot that the entry names was collected, a newer entry names another
-    snapshot, and the result is that entry's map.
-    Raises as `replay`.
+    Entries of another program carry none. At or below position `after`, a missing entry may have been collected and
+    ends the search. If the snapshot that the entry names was collected, a newer entry names another snapshot, and the
+    result is that entry's map.
+    Raises: as `replay`.
     """
     while True:
         position, header = _newest_with_map(reader, tip, after, guard)
@@ -169,14 +171,15 @@ def replay(
     known: Mapping[int, Entry] | None = None,
     log_id: str = "",
 ) -> list[Entry]:
-    """Entries of closed batches at positions `after`+1 .. `tip`, without sentinels, as they became visible.
+    """Return the entries of closed batches at positions `after`+1 .. `tip`, without sentinels, in the order of
+    visibility.
 
-    Positions ascend except that the parts of a batch stand directly before their closing entry. `readers` entries are
-    read and decoded at once; 1 does everything in this thread. `known`: entries by position that need not be read.
-    `log_id`: as for `EntryReader`; the guard's, where one is given.
-    Raises Corrupt (a hole, a damaged entry, an epoch below an earlier one's), naming the key; Overtaken where a
-    missing entry's rows are in an SST by now; Fenced where `guard` is given and an entry, or the manifest, has a higher
-    epoch than the guard's; StoreUnavailable, StoreRefused. An error is raised before any entry behind it is used.
+    Positions ascend, except that the parts of a batch are directly before their closing entry. `readers` entries are
+    read and decoded concurrently; 1 does everything in this thread. `known`: entries by position that need not be read.
+    `log_id`: as for `EntryReader`; the guard's, if one is given.
+    Raises: Corrupt (a hole, a damaged entry, an epoch below an earlier one), naming the key; Overtaken if a missing
+    entry's rows are in an SST; Fenced if `guard` is given and an entry, or the manifest, has a higher epoch than the
+    guard's; StoreUnavailable; StoreRefused. An error is raised before any entry behind it is used.
     """
     log_id = log_id if guard is None else guard.log_id
     reader = EntryReader(store, region_id, codec, readers, known, log_id)
@@ -195,15 +198,15 @@ def read_tail(
     with_map: bool = True,
     log_id: str = "",
 ) -> tuple[list[Entry], AppliedMap]:
-    """Entries after position `after` as `replay` returns them, and the newest applied map. Writes nothing and fences no
-    writer.
+    """Return the entries after position `after`, as `replay` does, and the newest applied map.
 
-    `upto`: the last position to read, from `tail_end`; two reads of the same positions return the same entries. None
-    reads to the tip: entries appended meanwhile may or may not be in the result.
-    `with_map`: False returns an empty map, for callers that need only the rows. `log_id`: as for `EntryReader`.
-    Safe beside a writer. `after`: the `replay_after` of a manifest read before. Reads are retried within
-    `options.retry_budget`.
-    Raises as `replay`. After Overtaken read the manifest again, then the tail after its `replay_after`.
+    Writes nothing, fences no writer, and is safe beside a writer. Reads are retried within `options.retry_budget`.
+
+    `after`: the `replay_after` of a manifest read before. `upto`: the last position to read, from `tail_end`; two reads
+    of the same positions return the same entries. None reads to the tip: entries appended meanwhile may or may not be
+    in the result. `with_map`: False returns an empty map, for callers that need only the rows. `log_id`: as for
+    `EntryReader`.
+    Raises: as `replay`. After Overtaken, read the manifest again, then the tail after its `replay_after`.
     """
     options = options or WalOptions()
     store = with_retried_reads(store, clock or SystemClock(), options)
@@ -225,9 +228,9 @@ def tail_end(
     clock: Clock | None = None,
     options: WalOptions | None = None,
 ) -> int:
-    """The position of the newest entry after position `after`; `after` where there is none. Reads no entries.
+    """Return the position of the newest entry after position `after`, or `after` without one. Reads no entries.
 
-    `after`: as for `read_tail`. Raises as `find_tip`; Overtaken as `read_tail`.
+    `after`: as for `read_tail`. Raises: as `find_tip`; Overtaken as `read_tail`.
     """
     options = options or WalOptions()
     store = with_retried_reads(store, clock or SystemClock(), options)
@@ -237,10 +240,10 @@ def tail_end(
 
 
 def _expect_not_flushed(store: ObjectStore, region_id: UUID, tip: int) -> None:
-    """Raise Overtaken where the newest manifest has flushed entries behind `tip`.
+    """Raise Overtaken if the newest manifest has flushed entries behind `tip`.
 
-    A listing is several requests, one after the other. Entries may be appended, flushed and collected between two of
-    them; the tip that it shows then lies before rows that were acknowledged long ago.
+    A listing is several sequential requests. Entries may be appended, flushed and collected between two of them; the
+    tip that it shows then lies before rows that were acknowledged long ago.
     """
     newest = ManifestStore(store, region_id).latest()
     if newest is not None and newest.replay_after > tip:
@@ -248,11 +251,10 @@ def _expect_not_flushed(store: ObjectStore, region_id: UUID, tip: int) -> None:
 
 
 def _raise_missing(reader: EntryReader, position: int, guard: EpochGuard | None = None) -> NoReturn:
-    """Raise for the missing entry at `position`, below the tip, what the newest manifest says. (model:
-    Tail!ExplainMissing)
+    """Raise the error for the missing entry at `position`, below the tip, according to the newest manifest.
 
-    Fenced where a newer claim owns the region, whose flushes may have let the entry go; Overtaken where its rows
-    are in an SST; else Corrupt.
+    Fenced if a newer claim owns the region, whose flushes may have let the entry be collected; Overtaken if its rows
+    are in an SST; else Corrupt. (model: Tail!ExplainMissing)
     """
     newest = ManifestStore(reader.store, reader.region_id).latest()
     _expect_not_passed(newest, reader.region_id, position, guard)
@@ -260,7 +262,7 @@ def _raise_missing(reader: EntryReader, position: int, guard: EpochGuard | None 
 
 
 def _expect_not_passed(newest: RegionManifest | None, region_id: UUID, position: int, guard: EpochGuard | None) -> None:
-    """Raise Fenced or Overtaken where the entry at `position` may have been collected, by the newest manifest."""
+    """Raise Fenced or Overtaken if the entry at `position` may have been collected, by the newest manifest."""
     if newest is not None and guard is not None and newest.writer_epoch > guard.epoch:
         guard.fenced_by(newest.writer_epoch)
     if newest is not None and newest.replay_after >= position:
@@ -268,7 +270,7 @@ def _expect_not_passed(newest: RegionManifest | None, region_id: UUID, position:
 
 
 def _hole(reader: EntryReader, position: int) -> Corrupt:
-    """The error for a missing entry."""
+    """Return the error for a missing entry."""
     return Corrupt(
         f"{reader.key(position)}: position {position} is missing, though a later entry or the manifest says that it "
         "existed; nothing was skipped: restore this object from a backup"
@@ -283,12 +285,12 @@ def visible(
     on_progress: Progress | None = None,
     assembler: BatchAssembler | None = None,
 ) -> Generator[Entry, None, None]:
-    """As `replay`, an entry at a time. `assembler`: holds back the open batches of the entries up to `after`."""
+    """Yield the entries of `replay` one by one. `assembler`: holds the open batches of the entries up to `after`."""
     assembler = assembler or BatchAssembler()
     with closing(reader.each(range(after + 1, tip + 1))) as entries:
         for position, entry in enumerate(entries, after + 1):
             if entry is None:
-                reader.header(tip)  # one of another log far behind makes no hole of ours
+                reader.header(tip)  # raises if the tip belongs to another log: then this is not a hole of this log
                 _raise_missing(reader, position, guard)
             if guard is not None and entry.header.writer_epoch > guard.epoch:
                 guard.fenced_by(entry.header.writer_epoch)

@@ -1,8 +1,8 @@
-"""Pauses between attempts (`Backoff`), and how long a storage call is tried: ever longer pauses inside one budget.
+"""Pauses between attempts (`Backoff`), and how long a storage call is retried: growing pauses within one budget.
 
 The budget applies to writes and reads. A write that must be settled (`wal.slot`) counts its attempts itself, because
-their outcomes decide which error it raises. A read is simpler: `RetriedReads` retries it and raises the last attempt's
-error. A configuration that storage refuses (StoreRefused) is never retried.
+their outcomes decide which error it raises. `RetriedReads` retries a read and raises the last attempt's error. A
+configuration that storage refuses (StoreRefused) is never retried.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Answer = TypeVar("Answer")
 
 
 class Backoff:
-    """Pauses between attempts, doubling.
+    """Doubling pauses between attempts.
 
     Thread safety. One thread.
     """
 
     def __init__(self, first: float, longest: float, jitter: Ids | None = None) -> None:
-        """`first`, `longest`: seconds. `jitter`: multiplies each pause by a random factor from 0.5 to 1; for those who
-        fail together and would try again together.
+        """`first`, `longest`: seconds. `jitter`: multiplies each pause by a random factor from 0.5 to 1, for callers
+        that fail together and would otherwise retry together.
         """
         self._first, self._longest, self._jitter = first, longest, jitter
         self.next = first
@@ -53,14 +53,14 @@ class RetryBudget:
     """
 
     def __init__(self, clock: Clock, options: WalOptions) -> None:
-        """Start the budget; to be built when the first attempt has just failed."""
+        """Start the budget; create it when the first attempt has just failed."""
         self._clock, self._options = clock, options
         self._began, self._backoff = clock.monotonic(), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.seconds = 0.0
-        """Time since the first attempt failed, as of the last `wait`."""
+        """Seconds since the first attempt failed, as of the last `wait`."""
 
     def wait(self) -> bool:
-        """Pause before the next attempt. Returns False at once where that could not end within the budget."""
+        """Pause before the next attempt. Return False immediately if that attempt could not end within the budget."""
         self.seconds = self._clock.monotonic() - self._began
         if self.seconds + self._backoff.next + self._options.put_timeout > self._options.retry_budget:
             return False
@@ -71,7 +71,7 @@ class RetryBudget:
 class RetriedReads:
     """An object store whose reads are retried while it is unavailable.
 
-    Thread safety. As the store's; each call has a budget of its own.
+    Thread safety. As the store's; each call has its own budget.
     Invariants. (1) Writes and deletions pass through, once. (2) A read ends within `options.retry_budget` of its first
     failure, as long as the store keeps its timeouts, and then raises StoreUnavailable. (3) StoreRefused is raised at
     once.
@@ -82,51 +82,51 @@ class RetriedReads:
         self._store, self._clock, self._options = store, clock, options
 
     def get(self, key: str) -> bytes | None:
-        """As the store's `get`."""
+        """Retry the store's `get`."""
         return self._retried(lambda: self._store.get(key))
 
     def exists(self, key: str) -> bool:
-        """As the store's `exists`."""
+        """Retry the store's `exists`."""
         return self._retried(lambda: self._store.exists(key))
 
     def children(self, prefix: str) -> list[str]:
-        """As the store's `children`."""
+        """Retry the store's `children`."""
         return self._retried(lambda: self._store.children(prefix))
 
     def describe(self, prefix: str) -> list[ObjectInfo]:
-        """As the store's `describe`."""
+        """Retry the store's `describe`."""
         return self._retried(lambda: self._store.describe(prefix))
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
-        """As the store's `leftovers`."""
+        """Retry the store's `leftovers`."""
         return self._retried(lambda: self._store.leftovers(prefix))
 
     def list_some(self, prefix: str, most: int) -> list[str]:
-        """As the store's `list_some`."""
+        """Retry the store's `list_some`."""
         return self._retried(lambda: self._store.list_some(prefix, most))
 
     def list(self, prefix: str) -> list[str]:
-        """As the store's `list`."""
+        """Retry the store's `list`."""
         return self._retried(lambda: self._store.list(prefix))
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        """The store's own: `wal.slot.put_until_known` handles each outcome."""
+        """Call the store once: `wal.slot.put_until_known` handles each outcome."""
         return self._store.put_if_absent(key, data)
 
     def put(self, key: str, data: bytes) -> None:
-        """The store's own: a hint may be lost."""
+        """Call the store once: a hint may be lost."""
         self._store.put(key, data)
 
     def delete(self, key: str) -> None:
-        """The store's own."""
+        """Call the store once."""
         self._store.delete(key)
 
     def remove_leftovers(self, prefix: str) -> None:
-        """The store's own."""
+        """Call the store once."""
         self._store.remove_leftovers(prefix)
 
     def url(self, key: str) -> str:
-        """The store's own."""
+        """Return the store's `url`."""
         return self._store.url(key)
 
     def _retried(self, read: Callable[[], Answer]) -> Answer:
@@ -143,5 +143,5 @@ class RetriedReads:
 
 
 def with_retried_reads(store: ObjectStore, clock: Clock, options: WalOptions) -> RetriedReads:
-    """`store` with retried reads; itself where it has them already, so that one budget is not spent twice."""
+    """Return `store` with retried reads; `store` itself if it has them, so that one budget is not spent twice."""
     return store if isinstance(store, RetriedReads) else RetriedReads(store, clock, options)

@@ -1,14 +1,15 @@
-"""Writing one slot until its outcome is known.
+"""Write one slot until its outcome is known.
 
-A slot is a key for which several writers may compete: the next WAL position, the next manifest version. One rule holds
-for all of them: *same key, same bytes, again*, and never the next key before the outcome of this one is known.
+A slot is a key that several writers may compete for: the next WAL position, the next manifest version. One rule holds
+for all slots: retry the *same bytes* at the *same key*, and never write the next key before the outcome of this one is
+known.
 
- 1. put-if-absent. CREATED: ours.
- 2. ALREADY_EXISTS: read it back. The same bytes: ours, from an earlier attempt whose answer was lost. Other
-    bytes: the slot is taken. Every writer puts a fresh 128-bit id into its bytes, so two writers never
-    propose the same.
- 3. UNAVAILABLE, OUTCOME_UNKNOWN, or nothing to read back: wait a little, back to 1. A key missing on
-    read-back proves nothing, since the put may land later; only a conditional put of the slot settles it.
+ 1. Put if absent. CREATED: the write succeeded.
+ 2. ALREADY_EXISTS: read the object back. If the bytes are equal, an earlier attempt succeeded and its answer was lost.
+    Otherwise the slot is taken. Every writer puts a fresh 128-bit id into its bytes, so two writers never propose the
+    same bytes.
+ 3. UNAVAILABLE, OUTCOME_UNKNOWN, or no object to read back: wait, then return to step 1. A key that is missing on
+    read-back proves nothing, since the put may land later; only a conditional put of the slot settles the outcome.
  4. Budget spent: OutcomeUnknown if any attempt may have landed, else StoreUnavailable.
 """
 
@@ -27,7 +28,7 @@ from memwal.wal.store.port import ObjectStore, PutOutcome
 
 @dataclass
 class _Attempts:
-    """The attempts at one slot so far."""
+    """The attempts to write one slot so far."""
 
     key: str
     count: int = 0
@@ -51,11 +52,11 @@ def put_until_known(
     options: WalOptions,
     on_doubt: Callable[[], object] | None = None,
 ) -> bytes | None:
-    """Put `data` at `key` unless taken. Returns None once it is ours and durable, else the bytes in the slot.
+    """Put `data` at `key` if absent. Return None once it is durable, or the bytes of another writer in the slot.
 
-    `data` must hold a unique id. `on_doubt` is called before other bytes are returned where an earlier attempt may have
-    landed: if slots of this kind are emptied, ours may have been in it before.
-    Raises OutcomeUnknown or StoreUnavailable when `options.retry_budget` is spent; StoreRefused at once.
+    `data` must contain a unique id. `on_doubt` is called before other bytes are returned if an earlier attempt may have
+    landed: where slots of this kind are collected, that attempt may have filled the slot before.
+    Raises: OutcomeUnknown or StoreUnavailable when `options.retry_budget` is spent; StoreRefused at once.
     """
     outcome = _first_try(store, key, data)
     if outcome is PutOutcome.CREATED:
@@ -91,7 +92,10 @@ def _next_try(store: ObjectStore, data: bytes, attempts: _Attempts) -> PutOutcom
 def _judge(
     store: ObjectStore, data: bytes, outcome: PutOutcome | StoreUnavailable, attempts: _Attempts
 ) -> tuple[bool, bytes | None]:
-    """(settled, the other bytes in the slot or None for ours). Records in `attempts` what an unsettled answer means."""
+    """Return whether the outcome is settled, and the other writer's bytes in the slot (None if `data` was written).
+
+    Records in `attempts` what an unsettled answer means.
+    """
     attempts.count += 1
     if outcome is PutOutcome.CREATED:
         return True, None
@@ -110,7 +114,7 @@ def _read_back(store: ObjectStore, data: bytes, attempts: _Attempts) -> tuple[bo
     except (StoreUnavailable, StoreRefused) as error:
         found, attempts.reason = None, str(error)
     if found is None:
-        # The object exists and may be ours, but cannot be read: this counts as unknown.
+        # The object exists and may hold `data`, but cannot be read: this counts as unknown.
         attempts.may_have_landed = True
         return False, None
     return True, None if found == data else found

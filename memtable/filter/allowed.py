@@ -1,11 +1,11 @@
-"""What a filter or query may compute: functions, types and sizes of literals. Everything else is refused by its name.
+"""The functions, types and literal sizes that a filter or query may use. Everything else is refused by its name.
 
-Planners and engines allocate what an expression asks for without a limit, and end the process where that fails: a
+Planners and engines allocate what an expression requests without a limit, and abort the process if that fails. A
 function is allowed if its result is bounded by its arguments. Functions whose result is longer than each argument
-(`GROWING`) take few or small arguments, and none of them stands inside another. Numbers that size a result (`SIZED`)
-are written out.
+(`GROWING`) take few or small arguments, and are not nested in one another. Numbers that size a result (`SIZED`) must be
+literals.
 
-`memtable.filter.expression` parses filters by this list; `ingest.api.sql.limits` asks for the calls of a query.
+`memtable.filter.expression` parses filters by this list; `ingest.api.sql.limits` checks the calls of a query with it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from difflib import get_close_matches
 LONGEST = 1 << 22
 """Characters of the longest filter or query."""
 NESTING = 16
-"""Brackets and prefix operators in one another. A planner's parser reads `cast(` and the like twice around a mistake,
-so 2^16 times here: a fraction of a second. At 50 it would take centuries, and nothing interrupts it."""
+"""Nesting depth of brackets and prefix operators. A planner's parser reads `cast(` and the like twice around an error,
+so 2^16 times here: a fraction of a second. At 50 it would take centuries, and nothing interrupts it.
+"""
 DEPTH = 400
 """Operators that form one chain, such as 400 additions. Planners are quadratic in it, and recurse: 1,000 additions take
-17 s, and some chains of as many end the process."""
+17 s, and some chains of that length abort the process.
+"""
 HEAVY = 2
 """What an operator behind its operand (IS, LIKE, `::type`) adds to the depth: its stack frames are larger."""
 TEXT = 1_000
-"""Characters of a literal that a function or operator computes with. Beside a comparison any length is allowed."""
+"""Characters of a literal that a function or operator computes with. In a comparison any length is allowed."""
 ARGUMENTS = 100
 """Arguments of a call, and elements of a list in brackets."""
 GROWING_CALLS = 8
@@ -55,10 +57,10 @@ _GROWING = """
     array_replace_all array_replace_n array_to_string array_union || repeat
 """
 SIZED: Mapping[str, tuple[int, int]] = {"repeat": (1, 100), "lpad": (1, 1_000), "rpad": (1, 1_000)}
-"""Functions with a number that sizes their result: its place among the arguments, and the most that it may be."""
+"""Functions with a number that sizes their result: its place among the arguments, and its maximum."""
 CASTS = frozenset(("arrow_cast", "arrow_try_cast"))
 FORMS = frozenset(("ceil", "floor", "overlay", "substr", "substring", "trim"))
-"""Functions with a grammar of their own, which have at least one argument."""
+"""Functions with their own grammar, which have at least one argument."""
 
 
 def _with_lists(names: str) -> frozenset[str]:
@@ -96,8 +98,10 @@ def function_problem(name: str, names: Iterable[str] = FUNCTIONS) -> str:
 
 
 def type_problem(written: str, *, arrow: bool = False) -> str:
-    """Return why a type is refused, "" if it is not. `written`: of SQL, in lower case with single spaces between words
-    and none elsewhere; with `arrow`, of arrow_cast.
+    """Return why a type is refused, "" if it is allowed.
+
+    `written`: an SQL type, in lower case with single spaces between words and none elsewhere; with `arrow`, a type of
+    arrow_cast.
     """
     if (_ARROW_TYPE if arrow else _SQL_TYPE).fullmatch(written):
         return ""
@@ -106,9 +110,9 @@ def type_problem(written: str, *, arrow: bool = False) -> str:
 
 
 def size_problem(name: str, numbers: Sequence[str], sized: Mapping[str, tuple[int, int]] = SIZED) -> str:
-    """Return why a call is refused for the number that sizes its result, "" if it is not.
+    """Return why a call is refused for the number that sizes its result, "" if it is allowed.
 
-    `numbers`: the arguments that are written-out numbers; "" for others.
+    `numbers`: the arguments that are number literals; "" for others.
     """
     place, most = sized.get(name, (0, 0))
     if len(numbers) <= place or not most or (numbers[place].isdecimal() and int(numbers[place]) <= most):

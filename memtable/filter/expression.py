@@ -1,9 +1,9 @@
-"""The parser of filters: a tree of what a filter says, of nothing but what `allowed` lists.
+"""The parser of filters: a tree that contains only what `allowed` lists.
 
-The grammar and its precedence are those of sqlparser, the parser of Lance and DataFusion, as far as Lance takes them.
-What this parser does not know it refuses, so that no planner sees it: Lance's planner panics on placeholders and on
-texts such as `N'a'`, and both planners end the process on deep nesting. Operators of one precedence in a row form one
-node, however many they are.
+The grammar and its precedence are those of sqlparser, the parser of Lance and DataFusion, as far as Lance supports
+them. This parser refuses everything that it does not know, so that no planner sees it: Lance's planner panics on
+placeholders and on texts such as `N'a'`, and both planners abort the process on deep nesting. Consecutive operators of
+one precedence form one node, whatever their number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memwal.memtable.filter.tokens import NOTHING, Token, tokenize
 
 SHOWN = 200
 LONG = 2_000
-"""Characters of a filter from which on only a few are kept."""
+"""Filters with more characters than this use a smaller cache."""
 COMPARISONS = frozenset(("=", "==", "<>", "!=", "<", "<=", ">", ">="))
 _NOT, _IS, _LIKE, _COMPARE, _PRODUCT, _CAST = 15, 17, 19, 20, 40, 50
 _BINARY = {
@@ -57,18 +57,18 @@ _CLOCKS = frozenset(("current_date", "current_time", "current_timestamp"))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A part of a filter. `kind` decides what the others are:
+    """A part of a filter. `kind` decides the meaning of the other attributes:
 
-    column, name, number, text, double, hex, word      `text`: the column's name, or the token
-    field, index                                        `text`: name of the field; parts: the value, and the index
-    call                                                `text`: function in lower case; parts: arguments
-    array, group, prefix                                parts: elements, or one part; `text`: of prefix its operator
-    chain                                               parts joined by `operators`, all of one precedence
-    in, between, like, is, distinct                     `text`: with NOT, in lower case; parts: the operands
-    cast                                                `text`: the type; `operators`: ("cast",), ("try_cast",), ("::",)
-                                                        or ("",) for a type in front of a text
+        column, name, number, text, double, hex, word      `text`: the column's name, or the token
+        field, index                                        `text`: name of the field; parts: the value, and the index
+        call                                                `text`: function in lower case; parts: arguments
+        array, group, prefix                                parts: elements, or one part; `text`: of prefix its operator
+        chain                                               parts joined by `operators`, all of one precedence
+        in, between, like, is, distinct                     `text`: with NOT, in lower case; parts: the operands
+        cast                                                `text`: the type; `operators`: ("cast",), ("try_cast",),
+                                                            ("::",), or ("",) for a type in front of a text
 
-    `depth`: operators in one another. `grows`: whether a growing function is in it.
+    `depth`: nesting depth of operators. `grows`: whether it contains a growing function.
     """
 
     kind: str
@@ -112,7 +112,7 @@ def parse(filter: str, columns: Sequence[str]) -> Node:
 
 
 def shown(filter: str) -> str:
-    """Return a filter as it appears in an error: quoted, on one line, cut where it is long."""
+    """Return a filter as it appears in an error: quoted, on one line, truncated if it is long."""
     return repr(filter if len(filter) <= SHOWN else filter[:SHOWN] + "...")
 
 
@@ -140,7 +140,7 @@ class _Parser:
         self._place = self._nesting = self._growing = 0
 
     def expression(self, above: int) -> Node:
-        """Read an operand and the operators behind it that bind stronger than `above`."""
+        """Read an operand and the following operators that bind more strongly than `above`."""
         left = self._operand()
         while True:
             negated = "not " if self._at().lower == "not" else ""
@@ -158,7 +158,7 @@ class _Parser:
                 return left
 
     def _special(self, left: Node, negated: str, word: str) -> Node:
-        """Read what follows an operator that takes more than an operand on its right."""
+        """Read the rest of an operator that takes more than an operand on its right."""
         if word in ("is", "["):
             return self._is(left) if word == "is" else self._index(left)
         if word == "in":
@@ -317,7 +317,7 @@ class _Parser:
         return self._node("call", name, arguments)
 
     def _expect_no_column(self, text: str, double: str) -> None:
-        """Refuse a text in double quotes that names a column or is compared: it would pass every row, or none."""
+        """Refuse a double-quoted text that names a column or is compared: it would pass every row, or none."""
         after = self._at(self._at().lower == "not").lower
         if text.lower() in self._folded or after in COMPARISONS or after in ("in", "is", "between", "like", "ilike"):
             single = "'" + text.replace("'", "''") + "'"
@@ -349,7 +349,7 @@ def _name(token: Token) -> str:
 
 
 def _grows(name: str, arguments: Sequence[Node]) -> bool:
-    """Whether a call makes a longer value; not if a replacement is no longer than what it replaces."""
+    """Return whether a call returns a longer value; it does not if a replacement is no longer than what it replaces."""
     if name in ("replace", "regexp_replace") and len(arguments) > 2 and (new := arguments[2].literal) is not None:
         old = arguments[1].literal or ""
         return new != "" and (name != "replace" or len(new.encode()) > len(old.encode()))

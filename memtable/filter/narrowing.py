@@ -1,11 +1,11 @@
-"""Derivation of the conditions of a predicate that an index can answer, or Arrow exactly.
+"""Derive the conditions of a predicate that an index can answer, or Arrow can evaluate exactly.
 
 Only AND and OR are analysed, and a condition counts only if the comparison of the index is provably DataFusion's:
 numbers with numbers, text with text, dates and timestamps with their own literals. All other parts narrow nothing and
 cost only time: the predicate is evaluated on the remaining rows.
 
-Comparisons of integers, texts, dates and truth values with literals of their own type are exact: they need no further
-evaluation if the predicate consists of such.
+Comparisons of integers, texts, dates and booleans with literals of their own type are exact: a predicate that consists
+of these needs no further evaluation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MIRRORED = {"=": "=", "==": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def narrowing(part: Node, kinds: Kinds) -> Narrowing | None:
-    """Return the conditions of a filter on columns of `kinds`; None if there are none."""
+    """Return the conditions of a filter on columns of `kinds`; None without any."""
     part = part.bare
     if {"and", "or"}.isdisjoint(part.operators):
         return _condition(part, kinds)
@@ -58,7 +58,7 @@ def _ranges(parts: Sequence[Narrowing]) -> list[Narrowing]:
 
 
 def _condition(part: Node, kinds: Kinds) -> Condition | None:
-    """Return `part` as a condition on one column; None if it is none, or not a supported one."""
+    """Return `part` as a condition on one column; None if it is not one, or not a supported one."""
     negated = part.kind == "prefix" and part.text == "not"
     part = part.parts[0].bare if negated else part
     operator, sides = part.text, list(part.parts)
@@ -82,7 +82,7 @@ def _condition(part: Node, kinds: Kinds) -> Condition | None:
 
 
 def _asked(operator: str, others: Sequence[Node], column: pa.DataType) -> Asked | None:
-    """Return the values that a comparison of a column of the type `column` with `others` asks for."""
+    """Return the values that a comparison of a column of the type `column` with `others` selects."""
     if operator in ("is null", "is not null"):
         return Asked(nulls=operator == "is null")
     if operator == "like":
@@ -99,18 +99,18 @@ def _asked(operator: str, others: Sequence[Node], column: pa.DataType) -> Asked 
 
 
 def _prefixed(pattern: Node, column: pa.DataType) -> Asked | None:
-    """LIKE: the texts that begin with the pattern's part before its first wildcard or escape."""
+    """Return, for LIKE, the texts that begin with the pattern's part before its first wildcard or escape."""
     prefix = re.split(r"[%_\\]", pattern.literal or "", maxsplit=1)[0]
     if not prefix or not _is_text(column):
         return None
     after = ord(prefix[-1]) + 1
-    beyond = None if after in (0xD800, 0x110000) else prefix[:-1] + chr(after)  # surrogates are no text
+    beyond = None if after in (0xD800, 0x110000) else prefix[:-1] + chr(after)  # surrogates are not text
     low, high = (end if end is None else sort_form(pa.array([end], column)) for end in (prefix, beyond))
     return Asked(low, high, high_inclusive=False)
 
 
 def _literals(literals: Sequence[Node], column: pa.DataType) -> pa.Array | None:
-    """The distinct literals in the column's type and sort_form; None if one is not surely comparable with it."""
+    """Return the distinct literals in the column's type and sort_form; None if one may not be comparable with it."""
     texts = [_text(literal, column) for literal in literals]
     if not texts or any(text is None for text in texts):
         return None
@@ -125,7 +125,7 @@ def _literals(literals: Sequence[Node], column: pa.DataType) -> pa.Array | None:
 
 
 def _text(literal: Node, column: pa.DataType) -> str | None:
-    """The literal in the form for Arrow's cast to the column's type; None if the two are not surely comparable."""
+    """Return the literal in the form for Arrow's cast to the column's type; None if they may not be comparable."""
     types, literal = pa.types, literal.bare
     if literal.kind == "hex":
         return literal.text[1:-1] if types.is_binary(column) or types.is_large_binary(column) else None
@@ -152,15 +152,17 @@ def _comparable(quoted: bool, text: str, cast_to: str, column: pa.DataType) -> b
         return quoted and cast_to == "date"
     if not (types.is_timestamp(column) and column.tz is None and quoted):
         return False
-    # DataFusion drops the time of a DATE with a time, and what is finer than TIMESTAMP(6); Arrow would keep both.
+    # DataFusion drops the time of a DATE with a time, and digits finer than TIMESTAMP(6); Arrow would keep both.
     if cast_to in ("timestamp", "timestamp(6)"):
         return not is_finer(text)
     return cast_to == "date" and len(text) <= len("2000-01-01")
 
 
 def _is_exact(kind: pa.DataType) -> bool:
-    """Whether Arrow compares a column of this type with literals exactly as DataFusion does: not floats, whose literals
-    may be rounded and whose NaN is the largest number, nor times, whose literals may have another unit.
+    """Return whether Arrow compares a column of this type with literals exactly as DataFusion does.
+
+    It does not for floats, whose literals may be rounded and whose NaN is the largest number, nor for times, whose
+    literals may have another unit.
     """
     types = pa.types
     return bool(types.is_integer(kind) or types.is_boolean(kind) or types.is_date32(kind)) or _is_text(kind)

@@ -17,9 +17,9 @@ from memwal.memtable.filter.translation import checked, translate
 
 @dataclass(eq=False)
 class FilterPlan:
-    """A filter as DataFusion's SQL, the columns it may mention, and the conditions for indexes (None: none).
+    """A filter as DataFusion's SQL, the columns it may mention, and the conditions for indexes (None without any).
 
-    `exact`: conditions that are all of the filter, for Arrow; None if DataFusion has to evaluate it. `valid`:
+    `exact`: conditions that make up the whole filter, for Arrow; None if DataFusion must evaluate it. `valid`:
     DataFusion accepted it once, so that it need not be evaluated on an empty selection.
     """
 
@@ -31,7 +31,7 @@ class FilterPlan:
 
 
 def plan(predicate: str, schema: pa.Schema, indexed: tuple[str, ...]) -> FilterPlan:
-    """The plan of `predicate` for rows of the row schema, narrowed by the columns `indexed`.
+    """Return the plan of `predicate` for rows of the row schema, narrowed by the columns `indexed`.
 
     Thread safety: any thread. Raises InvalidRows for a filter with too many operators.
     """

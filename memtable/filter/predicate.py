@@ -1,4 +1,4 @@
-"""Evaluates a filter over rows, by DataFusion."""
+"""Evaluate a filter over rows with DataFusion."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FEW = 8_192
 
 
 def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: int) -> Mask:
-    """Which of the n rows satisfy the predicate; `rows` holds the rows at `positions`, all others are false.
+    """Return which of the n rows satisfy the predicate; `rows` holds the rows at `positions`, all others are false.
 
     Raises InvalidRows naming the predicate and DataFusion's error.
     """
     rows = null_inside(rows).append_column(POSITION, pa.array(positions))
-    # Without a batch there is no schema.
+    # read_batches needs a batch for the schema.
     batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
     mask = np.zeros(n, dtype=bool)
     try:
@@ -36,13 +36,15 @@ def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: 
 
 
 def referenced(predicate: str, schema: pa.Schema) -> list[str]:
-    """Columns that the predicate may mention: those whose name occurs anywhere in its text. Never misses one."""
+    """Return the columns that the predicate may mention: those whose name occurs anywhere in its text. Never misses
+    one.
+    """
     text = predicate.lower()
     return [name for name in schema.names if name.lower() in text or "`" in name]
 
 
 def _reason(error: Exception) -> str:
-    """DataFusion's message on one line, without the name it gave our rows."""
+    """Return DataFusion's message on one line, without its internal name for the rows."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     line = line.removeprefix("DataFusion error: ").rstrip(".")
     return line.replace('"?table?".', "").replace("?table?.", "")[:SHOWN]

@@ -1,13 +1,13 @@
 """One column by value: sorted runs that are merged as they grow, and the newest rows, not sorted yet.
 
-It names the rows that may pass: the predicate itself is always evaluated on them (see snapshot.Snapshot.where). So it
-may name too many rows and must never miss one.
+The index names the rows that may pass; the predicate itself is always evaluated on them (see snapshot.Snapshot.where).
+Therefore it may name too many rows but must never miss one.
 
     rows      0 ................................. end ........ n
               [ run ][ run ][run][.]               waiting       a run: its values ascending, and the row of each
 
-A put does nothing here. Reads bring the runs up to date from the rows themselves, once they have visited the waiting
-rows so often that sorting them would have cost less.
+A put does nothing here. Reads extend the runs from the rows themselves, once they have visited the waiting rows so
+often that sorting them would have cost less.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Asked:
 
 
 def sort_form(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The values as one array, text and bytes with offsets wide enough for any number of rows."""
+    """Return the values as one array, text and bytes with offsets wide enough for any number of rows."""
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         values = values.cast(pa.large_string() if pa.types.is_string(kind) else pa.large_binary())
@@ -57,7 +57,9 @@ def sort_form(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """Some rows by value: `values` ascending, `rows` the row of each; the rows without order beside them."""
+    """Some rows by value: `values` ascending, `rows` the row of each; `nans` and `nulls` hold the rows without an
+    order.
+    """
 
     values: pa.Array
     rows: Positions
@@ -68,7 +70,7 @@ class _Run:
         return len(self.rows) + len(self.nans) + len(self.nulls)
 
     def named(self, asked: Asked) -> tuple[Positions, Positions]:
-        """Places [start, stop) in `rows` of each wanted range."""
+        """Return the places [start, stop) in `rows` of each wanted range."""
         every = np.array([0]), np.array([len(self.rows)])
         starts = every[0] if asked.low is None else self._places(asked.low, right=not asked.low_inclusive)
         stops = every[1] if asked.high is None else self._places(asked.high, right=asked.high_inclusive)
@@ -81,13 +83,13 @@ class _Run:
 
 @dataclass(frozen=True, eq=False)
 class _Sorted:
-    """The rows below `end`, in runs of falling length."""
+    """The rows below `end`, in runs of decreasing length."""
 
     runs: tuple[_Run, ...] = ()
     end: int = 0
 
     def extended(self, column: pa.ChunkedArray) -> _Sorted:
-        """These runs, with the rows from `end` to the end of `column` added."""
+        """Return these runs, with the rows from `end` to the end of `column` added."""
         runs, run = list(self.runs), _sorted_run(sort_form(column.slice(self.end)), self.end)
         while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= LONGEST_RUN:
             run = _merged([runs.pop(), run])
@@ -98,7 +100,7 @@ class _Sorted:
 class ScalarIndex:
     """Rows of one column of type `kind` by value.
 
-    Thread safety. Any thread. A read that meets another read sorting goes on without sorting.
+    Thread safety. Any thread. A read continues without sorting if another read is sorting.
     Invariants. The sorted runs are replaced as a whole, by one assignment.
     """
 
@@ -108,7 +110,7 @@ class ScalarIndex:
     _sorting: threading.Lock = field(default_factory=threading.Lock)
 
     def candidates(self, asked: Asked, column: Column, n: int, limit: int) -> Positions | None:
-        """Rows below n that may hold a wanted value, in any order, possibly with repeats; None if more than `limit`."""
+        """Return rows below n that may hold a wanted value, in any order, maybe repeated; None if more than `limit`."""
         held = self._up_to_date(column, n, limit)
         waiting = np.arange(held.end, max(n, held.end), dtype=np.int64)
         spans = [((run.nulls, *_NOTHING) if asked.nulls else (run.nans, *run.named(asked))) for run in held.runs]
@@ -122,7 +124,7 @@ class ScalarIndex:
         return rows[rows < n] if held.end > n else rows
 
     def in_order(self, asked: Asked, column: Column, mask: Mask) -> Positions:
-        """The rows of `mask` whose value lies in the one wanted range, ascending by value; no nulls, no NaN."""
+        """Return the rows of `mask` whose value lies in the one wanted range, ascending by value; no nulls, no NaN."""
         n = len(mask)
         if not n:
             return np.empty(0, dtype=np.int64)
@@ -139,7 +141,7 @@ class ScalarIndex:
         return _merged(parts).rows if parts else np.empty(0, dtype=np.int64)
 
     def _up_to_date(self, column: Column, n: int, limit: int) -> _Sorted:
-        """The sorted runs, after sorting the waiting rows below n if that is worth its cost by now."""
+        """Return the sorted runs, after sorting the waiting rows below n if that is worth its cost by now."""
         waiting = max(0, n - self._sorted.end)
         # If more rows than `limit` wait, all n are visited. Two threads may lose a count, which costs only time.
         self._looks += waiting if waiting <= limit else n
@@ -164,14 +166,14 @@ _NOTHING: tuple[Positions, Positions] = (np.empty(0, dtype=np.int64), np.empty(0
 
 
 def _expanded(starts: Positions, stops: Positions) -> Positions:
-    """All integers of the ranges [starts[i], stops[i]), one range after the other."""
+    """Return all integers of the ranges [starts[i], stops[i]), one range after the other."""
     counts = stops - starts
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
 
 def _sorted_run(values: pa.Array, first: int) -> _Run:
-    """The run of new rows first, first + 1, ..."""
+    """Return the run of new rows first, first + 1, ..."""
     rows = np.arange(first, first + len(values), dtype=np.int64)
     nans = nulls = _NOTHING[0]
     if values.null_count:
@@ -196,7 +198,9 @@ def _by_value(values: pa.Array, rows: Positions, nans: Positions, nulls: Positio
 
 
 def _order(values: pa.Array) -> Positions:
-    """Places of the values in ascending order. NumPy merges runs of fixed width three times as fast as Arrow."""
+    """Return the places of the values in ascending order. NumPy merges runs of fixed width three times as fast as
+    Arrow.
+    """
     kind = values.type
     if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
         return pc.sort_indices(values).to_numpy().astype(np.int64)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Makes the fields of null structs null, for DataFusion.
+"""Set the fields of null structs to null, for DataFusion.
 
 Arrow leaves the value of a field inside a null struct undefined, mostly 0 or an empty text. DataFusion's `st.a` shows
 that value; Lance, and readers of the column, show null.

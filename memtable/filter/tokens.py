@@ -1,4 +1,4 @@
-"""Tokens of an SQL predicate: just enough to tell names, texts and numbers apart."""
+"""Tokens of an SQL predicate: names, texts, numbers and signs."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Writes a filter as DataFusion's SQL with the meaning that Lance gives it. Lance has the same release of DataFusion.
+"""Write a filter as DataFusion's SQL with the meaning that Lance gives it. Lance has the same release of DataFusion.
 
-What Lance changes before DataFusion plans a filter (read in its sources, and found by running pylance 14.0.2):
+Changes that Lance makes before DataFusion plans a filter (from its sources, and from running pylance 14.0.2):
 
-    price = 0.1         a number beside a column of float32 or float16 gets the column's type, which DataFusion alone
-                        would widen. So do numbers that arithmetic joins, also for integers: `u = 2 - 3` wraps around
-                        in an unsigned column. Only in comparisons, IN and BETWEEN that AND, OR and brackets join to the
-                        whole.
+    price = 0.1         a number beside a column of float32 or float16 gets the column's type, whereas DataFusion alone
+                        would widen the column. The same applies to numbers that arithmetic joins, also for integers:
+                        `u = 2 - 3` wraps around in an unsigned column. Only in comparisons, IN and BETWEEN that AND, OR
+                        and brackets join to the whole.
     price = 0           0.0 and -0.0 are equal beside a zero, at any place. Here 0.0 is added to the other side, which
                         makes 0.0 of -0.0.
     timestamp '...'     has microseconds, but nanoseconds among the arguments of a function
-    regexp_match(...)   in the place of a truth value: whether there is a match, never null; elsewhere its list
+    regexp_match(...)   as a truth value: whether there is a match, never null; elsewhere its list
     "text"              a text, like 'text'
     l[1].a              a field of an element
 """
@@ -68,7 +68,7 @@ def translate(filter: str, schema: pa.Schema) -> str:
 def checked(filter: str, columns: Sequence[str]) -> Node:
     """Return the tree of a filter. `columns`: of the table.
 
-    Raises: InvalidRows if it is not allowed, or has a timestamp that Lance would cut short.
+    Raises: InvalidRows if it is not allowed, or has a timestamp that Lance would truncate.
     """
     tree = parse(filter, columns)
     if reason := next(_cut_short(tree), ""):
@@ -78,7 +78,7 @@ def checked(filter: str, columns: Sequence[str]) -> Node:
 
 @cache
 def context() -> SessionContext:
-    """Return the shared session: making another takes as long as a small filter. read_batches() leaves no state in it.
+    """Return the shared session: creating one takes as long as a small filter. read_batches() leaves no state in it.
 
     One partition: a memtable is small, and the cores belong to the region writers.
     """
@@ -119,7 +119,10 @@ class _Writer:
         return struct.field(node.text).type if inside else None
 
     def _cast(self, value: Node, kind: pa.DataType | None, *, every: bool) -> None:
-        """Give a number, or those that arithmetic joins, the type `kind`; with `every`, if it joins nothing else."""
+        """Give a number, or the numbers that arithmetic joins, the type `kind`.
+
+        `every`: only if arithmetic joins nothing but numbers.
+        """
         operands = list(_joined(value))
         name = _NARROW.get(kind) or (_WHOLE.get(kind) if len(operands) > 1 else None)
         numbers = [number for number in map(_number, operands) if number]
@@ -129,7 +132,7 @@ class _Writer:
     # ---- text ----------------------------------------------------------------------------------------------------
 
     def truth(self, node: Node) -> str:
-        """Return the text of a node in the place of a truth value."""
+        """Return the text of a node that is used as a truth value."""
         if node.kind == "call" and node.text == "regexp_match":
             return f"({self._text(node)} IS NOT NULL)"
         if node.kind == "group" or (node.kind == "prefix" and node.text == "not"):
@@ -182,7 +185,7 @@ class _Writer:
         return f"{numbers[0]} {node.text or node.operators[0]} {numbers[1]}"
 
     def _is_zero(self, node: Node, text: str) -> bool:
-        """Whether a node is a number that is zero, or is computed from constants and zero."""
+        """Return whether a node is a number that is zero, or is computed from constants and zero."""
         if number := _number(node):
             return float(number.text) == 0
         if node.bare.kind not in _COMPUTED or not all(each.kind in _CONSTANT for each in node.walk()):
@@ -210,7 +213,7 @@ def _number(node: Node) -> Node | None:
 
 
 def _as_floats(kind: pa.DataType | None, node: Node, zeros: Sequence[bool]) -> bool:
-    """Whether zeros are maybe compared as floats with a value of type `kind`, None if it is computed."""
+    """Return whether zeros may be compared as floats with a value of type `kind`, None if it is computed."""
     if kind is None or pa.types.is_floating(kind):
         return True
     numbers = [_number(part) for part, is_zero in zip(node.parts, zeros, strict=True) if is_zero]
@@ -232,10 +235,10 @@ def _joined(node: Node) -> Iterator[Node]:
 
 
 def _cut_short(tree: Node) -> Iterator[str]:
-    """Yield why a filter is refused for timestamps that Lance would cut short.
+    """Yield the reasons to refuse a filter for timestamps that Lance would truncate.
 
-    Lance cuts what is finer than microseconds off the text of a TIMESTAMP, so `t = timestamp '... 00:00:00.000000001'`
-    would find, and delete, the row at 00:00:00. It cuts the values of IN and BETWEEN to the coarsest unit of them.
+    Lance truncates the text of a TIMESTAMP to microseconds, so `t = timestamp '... 00:00:00.000000001'` would find, and
+    delete, the row at 00:00:00. It truncates the values of IN and BETWEEN to the coarsest unit among them.
     """
     for node in tree.walk(calls=False):
         text = node.parts[0].literal if node.kind == "cast" and node.text in _TIMES else None
@@ -256,7 +259,7 @@ def _cut_short(tree: Node) -> Iterator[str]:
 
 
 def _unit(node: Node) -> int | None:
-    """Return the digits of a second in a timestamp, None for another value or one that is not written out."""
+    """Return the digits of a second in a timestamp, None for another value or one that is not a literal."""
     if node.kind == "cast" and node.text.startswith(_TIMES):
         return int(node.text[-2]) if "(" in node.text else 6
     into = (node.parts[-1].literal or "").lower() if node.text in CASTS else node.text
@@ -266,7 +269,7 @@ def _unit(node: Node) -> int | None:
 
 
 def is_finer(text: str) -> bool:
-    """Whether the text of a time has digits beyond microseconds that are not zeros."""
+    """Return whether the text of a time has digits beyond microseconds that are not zeros."""
     return _digits(text) > 6
 
 

@@ -1,8 +1,8 @@
 """A growing hash table from 64-bit codes to row positions, filled and read a batch at a time.
 
 The probing is faiss' (`hashtable_int64_to_int64_*`: open addressing in one array, no deletion). This module owns the
-array, its growth and the rules for reading it during writes. Why not a dict: it makes an object of every key, and waits
-for memory one key at a time (bench/micro/key_index.py measures both and others).
+array, its growth and the rules for reading it during writes. A dict is slower because it creates an object for every
+key, and waits for memory one key at a time (bench/micro/key_index.py measures it and other structures).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ EMPTY = -1
 FIRST_SLOTS = 13
 FULLEST = 3 / 4
 """Largest share of taken slots. A fuller table answers a little more slowly, an emptier one costs more memory, and
-growing spends most of its time on new memory."""
+growing spends most of its time on new memory.
+"""
 GROWTH = 2
-"""Doublings at once: growing by one would write each code twice as often, for half of the memory at worst."""
+"""Doublings at once: growing by one would write each code twice as often, for half of the memory in the worst case."""
 
 
 class CodeTable:
@@ -33,8 +34,8 @@ class CodeTable:
 
     Thread safety. One writer (put); find from any thread, also during put. Codes are never removed and a slot keeps its
     code, so a reader finds each code in its slot or not at all; a row is one aligned 8-byte store. A reader that finds
-    a code before its row was written reads -1, as if it had come earlier. Growing makes a new array; readers of the old
-    one see it unchanged.
+    a code before its row was written reads -1, as if it had read earlier. Growing creates a new array; readers of the
+    old one see it unchanged.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class CodeTable:
         self.size = 0
 
     def find(self, codes: Codes) -> Positions:
-        """The row of each code (int64 [m]), -1 where it was not put."""
+        """Return the row of each code (int64 [m]), -1 if it was not put."""
         slots = self._slots
         rows = np.empty(len(codes), dtype=np.int64)
         with faiss_single_thread():
@@ -51,7 +52,7 @@ class CodeTable:
         return rows
 
     def put(self, codes: Codes, rows: Positions, fresh: int) -> None:
-        """Point each code at its row, where `fresh` of the codes are new. Requires: codes distinct, none EMPTY."""
+        """Point each code at its row; `fresh` of the codes are new. Requires: codes distinct, none EMPTY."""
         if self.size + fresh > self._most:
             self._grow(self.size + fresh)
         self.size += fresh  # counted before they are written: repeated after a failure, they are not fresh any more
@@ -68,7 +69,7 @@ class CodeTable:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the slots, free ones included: they are written when the table is made."""
+        """Bytes of the slots, free ones included: they are written when the table is created."""
         return int(self._slots.nbytes)
 
 

@@ -1,7 +1,7 @@
 """One column of a key: its values as 64-bit codes, and the values kept for comparison.
 
-The code of an integer or boolean is its value. For text and bytes it is a hash, equal for equal values; `equal` tells
-two values with one code apart.
+The code of an integer or boolean is its value. For text and bytes it is a hash, equal for equal values; `equal`
+distinguishes two values with one code.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from memwal.memtable.key.code_table import Codes
 
 Words = npt.NDArray[np.uint64]
 
-# The hash of bytes b0 b1 ... is the polynomial b0 B + b1 B^2 + ... modulo 2^64, then mixed. Computed for many texts at
-# once: every byte times the power of its place in the whole buffer, summed per text, times the inverse power of the
-# place where the text begins. B is odd, so it has an inverse.
+# The hash of bytes b0 b1 ... is the polynomial b0 B + b1 B^2 + ... modulo 2^64, then mixed. It is computed for many
+# texts at once: every byte times the power of its place in the whole buffer, summed per text, times the inverse power
+# of the place where the text begins. B is odd, so it has an inverse.
 _BASE = 0x9E3779B97F4A7C15
 _PLACES = 1 << 16
 _LONG = 1 << 12
@@ -42,28 +42,29 @@ _DOWN = np.concatenate([np.ones(1, np.uint64), _powers(pow(_BASE, -1, 1 << 64), 
 
 
 class KeyColumn(Protocol):
-    """A key column as the key index uses it. Thread safety. One thread at a time (keep); the rest from any thread.
+    """A key column as the key index uses it.
 
-    `equal` is called only for rows that were kept before the caller learnt of them.
+    Thread safety. One thread at a time (keep); the rest from any thread. `equal` is called only for rows that were kept
+    before the caller knew their positions.
     """
 
     def values(self, column: pa.ChunkedArray) -> pa.Array | Codes:
-        """The column in the form that the other methods take. Requires: no nulls."""
+        """Return the column in the form that the other methods take. Requires: no nulls."""
 
     def codes(self, values: pa.Array | Codes) -> Codes:
-        """int64 [m]; read-only."""
+        """Return the codes: int64 [m]; read-only."""
 
     def keep(self, values: pa.Array | Codes, first: int) -> None:
         """Keep the values of the rows first, first + 1, ...: the next rows, or rows that are kept again."""
 
     def equal(self, rows: Positions, values: pa.Array | Codes, places: Positions) -> Mask:
-        """Whether the value kept for rows[i] is values[places[i]]: bool [i]. Requires: `places` ascending."""
+        """Return whether the value kept for rows[i] is values[places[i]]: bool [i]. Requires: `places` ascending."""
 
     def kept(self, row: int) -> int | bytes:
-        """The value kept for a row."""
+        """Return the value kept for a row."""
 
     def given(self, values: pa.Array | Codes, place: int) -> int | bytes:
-        """One of the values, as kept() would give it."""
+        """Return one of the values, as kept() would return it."""
 
     @property
     def bytes(self) -> int:
@@ -71,7 +72,7 @@ class KeyColumn(Protocol):
 
 
 def key_column(kind: pa.DataType) -> KeyColumn:
-    """The KeyColumn for a column type that schema.is_key_type accepts."""
+    """Return the KeyColumn for a column type that schema.is_key_type accepts."""
     return FixedColumn() if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else VariableColumn()
 
 
@@ -82,16 +83,16 @@ class FixedColumn:
         self._kept = GrowableArray(np.int64)
 
     def values(self, column: pa.ChunkedArray) -> Codes:
-        """As int64; uint64 bit by bit."""
+        """Return the column as int64; uint64 bit by bit."""
         values: Codes = column.to_numpy().astype(np.int64, copy=False)
         return values
 
     def codes(self, values: Codes) -> Codes:
-        """The values themselves."""
+        """Return the values themselves."""
         return values
 
     def keep(self, values: Codes, first: int) -> None:
-        """8 bytes a row."""
+        """Keep 8 bytes a row."""
         self._kept.write(first, values)
 
     def equal(self, rows: Positions, values: Codes, places: Positions) -> Mask:
@@ -122,7 +123,7 @@ class VariableColumn:
         self._ends.extend(np.zeros(1, dtype=np.int64))
 
     def values(self, column: pa.ChunkedArray) -> pa.Array:
-        """As one array."""
+        """Return the column as one array."""
         if column.num_chunks == 1:
             return column.chunk(0)
         whole = column.combine_chunks()
@@ -131,11 +132,11 @@ class VariableColumn:
         return whole
 
     def codes(self, values: pa.Array) -> Codes:
-        """Their hashes."""
+        """Return the hashes of the values."""
         return hashes(*_buffers(values))
 
     def keep(self, values: pa.Array, first: int) -> None:
-        """The bytes and 8 more a row."""
+        """Keep the bytes, and 8 more a row."""
         ends, data = _buffers(values)
         start = int(self._ends.data[first])
         self._kept.write(start, data[ends[0] : ends[-1]])
@@ -146,7 +147,7 @@ class VariableColumn:
         if len(rows) <= _FEW:
             pairs = zip(rows.tolist(), places.tolist(), strict=True)
             return np.fromiter((self.kept(row) == self.given(values, place) for row, place in pairs), dtype=bool)
-        count = int(rows.max()) + 1  # values beyond may still be being written
+        count = int(rows.max()) + 1  # values beyond may still be in the process of being written
         buffers = [None, pa.py_buffer(self._ends.data[: count + 1]), pa.py_buffer(self._kept.data)]
         kept = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, buffers).take(pa.array(rows))
         given = values if len(places) == len(values) else values.take(pa.array(places))
@@ -169,7 +170,10 @@ class VariableColumn:
 
 
 def hashes(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Codes:
-    """The hash of each text data[ends[i] : ends[i + 1]]: int64 [len(ends) - 1], the same in every batch and process."""
+    """Return the hash of each text data[ends[i] : ends[i + 1]]: int64 [len(ends) - 1].
+
+    Equal texts have equal hashes in every batch and process.
+    """
     lengths = np.diff(ends)
     if ends[-1] - ends[0] <= _PLACES:
         found = _polynomials(ends - ends[0], data[ends[0] : ends[-1]])
@@ -185,7 +189,7 @@ def hashes(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Codes:
 
 
 def _slices(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of texts of at most _PLACES bytes together; a single longer text is in no run."""
+    """Yield runs of texts of at most _PLACES bytes together; a single longer text is in no run."""
     first = 0
     while first < len(ends) - 1:
         last = int(np.searchsorted(ends, ends[first] + _PLACES, side="right")) - 1
@@ -195,7 +199,7 @@ def _slices(ends: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def mixed(codes: Words) -> Codes:
-    """A bijection that spreads every bit of a code over all of it."""
+    """Apply a bijection that spreads every bit of a code over all of it."""
     codes = (codes ^ (codes >> np.uint64(32))) * np.uint64(_BASE)
     return (codes ^ (codes >> np.uint64(29))).view(np.int64)
 
@@ -211,7 +215,7 @@ def _polynomials(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Wo
 
 
 def _buffers(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets and bytes of an array of text or bytes."""
+    """Return offsets and bytes of an array of text or bytes."""
     _, ends, data = values.buffers()
     width = np.int64 if pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type) else np.int32
     offsets = np.frombuffer(ends, dtype=width)[values.offset : values.offset + len(values) + 1]

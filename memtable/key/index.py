@@ -4,9 +4,9 @@ A key becomes a 64-bit code (key_column): the value itself for one column of int
 maps codes to rows, a batch at a time (code_table). If the code is a hash, the row found is compared with the key. Keys
 that share a code with another key, and the one code that the table cannot hold, are in a dict, which is exact.
 
-A put only notes its rows. Their keys enter the table in blocks: by `step`, which runs beside the puts, by the first
-read that needs them, or by a put when too many wait. A block of eight batches costs half of what the batches cost one
-by one, and most of it without the GIL.
+A put only records its rows. Their keys enter the table in blocks: by `step`, which runs concurrently with puts, by the
+first read that needs them, or by a put when too many wait. A block of eight batches costs half as much as the batches
+one by one, and most of it without the GIL.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from memwal.memtable.key.versions import Versions
 BLOCK_ROWS = 16_384
 """Rows indexed at once, unless one batch has more: 1 to 2 ms."""
 MOST_WAITING = 131_072
-"""Most rows whose keys wait when a put returns; the next read then has 10 ms of work."""
+"""Maximum number of rows whose keys wait when a put returns; the next read then has 10 ms of work."""
 MOST_BATCHES = 1_024
-"""Most puts whose keys wait: of a put of a single row its columns take far more memory than the key."""
+"""Maximum number of puts whose keys wait: the columns of a single-row put take far more memory than the key."""
 LINK_BYTES = 16
 EXACT_BYTES = 150
 """Bytes of a key's objects in the dict."""
@@ -63,8 +63,8 @@ class KeyIndex:
     since a key is kept and its version linked before the table or the dict points to the row.
     Invariants. (1) A key once present is never removed: a tombstone is a row like any other. (2) A code in `_shared`
     stays there; all keys with that code are in `_exact`, and the row that the table may still have for it is a version
-    of one of these keys. (3) Indexing a block again that was broken off (by want of memory, or an interrupt in a
-    reader's thread) has the same result as without the break.
+    of one of these keys. (3) Repeating a block that was interrupted (out of memory, or an interrupt in a reader's
+    thread) has the same result as an uninterrupted one.
     """
 
     def __init__(self, schema: pa.Schema, key: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ class KeyIndex:
         self._rows = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Note the keys of the next rows. Requires: at least one row, all key columns, no nulls."""
+        """Record the keys of the next rows. Requires: at least one row, all key columns, no nulls."""
         put = _Put([rows.column(name) for name in self.key], self._rows, self._rows + rows.num_rows)
         self._waiting.append(put)
         self._rows = put.end
@@ -89,7 +89,7 @@ class KeyIndex:
             self.step()
 
     def step(self) -> bool:
-        """Index the next block of waiting rows. Returns False when none waits."""
+        """Index the next block of waiting rows. Return False when none waits."""
         with self._indexing:
             while self._waiting and self._waiting[0].first < self._indexed:
                 self._waiting.popleft()
@@ -106,11 +106,11 @@ class KeyIndex:
             self.step()
 
     def newest(self, n: int) -> Mask:
-        """Which of the first n rows are the newest of their key among them: bool [n]."""
+        """Return which of the first n rows are the newest of their key among them: bool [n]."""
         return self._of(n).newest(n)
 
     def lookup(self, columns: Sequence[pa.ChunkedArray], n: int) -> Positions:
-        """Newest row of each key below n, -1 for an unknown key. Requires: the key's columns, no nulls."""
+        """Return the newest row of each key below n, -1 for an unknown key. Requires: the key's columns, no nulls."""
         versions = self._of(n)
         if not len(columns[0]):
             return np.empty(0, dtype=np.int64)
@@ -133,10 +133,9 @@ class KeyIndex:
         return self._table.bytes + self._versions.bytes + kept + exact
 
     # ---- inside
-    # --------------------------------------------------------------------------------------------------
 
     def _of(self, n: int) -> Versions:
-        """The links of at least the first n rows."""
+        """Return the links of at least the first n rows."""
         self.index(n)
         return self._versions
 
@@ -147,7 +146,7 @@ class KeyIndex:
                 column.keep(values, first)
         previous = self._table.find(keys.codes)
         fresh = previous < 0
-        again = np.flatnonzero(previous >= first)  # an earlier call broke off after linking
+        again = np.flatnonzero(previous >= first)  # an earlier call was interrupted after linking
         previous[again] = self._versions.previous(first + again)
         last = _link_repeats(keys.codes, previous, first)
         if not self._is_exact:
@@ -172,7 +171,7 @@ class KeyIndex:
         return _Keys(codes, values)
 
     def _equal(self, rows: Positions, keys: _Keys, places: Positions) -> Mask:
-        """Whether the key of row rows[i] is keys[places[i]]."""
+        """Return whether the key of row rows[i] is keys[places[i]]."""
         same = np.ones(len(rows), dtype=bool)
         for column, values in zip(self._columns, keys.values, strict=True):
             same &= column.equal(rows, values, places)
@@ -204,7 +203,7 @@ class KeyIndex:
     def _link_exactly(
         self, keys: _Keys, places: Positions, previous: Positions, first: int
     ) -> dict[tuple[Any, ...], int]:
-        """Point the keys at `places` at their last row, key by key. Returns the updates for the dict."""
+        """Point the keys at `places` at their last row, key by key. Return the updates for the dict."""
         newest: dict[tuple[Any, ...], int] = {}
         for place in places.tolist():
             key, row = self._key_at(keys, place), first + place
@@ -216,7 +215,7 @@ class KeyIndex:
 
 
 def _link_repeats(codes: Codes, previous: Positions, first: int) -> Mask:
-    """Link every repeated code to its previous occurrence. Returns which places are the last of their code."""
+    """Link every repeated code to its previous occurrence. Return which places are the last of their code."""
     last = np.ones(len(codes), dtype=bool)
     ordered = np.sort(codes)  # a quarter of the time of argsort, and usually enough
     if (ordered[1:] == ordered[:-1]).any():

@@ -12,7 +12,7 @@ from memwal.memtable.errors import InvalidRows
 
 
 class NoKeys:
-    """As KeyIndex, for rows without a key.
+    """The interface of KeyIndex, for rows without a key.
 
     Thread safety. Any thread: it has no state.
     """
@@ -20,24 +20,24 @@ class NoKeys:
     bytes = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def step(self) -> bool:
-        """False: nothing waits."""
+        """Return False: nothing waits."""
         return False
 
     def index(self, n: int) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def newest(self, n: int) -> Mask:
-        """All of the first n rows: bool [n]."""
+        """Return all of the first n rows: bool [n]."""
         return np.ones(n, dtype=bool)
 
     def lookup(self, columns: Sequence[pa.ChunkedArray], n: int) -> Positions:  # noqa: ARG002 - as in KeyIndex
-        """Raises InvalidRows."""
+        """Raise InvalidRows."""
         raise no_key()
 
 
 def no_key() -> InvalidRows:
-    """The error for a call that needs keys."""
+    """Return the error for a call that needs keys."""
     return InvalidRows("the table has no key: its rows cannot be looked up by one")

@@ -28,15 +28,15 @@ ENGLISH: tuple[str, ...] = (
 """Lance's English stop words.
 
 Found with Lance itself: every word of the known English lists was indexed as a document of one word (pylance 14.0.2,
-base_tokenizer "simple", stem false); these were not found again. "no", "nor" and "not" are no stop words. tantivy's own
-English list has only 33 words, so the same text would match differently before and after a commit.
+base_tokenizer "simple", stem false); these were not found again. "no", "nor" and "not" are not stop words. tantivy's
+own English list has only 33 words, so the same text would match differently before and after a commit.
 """
 
 MAX_TOKEN_LENGTH = 40
 
 
 def analyzer(spec: IndexSpec) -> tantivy.TextAnalyzer:
-    """The analyzer for an fts index; parameters that the spec lacks have Lance's defaults.
+    """Return the analyzer for an fts index; parameters that the spec lacks have Lance's defaults.
 
     Order of the filters as in Lance (tested against `lance.tokenize`): removal of long tokens, lower case, stem, stop
     words, ASCII folding. Raises InvalidRows if tantivy has no stop words of the language.
@@ -60,7 +60,7 @@ def analyzer(spec: IndexSpec) -> tantivy.TextAnalyzer:
 
 
 def begins(spec: IndexSpec) -> tantivy.TextAnalyzer:
-    """The analyzer for a prefix, without stemming and stop words."""
+    """Return the analyzer for a prefix, without stemming and stop words."""
     return _folded(_cased(spec.parameters), spec.parameters)
 
 

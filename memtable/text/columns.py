@@ -1,7 +1,7 @@
 """A match of several text columns with a boost for each: the query, and the rows of a memtable that match it best.
 
-A part of the query counts where any column satisfies it. The score of a row is the sum, over parts and columns, of the
-column's boost times the BM25 score of the part in that column; so with one column and boost 1 it is `TextIndex`'s.
+A part of the query counts if any column satisfies it. The score of a row is the sum, over parts and columns, of the
+column's boost times the BM25 score of the part in that column. With one column and boost 1 it is `TextIndex`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memwal.memtable.text.query import Clause, TextParser, TextQuery, occur_of, 
 
 @dataclass(frozen=True, slots=True)
 class ColumnsQuery:
-    """A text asked of some columns.
+    """A text to match in some columns.
 
     `boosts`: the boost of each column, above 0. `parts`: for each part of the text its clause per column (see
     `query.parse`). Invariants. Immutable. Without parts no row matches.
@@ -52,10 +52,10 @@ class ColumnsQuery:
 def best_rows(
     query: ColumnsQuery, searched: Mapping[str, tuple[TextIndex, Any]], k: int, mask: Mask
 ) -> tuple[Positions, Scores]:
-    """The k rows of `mask` that match `query` best, descending by score, of equal ones the lower row first.
+    """Return the k rows of `mask` that match `query` best, descending by score, ties by row.
 
     `searched`: the index of each column and its searcher. mask: bool [n]. Returns (int64 [<=k], float32 [<=k]); fewer
-    than k only where fewer rows of the mask match.
+    than k only if fewer rows of the mask match.
     """
     if len(query.boosts) == 1:
         ((column, boost),) = query.boosts.items()
@@ -73,8 +73,11 @@ def best_rows(
 def _matching(
     query: ColumnsQuery, searched: Mapping[str, tuple[TextIndex, Any]], mask: Mask
 ) -> tuple[Positions, Scores]:
-    """Every row of `mask` that matches, ascending, and its score. Each part is evaluated over all rows of each index:
-    no column by itself can say which rows are the best, as another one may add to their scores."""
+    """Return every row of `mask` that matches, ascending, and its score.
+
+    Each part is evaluated over all rows of each index: no column alone determines which rows are the best, as another
+    one may add to their scores.
+    """
     scores = np.zeros(len(mask), np.float32)
     matching, required = np.zeros(len(mask), np.bool_), False
     excluded = np.zeros(len(mask), np.bool_)
@@ -97,7 +100,7 @@ def _matching(
         add({column: [clause] for column, clause in part.items()}, hit)
         if occur == "must":
             matching, required = matching & hit if required else hit, True
-    # All optional parts of a column in one search: which of them a row satisfies does not matter.
+    # All optional parts of a column in one search: it does not matter which of them a row satisfies.
     add(optional, np.zeros(len(mask), np.bool_) if required else matching)
     rows = np.flatnonzero(matching & ~excluded)
     return rows, scores[rows]

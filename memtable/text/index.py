@@ -1,7 +1,7 @@
 """Full-text search of one text column: tantivy in memory.
 
-A put only notes its texts. index_step() hands them to tantivy, whose own thread analyses them, and commits after many
-texts; a match hands over and commits the rest, so that it sees every row put before it.
+A put only records its texts. index_step() passes them to tantivy, whose own thread analyses them, and commits after
+many texts. A match passes and commits the rest, so that it sees every row put before it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _TEXT, _ROW, _TOKENIZER = "text", "row", "memtable"
 _OCCUR = {"should": tantivy.Occur.Should, "must": tantivy.Occur.Must, "must_not": tantivy.Occur.MustNot}
 HEAP_BYTES = 15_000_000  # tantivy's minimum for one thread; it starts a segment when it is used up
 BLOCK_ROWS = 256
-"""Texts handed over in one step: 1 ms in which the GIL is held."""
+"""Texts passed in one step, which holds the GIL for 1 ms."""
 COMMIT_DOCUMENTS = 16_384
-"""Texts between two commits of index_step(). A commit takes 3 ms and 2 us a document, and a match waits for the last;
-texts a second with commits after 1,024, 4,096, 16,384: 40,000, 95,000, 120,000."""
-# Growth of the process: far more than the finished index, since tantivy frees most of its memory and malloc keeps that,
+"""Texts between two commits of index_step(). A commit takes 3 ms and 2 us per document, and a match waits for the last
+one. Texts per second with commits after 1,024, 4,096, 16,384: 40,000, 95,000, 120,000.
+"""
+# The process grows far more than the finished index, since tantivy frees most of its memory and malloc retains that,
 # whatever happens to the writer. The share of each cause was fitted to the resident size of processes with two
 # memtables of short, long, repetitive and very varied texts (tests/unit/test_memtable_accounting.py).
 WRITER_BYTES = 2_400_000
@@ -40,25 +41,27 @@ WRITER_BYTES = 2_400_000
 INDEX_BYTES = 5_000_000
 """Bytes that every index keeps, however small it is."""
 SEGMENT_BYTES = 3_800_000
-"""Of a segment that was begun: the pages and the hash table to build it, in a malloc arena new to its thread."""
+"""Bytes per segment that was begun: the pages and the hash table to build it, in a malloc arena new to its thread."""
 MOST_ARENAS = 5
 """Segments after this number reuse the memory of earlier ones."""
 COMMIT_BYTES = 14_000
 MOST_COMMITS = 1_000
-"""Fragments that a commit leaves, of its few documents and of the merges beside it; later commits fill the gaps."""
+"""Fragments that a commit leaves, from its few documents and from concurrent merges; later commits fill the gaps."""
 SEGMENT_TEXT = 2_000_000
 SEGMENT_WORDS = 22_000
-"""Bytes of text, and distinct words, that use up HEAP_BYTES and so begin a segment without a commit."""
+"""Bytes of text, and distinct words, that use up HEAP_BYTES and therefore begin a segment without a commit."""
 BYTES_PER_TEXT_BYTE = {"freq": 1.5, "position": 2.0}
 """Postings while they are built, written and merged."""
 BYTES_PER_WORD = 48
-"""Of a distinct word of a segment: its entry in the dictionary, likewise."""
+"""Bytes per distinct word of a segment: its dictionary entry while it is built, written and merged."""
 SAMPLE = 32
 """One text in this many is read for the number of distinct words."""
 FETCH_SLACK = 64
 SPARSE = 100
 MAX_RUNS = 32
-"""A mask of one row in SPARSE or fewer, in at most this many runs, enters the query: 0.1 ms a run per 100,000 rows."""
+"""A mask of one row in SPARSE or fewer, in at most this many runs, becomes part of the query: 0.1 ms a run per 100,000
+rows.
+"""
 
 
 class Vocabulary:
@@ -79,7 +82,7 @@ class Vocabulary:
                 self._in_two += (seen == 1) - (seen == 2)
 
     def end_segment(self) -> None:
-        """Begin another segment, which has a dictionary of its own."""
+        """Begin another segment, which has a separate dictionary."""
         self._before = self.size
         self._texts_with = {}
         self._in_one = self._in_two = 0
@@ -88,9 +91,9 @@ class Vocabulary:
     def size(self) -> float:
         """Distinct words of all segments.
 
-        Words in exactly one sampled text give the number of new words in the next text (Good-Turing); words in exactly
-        two give how fast that number falls (Chao's estimate of the unseen): the extrapolation of species sampling (Chao
-        et al. 2014).
+        The number of words in exactly one sampled text gives the number of new words in the next text (Good-Turing).
+        The number of words in exactly two gives how fast that number falls (Chao's estimate of the unseen): the
+        extrapolation of species sampling (Chao et al. 2014).
         """
         unseen = (SAMPLE - 1.0) * self._in_one
         if self._in_two:
@@ -105,7 +108,7 @@ class TextIndex:
     Thread safety. add() and close_writer() by one writer; neither ever waits. Everything else from any thread: one lock
     guards tantivy's writer.
     Invariants. (1) Null and empty texts are not documents, as in Lance. (2) A document's row never changes. (3) Every
-    row added is either in `_waiting` or handed over, in order.
+    row added is either in `_waiting` or passed to tantivy, in order.
     Units. Scores are BM25 (k1 = 1.2, b = 0.75), higher is better, statistics over all rows of the index; a prefix
     scores 1.
     """
@@ -120,7 +123,8 @@ class TextIndex:
         self._schema = builder.build()
         self._index = tantivy.Index(self._schema)
         self._index.register_tokenizer(_TOKENIZER, analyzer(spec))
-        # By default tantivy reloads in a thread of its own after each commit; our thread then waits 100 ms for a lock.
+        # By default tantivy reloads in another thread after each commit; the committing thread then waits 100 ms for a
+        # lock.
         self._index.config_reader("manual")
         self._writer: Any = None
         self._lock = threading.Lock()
@@ -134,7 +138,7 @@ class TextIndex:
         self._terms: tuple[int, Terms] | None = None
 
     def add(self, texts: pa.ChunkedArray, first: int) -> None:
-        """Note the texts of the rows first, first+1, ..."""
+        """Record the texts of the rows first, first+1, ..."""
         present = len(texts) - texts.null_count
         if not present:
             return
@@ -143,7 +147,7 @@ class TextIndex:
         self._waiting.append((texts, first))
 
     def index_step(self) -> bool:
-        """Hand over the next block of waiting rows, and commit if due. Returns False when none waits."""
+        """Pass the next block of waiting rows to tantivy, and commit if due. Return False when none waits."""
         return not self._is_idle() and uninterrupted(self._step)
 
     def _step(self) -> bool:
@@ -159,11 +163,11 @@ class TextIndex:
         self._closed = True
 
     def searcher(self) -> Any:
-        """A fixed view of all documents added so far; later adds do not change its answers."""
+        """Return a fixed view of all documents added so far; later adds do not change its answers."""
         return self._index.searcher() if self._is_idle() else uninterrupted(self._up_to_date)
 
     def _is_idle(self) -> bool:
-        """Whether every row added so far is committed and all memory of the writer is freed."""
+        """Return whether every row added so far is committed and all memory of the writer is freed."""
         # In this order: a document counts as uncommitted before it stops waiting.
         return not self._waiting and not self._uncommitted and self._finished == self._closed
 
@@ -176,10 +180,10 @@ class TextIndex:
             return self._index.searcher()
 
     def match(self, searcher: Any, query: TextQuery, k: int, mask: Mask) -> tuple[Positions, Scores]:
-        """The k rows of `mask` that match `query` best, descending by score, of equal ones the lower row first.
+        """Return the k rows of `mask` that match `query` best, descending by score, ties by row.
 
-        mask: bool [n]. Returns (int64 [<=k], float32 [<=k]); fewer than k only where fewer rows of the mask
-        match. Which of the rows with the k-th score are returned is not promised.
+        mask: bool [n]. Returns (int64 [<=k], float32 [<=k]); fewer than k only if fewer rows of the mask match. If
+        several rows have the k-th score, any of them may be returned.
         """
         documents, allowed = searcher.num_docs, int(np.count_nonzero(mask))
         if not query.clauses or k < 1 or not documents or not allowed:
@@ -195,7 +199,7 @@ class TextIndex:
             limit *= 8
 
     def every(self, searcher: Any, clauses: Sequence[Clause], mask: Mask) -> tuple[Positions, Scores]:
-        """All rows of `mask` that match any of `clauses` (at least one), in no order, and their scores.
+        """Return all rows of `mask` that match any of `clauses` (at least one), in no order, and their scores.
 
         mask: bool [n]. Returns (int64 [m], float32 [m]).
         """
@@ -205,13 +209,13 @@ class TextIndex:
         return _allowed(searcher, searcher.search(built, limit=searcher.num_docs, count=False).hits, mask)
 
     def _built(self, searcher: Any, clauses: Sequence[tuple[Occur, Clause]], mask: Mask) -> Query:
-        """tantivy's query of some clauses, restricted to the rows of the mask where that is faster."""
+        """Return tantivy's query of some clauses, restricted to the rows of the mask if that is faster."""
         built = self._boolean([(occur, self._clause(searcher, clause)) for occur, clause in clauses])
         few = int(np.count_nonzero(mask)) * SPARSE < searcher.num_docs
         return self._within(built, mask) if few else built
 
     def _within(self, query: Query, mask: Mask) -> Query:
-        """`query` restricted to the rows of the mask, if these are few runs."""
+        """Return `query` restricted to the rows of the mask, if these are few runs."""
         runs = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
         if len(runs) > MAX_RUNS:
             return query
@@ -238,9 +242,9 @@ class TextIndex:
         return self._boolean([(occur, self._term(token)) for _, token in clause.tokens])
 
     def _terms_of(self, searcher: Any) -> Terms:
-        """The terms of a searcher's documents. tantivy lists 1,000 in a millisecond, so the last list is kept."""
+        """Return the terms of a searcher's documents. tantivy lists 1,000 in 1 ms, so the last list is kept."""
         documents, kept = searcher.num_docs, self._terms
-        if kept is None or kept[0] != documents:  # documents are only added, so their number tells the lists apart
+        if kept is None or kept[0] != documents:  # documents are only added, so their number identifies the list
             kept = self._terms = documents, Terms([term for term, _ in searcher.terms_with_prefix(_TEXT, "")])
         return kept[1]
 
@@ -253,7 +257,7 @@ class TextIndex:
         return Query.boolean_query([(_OCCUR[occur], part) for occur, part in parts])
 
     def _hand_over(self) -> None:
-        """Give tantivy the next block of waiting rows, if any."""
+        """Pass the next block of waiting rows to tantivy, if any."""
         if not self._waiting:
             return
         texts, first = self._waiting[0]
@@ -269,7 +273,7 @@ class TextIndex:
                     add(make({_TEXT: text, _ROW: first + done}, schema))
                     self._uncommitted += 1
                 done += 1
-        finally:  # even for want of memory: a document added twice would be found twice
+        finally:  # even out of memory: a document added twice would be found twice
             if done < len(texts):
                 self._waiting[0] = (texts.slice(done), first + done)
             else:
@@ -310,7 +314,7 @@ class TextIndex:
 
 
 def _as_strings(texts: pa.ChunkedArray) -> list[str | None]:
-    """The texts, with bytes that are not UTF-8 replaced; the ingest side refuses such texts."""
+    """Return the texts, with bytes that are not UTF-8 replaced; the ingest side refuses such texts."""
     try:
         found: list[str | None] = texts.to_numpy().tolist()
     except (pa.ArrowException, UnicodeDecodeError):
@@ -320,7 +324,7 @@ def _as_strings(texts: pa.ChunkedArray) -> list[str | None]:
 
 
 def _allowed(searcher: Any, hits: list[tuple[float, Any]], mask: Mask) -> tuple[Positions, Scores]:
-    """Rows and scores of the hits in the mask; rows beyond the mask came after the snapshot."""
+    """Return rows and scores of the hits in the mask; rows beyond the mask were put after the snapshot."""
     if not hits:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
     scores, addresses = zip(*hits, strict=True)

@@ -6,16 +6,16 @@
     serv*           words that begin with "serv"
     serch~ serch~2  words within one edit, or two: a letter inserted, deleted or replaced
 
-`+` and `-` may precede a phrase, a prefix and a fuzzy word too. Prose is no syntax error: a sign counts only at the
-start of a word and directly before a letter, a digit or a phrase; a quote only where a word starts and another quote
-closes it; `*`, `~`, `~1` and `~2` only at the end of one word, and `~` only of a word that has more letters than
-edits. Elsewhere they are punctuation, like all other characters: no AND, no OR, no field, no bracket.
+`+` and `-` may also precede a phrase, a prefix and a fuzzy word. Prose is never a syntax error. A sign counts only at
+the start of a word and directly before a letter, a digit or a phrase; a quote only where a word starts and another
+quote closes it; `*`, `~`, `~1` and `~2` only at the end of one word, and `~` only if the word has more letters than
+edits. Elsewhere they are punctuation, like all other characters: AND, OR, fields and brackets have no meaning.
 
-An index of ngrams: a word with a sign is all its ngrams, so `+server` is `ser` and `erv` and `rve` and `ver`, in any
-order. `*`, `~`, `~1` and `~2` at its end are left out, as ngrams find parts of words and similar words anyway.
+An index of ngrams: a word with a sign stands for all its ngrams, so `+server` requires `ser`, `erv`, `rve` and `ver`,
+in any order. `*`, `~`, `~1` and `~2` at its end are ignored, as ngrams find parts of words and similar words anyway.
 
-A query of several columns: each part (the plain words together, and every other one) may be satisfied by any of the
-columns, an excluded one by none.
+A query of several columns: each part (the plain words together, and every other part) may be satisfied by any of the
+columns; an excluded part must be absent from all.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _MARKS = re.compile(r"(?:\*|[12]?~)*")
 class Clause:
     """One part of a query, for one column.
 
-    `tokens`: the terms to look up, with their places; of a prefix, first beginnings of terms, then whole terms.
-    `text`: its source, for Lance, which makes the same tokens of it; of a fuzzy word the token, which Lance does not
-    analyse. `edits`: of a fuzzy word, at most so many. `in_lance`: whether Lance can answer it. `ngrams`: of a word
-    whose ngrams are all required, the source of each, for Lance in place of `text`.
+    `tokens`: the terms to look up, with their places; for a prefix, first the beginnings of terms, then whole terms.
+    `text`: its source, for Lance, which derives the same tokens from it; for a fuzzy word the token, which Lance does
+    not analyse. `edits`: for a fuzzy word, the maximum number of edits. `in_lance`: whether Lance can answer it.
+    `ngrams`: if all ngrams of a word are required, the source of each, for Lance in place of `text`.
     """
 
     occur: Occur
@@ -72,7 +72,8 @@ class Clause:
 class TextQuery:
     """A row matches if it has every "must", no "must_not", and, without a "must", any "should".
 
-    Invariants. Immutable. Every clause has tokens. Without a "should" or "must" there is no clause, and no row matches.
+    Invariants. Immutable. Every clause has tokens. Without a "should" or "must" the query has no clauses, and no row
+    matches.
     """
 
     clauses: tuple[Clause, ...]
@@ -82,7 +83,7 @@ class TextParser:
     """Queries on one column.
 
     Thread safety. Any thread. Invariants. Tokens are those of the index: words that it does not keep (stop words, long
-    words) are left out of a query, as they are left out of a text.
+    words) are omitted from a query, as they are from a text.
     """
 
     def __init__(self, spec: IndexSpec) -> None:
@@ -91,21 +92,25 @@ class TextParser:
         self._begins = begins(spec)
         positions = spec.parameters.get("with_position", False)
         self._words = spec.parameters.get("base_tokenizer") != "ngram"
-        # Of whole texts Lance (pylance 14.0.2) finds empty ones for all words, phrases and fuzzy words that none has.
+        # With the raw tokenizer, Lance (pylance 14.0.2) finds empty texts for all words, phrases and fuzzy words that
+        # no text has.
         self._in_lance = spec.parameters.get("base_tokenizer") != "raw"
         self._phrases = positions and self._words
 
     def parse(self, text: Any) -> TextQuery:
-        """Parse a text. Raises InvalidRows if it is no string or not Unicode, for a phrase without positions, and for
-        too many words."""
+        """Parse a text.
+
+        Raises InvalidRows for a value that is not a string of valid Unicode, for a phrase without positions, and for
+        too many words.
+        """
         return TextQuery(tuple(by_column[self.column] for by_column in parse([self], text)))
 
     def plain(self, occur: Occur, text: str) -> Clause:
-        """The clause of plain words; without tokens if the index keeps none of them."""
+        """Return the clause of plain words; without tokens if the index keeps none of them."""
         return Clause(occur, "any", text, self._tokens(text), in_lance=self._in_lance or text != "")
 
     def phrase(self, occur: Occur, text: str) -> Clause:
-        """The clause of words in quotes. Raises InvalidRows for several of them without positions."""
+        """Return the clause of quoted words. Raises InvalidRows for several words in an index without positions."""
         tokens = self._tokens(text)
         if len(tokens) < 2:
             return Clause(occur, "all", text, tokens, in_lance=self._in_lance)
@@ -118,7 +123,7 @@ class TextParser:
         return Clause(occur, "phrase", text, tokens, in_lance=self._in_lance)
 
     def marked(self, occur: Occur, word: str, *, signed: bool) -> Clause | None:
-        """The clause of a word that has a sign before it or behind it; None if it has none that counts."""
+        """Return the clause of a word with a sign before or behind it; None if no sign counts."""
         if not self._words:
             return self._marked_ngrams(occur, word, signed=signed)
         if word.endswith("*") and (begin := self._begins.analyze(word[:-1])) and len(begin) == 1:
@@ -130,14 +135,15 @@ class TextParser:
         return Clause(occur, "all", word, self._tokens(word), in_lance=self._in_lance) if signed else None
 
     def _marked_ngrams(self, occur: Occur, word: str, *, signed: bool) -> Clause | None:
-        """As `marked`, of an index of ngrams."""
+        """Do as `marked`, for an index of ngrams."""
         marks = _MARKS.match(word[::-1])
         bare = word[: len(word) - marks.end()] if marks else word
         if not signed:
             return None if bare == word else self.plain(occur, bare)
-        # All ngrams have one place, and of several words of one place Lance requires any. So it is asked for each by
-        # itself: for its source, of which it makes the ngram again. Of ngrams of several lengths it cannot be asked, as
-        # it makes the shorter ones of a long one's source too, and requires any of them.
+        # All ngrams have one place, and Lance requires any, not all, of several words at one place. Therefore Lance
+        # gets a query for each ngram: its source, since Lance derives the ngram from it again. It cannot answer for
+        # ngrams of several lengths, as it also derives the shorter ones of a long one's source, and requires any of
+        # them.
         tokens = self._analyzer.pre_tokenize(bare).tokens
         sources = {token.text: bare[token.char_offset_from : token.char_offset_to] for token in tokens}
         alone = all(self._analyzer.analyze(source) == [ngram] for ngram, source in sources.items())
@@ -159,7 +165,7 @@ class TextParser:
         return tuple(dict.fromkeys((token.position, token.text) for token in tokens))
 
     def too_much(self, found: int, what: str, most: int) -> InvalidRows:
-        """The error for a text that has too much of something."""
+        """Return the error for a text that exceeds a limit."""
         return InvalidRows(f"match: the text has {found} {what}; ask for at most {most}", column=self.column)
 
 
@@ -167,7 +173,7 @@ _SIMPLE = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).build()
 
 
 def parse(parsers: Sequence[TextParser], text: Any) -> list[dict[str, Clause]]:
-    """Parse a text for several columns: for each part of it one clause per column, all with one `occur`.
+    """Parse a text for several columns: return for each part of it one clause per column, all with one `occur`.
 
     A part lacks the columns whose index keeps none of its words. Parts and columns have the invariants of `TextQuery`.
     Raises: as `TextParser.parse`.
@@ -183,7 +189,7 @@ def parse(parsers: Sequence[TextParser], text: Any) -> list[dict[str, Clause]]:
         may_be = word and (word_sign or word.endswith("*") or "~" in word)
         marked = [parser.marked(occur, word, signed=bool(word_sign)) for parser in parsers] if may_be else []
         if any(marked):
-            # A tokenizer may see no prefix or fuzzy word where that of another column sees one.
+            # One column's tokenizer may find a prefix or fuzzy word where another's does not.
             clauses = (clause or parser.plain(occur, word) for parser, clause in zip(parsers, marked, strict=True))
             parts.append({parser.column: clause for parser, clause in zip(parsers, clauses, strict=True)})
         else:
@@ -194,7 +200,7 @@ def parse(parsers: Sequence[TextParser], text: Any) -> list[dict[str, Clause]]:
 
 
 def _check(text: Any, parsers: Sequence[TextParser]) -> None:
-    """Raise InvalidRows unless `text` is a string of characters, and not too many."""
+    """Raise InvalidRows unless `text` is a string of characters within the length limit."""
     if not isinstance(text, str):
         columns = ", ".join(repr(parser.column) for parser in parsers)
         plural = "s" if len(parsers) > 1 else ""
@@ -210,7 +216,7 @@ def _check(text: Any, parsers: Sequence[TextParser]) -> None:
 
 
 def _checked(parts: list[dict[str, Clause]], parsers: Sequence[TextParser]) -> list[dict[str, Clause]]:
-    """Leave out clauses without tokens. Raises InvalidRows if a column gets too many words."""
+    """Omit clauses without tokens. Raises InvalidRows if a column gets too many words."""
     kept = [{column: clause for column, clause in part.items() if clause.tokens} for part in parts]
     kept = [part for part in kept if part]
     for parser in parsers:
@@ -223,5 +229,5 @@ def _checked(parts: list[dict[str, Clause]], parsers: Sequence[TextParser]) -> l
 
 
 def occur_of(part: Mapping[str, Clause]) -> Occur:
-    """How a part counts, which is the same in each of its columns."""
+    """Return the `occur` of a part, which is the same in each of its columns."""
     return next(iter(part.values())).occur

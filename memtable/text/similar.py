@@ -10,14 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MAX_SIMILAR = 1024
-"""Terms that one fuzzy word stands for, in one index; of more the first in byte order, as in Lance. Lance's default
-of 50 would often leave out the closest ones: four letters and two edits fit several hundred English words."""
+"""Terms that one fuzzy word stands for, in one index; if there are more, the first in byte order, as in Lance. Lance's
+default of 50 would often omit the closest ones: several hundred English words are within two edits of four letters.
+"""
 
 
 class Terms:
     """The distinct terms of an index.
 
-    Thread safety. Immutable; any thread. Costs: 0.1 µs a term of about the word's length, for one edit or two.
+    Thread safety. Immutable; any thread. Cost: 0.1 µs per term of about the word's length, for one edit or two.
     """
 
     def __init__(self, terms: Sequence[str]) -> None:
@@ -30,24 +31,24 @@ class Terms:
         return int(self._terms.nbytes + self._lengths.nbytes)
 
     def similar(self, word: str, edits: int) -> list[str]:
-        """The terms within `edits` of `word`, in byte order, at most MAX_SIMILAR."""
+        """Return the terms within `edits` of `word`, in byte order, at most MAX_SIMILAR."""
         near = np.flatnonzero(np.abs(self._lengths - len(word)) <= edits)
         candidates: list[str] = self._terms.take(pa.array(near)).to_pylist()
         if not candidates:
             return []
         within = distances(word, candidates, self._lengths[near], edits) <= edits
-        # Strings of Python are in the order of their code points, which is that of their bytes in UTF-8.
+        # Python orders strings by code points, which is the order of their UTF-8 bytes.
         return sorted(candidates[at] for at in np.flatnonzero(within))[:MAX_SIMILAR]
 
 
 def distances(word: str, terms: Sequence[str], lengths: npt.NDArray[np.int32], edits: int) -> npt.NDArray[np.int32]:
-    """Levenshtein distances (int32 [terms]) where they are at most `edits`, a larger number elsewhere.
+    """Return Levenshtein distances (int32 [terms]) up to `edits`, a larger number for terms further away.
 
-    An edit inserts, deletes or replaces one code point; two neighbours that are swapped are two edits, as in Lance.
-    `lengths`: of the terms, in code points, each within `edits` of the word's.
+    An edit inserts, deletes or replaces one code point; two swapped neighbours are two edits, as in Lance. `lengths`:
+    of the terms, in code points, each within `edits` of the word's.
 
-    Rows of the dynamic programme (Wagner and Fischer 1974) for all terms at once, and of each row only the diagonals
-    that `edits` allows (Ukkonen 1985).
+    Computes the rows of the dynamic programme (Wagner and Fischer 1974) for all terms at once, and of each row only the
+    diagonals that `edits` allows (Ukkonen 1985).
     """
     wide = len(word) + edits
     letters = np.array(terms, dtype=f"U{wide}").view(np.uint32).reshape(len(terms), wide).T

@@ -1,4 +1,4 @@
-"""An Arrow vector column as the matrix of a vector index; refuses vectors that would spoil the index."""
+"""An Arrow vector column as the matrix of a vector index; refuses vectors that would damage the index."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class VectorBatch:
 
 
 def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch:
-    """The vectors of a batch in the form that the index stores (unit length under cosine).
+    """Return the vectors of a batch in the form that the index stores (unit length under cosine).
 
     Null vectors are not indexed; nor are, under cosine, zero vectors, which have no direction, and those of numbers
     below 1e-23, whose squares are zero in float32. Raises InvalidRows naming the column and the row of the first vector
@@ -54,7 +54,7 @@ def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch
 
 
 def usable_vectors(column: pa.ChunkedArray | pa.Array, metric: str) -> VectorBatch:
-    """As read_vectors, for rows that are stored already: a vector that it would refuse is not indexed.
+    """Do as read_vectors, for rows that are stored already: a vector that it would refuse is not indexed.
 
     Rows were put without the check while their column had no index of this metric.
     """
@@ -82,7 +82,7 @@ def unit_length(vectors: Vectors) -> Vectors:
 
 
 def _unit_length_of_tiny(vectors: Vectors) -> Vectors:
-    """As unit_length, dividing by the largest number first: the square of a tiny number underflows."""
+    """Do as unit_length, dividing by the largest number first: the square of a tiny number underflows."""
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
     scaled = vectors / np.where(largest > 0, largest, 1)
     length = np.linalg.norm(scaled, axis=1, keepdims=True)
@@ -96,9 +96,9 @@ def _squared_lengths(vectors: Vectors) -> Scores:
 
 
 def query_vector(vector: npt.ArrayLike, name: str, width: int, metric: str) -> Vectors:
-    """A caller's query as float32 [width], of unit length (or zero) under cosine.
+    """Return a caller's query as float32 [width], of unit length (or zero) under cosine.
 
-    Raises InvalidRows where the width differs or a number is not finite.
+    Raises InvalidRows if the width differs or a number is not finite.
     """
     try:
         with np.errstate(over="ignore"):
@@ -119,13 +119,13 @@ def query_vector(vector: npt.ArrayLike, name: str, width: int, metric: str) -> V
 
 
 def _numbers(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """All numbers of the vectors that are not null, flat."""
+    """Return all numbers of the vectors that are not null, flat."""
     parts = [chunk.flatten() for chunk in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
     return pa.concat_arrays(parts) if parts else pa.array([], column.type.value_type)
 
 
 def _matrix(numbers: pa.Array, width: int, present: Mask) -> Vectors:
-    """The vectors as float32 [rows, width], zeros where `present` is false; not copied if they are that already."""
+    """Return the vectors as float32 [rows, width], zeros where `present` is false; no copy if they have that form."""
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is never indexed
         vectors: Vectors = numbers.to_numpy(zero_copy_only=False).reshape(-1, width).astype(np.float32, copy=False)
     if len(vectors) == len(present):

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours over rows as they are stored, for columns and metrics that no index serves.
+"""Exact nearest neighbours over rows as they are stored, for columns and metrics without an index.
 
 Costs one pass over the vectors of all rows, about 1 ms per 10,000 of 384 dimensions, and keeps nothing. float32 vectors
 are read in place.
@@ -28,9 +28,9 @@ def nearest_exactly(
     mask: Mask,
     low: float | None = None,
 ) -> tuple[Positions, Scores]:
-    """The k rows of `mask` nearest to `vector`, ascending by distance as Lance counts it, ties by row position.
+    """Return the k rows of `mask` nearest to `vector`, ascending by distance as Lance defines it, ties by row position.
 
-    chunks: the column's rows in order; mask: bool [rows]; low: nearer rows are left out. Rows without a vector that an
+    chunks: the column's rows in order; mask: bool [rows]; low: nearer rows are omitted. Rows without a vector that an
     index could take (null, with NaN or inf, zero under cosine) are not found. Returns (int64 [<=k], float32 [<=k]).
     Raises InvalidRows for a query of another width or with NaN or inf.
     """
@@ -51,7 +51,7 @@ def nearest_exactly(
 
 
 def _distances(query: Vectors, vectors: Vectors, metric: str) -> Scores:
-    """Distances of all `vectors` (of unit length under cosine) to `query`: float32 [rows]."""
+    """Return the distances of all `vectors` (of unit length under cosine) to `query`: float32 [rows]."""
     rows, width = vectors.shape
     found: Scores = np.empty(rows, dtype=np.float32)
     inner = metric != "l2"

@@ -1,13 +1,15 @@
 """Nearest neighbours in one vector column: IVF-PQ over the older rows, exact over the rest.
 
-1. A put only notes its vectors. index_step() moves them into the quantiser, one block of the oldest rows at a time; the
-   quantiser comes from the base table's model or, without one, from a sample of the first rows.
-2. A search takes many more rows than wanted from the quantiser, restricted to the caller's mask, and ranks those rows
-   and all rows not yet added by their exact distances. Every list is probed, so it returns fewer than k rows only if
-   the mask has fewer.
-3. If few rows are candidates, their exact distances are computed at once: that takes no longer than the quantiser.
-4. Rows that the quantiser cannot tell apart, being far from its training rows, wait and are searched exactly until they
-   are enough to train another quantiser, which takes over when it holds as many rows.
+Steps:
+
+ 1. A put only records its vectors. index_step() moves them into the quantiser, one block of the oldest rows at a time.
+    The quantiser is created from the base table's model or, without one, from a sample of the first rows.
+ 2. A search takes many more rows than requested from the quantiser, restricted to the caller's mask, and ranks those
+    rows and all rows not yet added by their exact distances. Every list is probed, so it returns fewer than k rows only
+    if the mask has fewer.
+ 3. If few rows are candidates, their exact distances are computed at once: that takes no longer than the quantiser.
+ 4. If the quantiser assigns rows equal codes, because they are far from its training rows, they wait and are searched
+    exactly until they are enough to train another quantiser, which takes over when it holds as many rows.
 """
 
 from __future__ import annotations
@@ -26,27 +28,28 @@ from memwal.memtable.vector.column import VectorBatch, query_vector
 from memwal.memtable.vector.model import VectorModel
 from memwal.memtable.vector.quantiser import Quantiser
 
-# Up to this many rows are searched exactly: all rows before the quantiser is trained, those of a mask, those outside
-# the quantiser before a search makes a step itself. 8,192 distances of 384 dimensions take 0.6 ms; the quantiser needs
-# at least as much.
+# Up to this many rows are searched exactly: all rows before the quantiser is trained, those of a mask, and those
+# outside the quantiser before a search makes a step itself. 8,192 distances of 384 dimensions take 0.6 ms; the
+# quantiser needs at least as much.
 EXACT_ROWS = 8_192
 EXACT_PER_TRAIN_ROW = 8
-# Rows that one step moves: 3.6 ms of work at 384 dimensions, for which searches wait.
+# Rows that one step moves: 3.6 ms of work at 384 dimensions, while searches wait.
 ADD_BLOCK = 512
-# Candidates. Of 100,000 x 128 random numbers, which suit no quantiser, 400 hold 0.98 of the nearest 10, 1,000 hold
-# 0.995. Ranking 1,000 takes 0.1 to 0.3 ms.
+# Candidates. Of 100,000 x 128 random numbers, the worst case for a quantiser, 400 hold 0.98 of the nearest 10, and
+# 1,000 hold 0.995. Ranking 1,000 takes 0.1 to 0.3 ms.
 FETCH = 1_000
 FETCH_PER_K = 20
 
 
 Way = Literal["quantiser", "few", "untrained", "filling", "metric", "low", "no index", "text"]
-"""How a search finds its rows: by the quantiser, or why it compares every row (too few of them, no quantiser trained
-yet, one with few of the rows yet, an index of another metric, a lower limit of the distance, no index). A match: by the
-text index."""
+"""How a search finds its rows: by the quantiser, or the reason why it compares every row (too few of them, no trained
+quantiser, a quantiser with few of the rows yet, an index of another metric, a lower limit of the distance, no index). A
+match: by the text index.
+"""
 
 
 class _Held(NamedTuple):
-    """A quantiser that holds the first `added` rows, and the number of rows from which it was trained."""
+    """A quantiser that holds the first `added` rows, and the number of rows when it was trained."""
 
     quantiser: Quantiser | None
     added: int = 0
@@ -60,12 +63,13 @@ class VectorIndex:
     no lock, so no search delays a put. One thread at a time trains and adds; searches compute exact distances of rows
     that are not added, and never wait for another thread's training.
     Invariants. (1) Deterministic: the same calls, one after another, give the same answers. (2) Every vector held is
-    finite (vector_column.read_vectors), so training cannot be poisoned.
+    finite (`vector.column.read_vectors`), so training cannot be corrupted.
     Units. Distances as Lance's: squared L2; 1 - cosine; 1 - dot product.
     """
 
     def __init__(self, spec: IndexSpec, width: int, model: VectorModel | None = None) -> None:
-        """Of the spec's parameters, metric and train_rows apply here; the others concern the base table's index.
+        """Create an empty index. Of the spec's parameters, metric and train_rows apply; the others are for the base
+        table's.
 
         Raises InvalidRows for a model of another width, or with NaN or inf.
         """
@@ -87,20 +91,19 @@ class VectorIndex:
         self._indexed.extend(batch.indexed)
 
     def index_step(self) -> bool:
-        """Train a quantiser, or move the next block of rows into it. Returns False when neither is due.
+        """Train a quantiser, or move the next block of rows into it. Return False when neither is due.
 
-        Fewer rows than a block go on waiting, and so do all rows while they are too few to train on. Concurrent calls
+        Fewer rows than a block keep waiting, and so do all rows while they are too few to train on. Concurrent calls
         wait for each other.
         """
         few = self._indexed.size < self._growing.added + self._block
         return not few and uninterrupted(self._locked_step)
 
     def search(self, vector: npt.ArrayLike, k: int, mask: Mask) -> tuple[Positions, Scores]:
-        """The k rows of `mask` nearest to `vector`, ascending; fewer only if the mask has fewer vectors.
+        """Return the k rows of `mask` nearest to `vector`, ascending; fewer only if the mask has fewer vectors.
 
-        mask: bool [n]; vector: [width] numbers. Returns (int64 [<=k], float32 [<=k]). Raises InvalidRows for
-        a query of another width or with NaN or inf. Under cosine a zero query is near nothing: no rows, as in
-        Lance.
+        mask: bool [n]; vector: [width] numbers. Returns (int64 [<=k], float32 [<=k]). Raises InvalidRows for a query of
+        another width or with NaN or inf. Under cosine a zero query has no neighbours: no rows, as in Lance.
         """
         query = query_vector(vector, self.column, self.width, self.metric)
         if k < 1 or (self.metric == "cosine" and not query.any()):
@@ -110,7 +113,7 @@ class VectorIndex:
         return best(self._distances(query, rows), rows, k)
 
     def way(self, k: int, mask: Mask) -> tuple[int, Way]:
-        """How `search` finds its rows now: the number of rows that it compares exactly, and why not fewer."""
+        """Return how many rows `search` would compare exactly now, and the reason why not fewer."""
         wanted = self._indexed.data[: len(mask)] & mask
         quantiser, added, _ = self._searched
         inside, every = int(np.count_nonzero(wanted[:added])), int(np.count_nonzero(wanted))
@@ -121,7 +124,9 @@ class VectorIndex:
         return min(inside, max(FETCH, FETCH_PER_K * k)) + every - inside, "quantiser"
 
     def _candidates(self, query: Vectors, k: int, wanted: Mask) -> Positions:
-        """Rows of `wanted` that include the k nearest: the quantiser's candidates, and all rows it does not hold."""
+        """Return rows of `wanted` that include the k nearest: the quantiser's candidates, and all rows that it does not
+        hold.
+        """
         if np.count_nonzero(wanted[self._searched.added :]) > self._exact_rows and not self._stepping.locked():
             self.index_step()  # the owner does not call index_step(), or not often enough
         quantiser, added, _ = self._searched
@@ -130,13 +135,13 @@ class VectorIndex:
         if quantiser is None or count <= self._exact_rows:
             return np.flatnonzero(wanted)
         asked = min(count, max(FETCH, FETCH_PER_K * k))
-        near = np.unique(quantiser.nearest(query, asked, inside))  # repeats: adding failed and was made again
-        if len(near) < asked:  # faiss leaves out distances beyond its scale, among them perhaps the nearest
+        near = np.unique(quantiser.nearest(query, asked, inside))  # repeats: adding failed and was done again
+        if len(near) < asked:  # faiss omits distances beyond its scale, perhaps the nearest ones
             return np.flatnonzero(wanted)
         return np.concatenate([near, len(inside) + np.flatnonzero(wanted[added:])])
 
     def _distances(self, query: Vectors, rows: Positions) -> Scores:
-        """Exact distances, computed in place: gathering the vectors first takes three times as long."""
+        """Return exact distances, computed in place: gathering the vectors first takes three times as long."""
         inner = self.metric != "l2"
         library: Any = faiss  # faiss' type hints lack these two
         compute = library.fvec_inner_products_by_idx if inner else library.fvec_L2sqr_by_idx
@@ -172,10 +177,10 @@ class VectorIndex:
         return True
 
     def _train(self, added: int, rows: int) -> bool:
-        """Train a quantiser on rows spread evenly, half of them over all, half over those from `added` on.
+        """Train a quantiser on evenly spread rows, half of them from all rows, half from those from `added` on.
 
-        Returns False if too many of these are null, or if no quantiser can tell such rows apart: they are searched
-        exactly until they are twice as many.
+        Returns False if too many of these are null, or if no quantiser can distinguish them: they are searched exactly
+        until they are twice as many.
         """
         present = np.flatnonzero(self._indexed.data[:rows])
         waiting = present[np.searchsorted(present, added) :]

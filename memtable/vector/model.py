@@ -15,8 +15,8 @@ class VectorModel:
     """The model of an IVF-PQ index with the metric of its column's IndexSpec.
 
     centroids: float32 [lists, width]. codebook: float32 [sub_vectors, 2 ** bits, width / sub_vectors], of the residuals
-    to the nearest centroid where `residual`, of the vectors themselves otherwise. Under cosine both are of vectors of
-    unit length.
+    to the nearest centroid if `residual`, of the vectors themselves otherwise. Under cosine both are of vectors of unit
+    length.
     """
 
     centroids: Vectors
@@ -31,7 +31,7 @@ class VectorModel:
         return self
 
     def problem(self, width: int) -> str | None:
-        """Why it cannot quantise vectors of this width; None if it can."""
+        """Return why it cannot quantise vectors of this width; None if it can."""
         centroids, codebook = self.centroids, self.codebook
         if centroids.ndim != 2 or codebook.ndim != 3 or not len(centroids) or codebook.shape[1] < 2:
             return f"has the shapes {centroids.shape} and {codebook.shape}"

@@ -1,4 +1,4 @@
-"""IVF-PQ on faiss: which rows may be near a query, at 40 to 70 bytes a row."""
+"""IVF-PQ on faiss: which rows may be near a query, at 40 to 70 bytes per row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memwal.memtable.vector.model import VectorModel
 LISTS = 16
 LISTS_MAX = 64
 # Codes of 4 bits: faiss compares 32 rows at once with a table of 16 entries held in a register, which is 8 times as
-# fast as with codes of 8 bits, and encodes 3 to 7 times as fast. Shorter sub-vectors make up for the fewer codes.
+# fast as with codes of 8 bits, and encodes 3 to 7 times as fast. Shorter sub-vectors compensate for the fewer codes.
 BITS = 4
 CODES = 1 << BITS
 SUB_VECTORS_MAX = 128
@@ -24,11 +24,11 @@ TRAIN_ROUNDS = 2
 POINTS_PER_CODE = 32
 SEED = 20_240_229
 # Rows fit if the (squared) error of their codes is at most this many times that of the training rows. Rows of other
-# topics had 3 times the error and were found all the same; rows after equal ones had a million times the error.
+# topics had 3 times the error and were found nevertheless; rows after equal ones had a million times the error.
 MISFIT = 5
 FIT_ROWS = 8
-# A quantiser is tried on the rows it was trained on. Where lengths differ a thousandfold, codes tell long vectors apart
-# and short ones not at all: faiss has one 8-bit scale for all distances.
+# A quantiser is tested on the rows it was trained on. If lengths differ a thousandfold, codes distinguish long vectors
+# but not short ones: faiss has one 8-bit scale for all distances.
 TRIED_ROWS = 512
 TRIED_QUERIES = 32
 TRIED_K = 4
@@ -39,9 +39,9 @@ class Quantiser:
     """Vectors by row position, coded: 4-bit codes of short sub-vectors, of the residual to one of a few centroids.
 
     Thread safety. add() from one thread at a time, nearest() from any: one lock, since faiss cannot be read while it
-    grows. Training is done before other threads see the object.
+    grows. Training ends before other threads see the object.
     Invariants. Deterministic: fixed seed, one thread.
-    `useful`: whether its codes tell its training rows apart.
+    `useful`: whether its codes distinguish its training rows.
     """
 
     def __init__(self, metric: str, width: int, lists: int, residual: bool) -> None:
@@ -71,7 +71,7 @@ class Quantiser:
 
     @staticmethod
     def modelled(metric: str, model: VectorModel) -> Quantiser:
-        """Make a quantiser with the model's centroids, and its codes cut into shorter sub-vectors of fewer codes.
+        """Create a quantiser with the model's centroids, and its codes cut into shorter sub-vectors of fewer codes.
 
         The model's codes are the training sample: 256 codes of 16 numbers become 8 times 16 codes of 2, for example.
         """
@@ -92,8 +92,9 @@ class Quantiser:
         return made
 
     def fits(self, vectors: Vectors) -> bool:
-        """Whether codes can tell such vectors apart, judged by a few of them. They cannot, for example, if the vectors
-        differ and all training rows were equal.
+        """Return whether codes can distinguish these vectors, judged by a few of them.
+
+        They cannot, for example, if the vectors differ and all training rows were equal.
         """
         return not len(vectors) or self._missed(vectors[:: -(-len(vectors) // FIT_ROWS)]) <= self._most_missed
 
@@ -103,9 +104,9 @@ class Quantiser:
             self._index.add_with_ids(vectors, rows)
 
     def nearest(self, query: Vectors, count: int, wanted: Mask) -> Positions:
-        """The `count` rows of `wanted` nearest to the query by their codes, in no order; fewer if it has fewer.
+        """Return the `count` rows of `wanted` nearest to the query by their codes, in no order.
 
-        Fewer, too, if distances are beyond float32.
+        Returns fewer if `wanted` has fewer, or if distances are beyond float32.
         """
         bits = np.packbits(wanted, bitorder="little")
         # faiss' type hints lack the keywords that its Python layer adds to this class.
@@ -125,7 +126,9 @@ class Quantiser:
         return rows + 4 * int(index.d) * (int(index.nlist) + CODES)
 
     def _tried(self, sample: Vectors) -> float:
-        """For some rows of the sample, the share of their nearest rows that is in the nearest 16th by the codes."""
+        """Return, for some rows of the sample, the share of their nearest rows that is in the nearest 16th by the
+        codes.
+        """
         asked = sample[:: len(sample) // TRIED_QUERIES][:TRIED_QUERIES]
         search_parameters: Any = faiss.SearchParametersIVF
         with faiss_single_thread():
@@ -142,7 +145,7 @@ class Quantiser:
         return float(np.minimum(hits.sum(axis=1), TRIED_K).mean() / TRIED_K)
 
     def _missed(self, vectors: Vectors) -> float:
-        """Squared distance of the vectors from their decoded codes, without the worst."""
+        """Return the squared distance of the vectors from their decoded codes, without the worst."""
         with faiss_single_thread(), np.errstate(over="ignore", invalid="ignore"):
             apart = self._index.sa_decode(self._index.sa_encode(np.ascontiguousarray(vectors))) - vectors
             squared: Scores = np.einsum("ij,ij->i", apart, apart)
@@ -150,11 +153,13 @@ class Quantiser:
 
 
 def _most(squared: Scores) -> float:
-    """The 80th percentile: one vector unlike all others has no effect, two of eight have."""
+    """Return the 80th percentile: one vector unlike all others has no effect, two of eight have."""
     return float(np.quantile(squared, 0.8, method="higher"))
 
 
 def _sub_vectors(width: int) -> int:
-    """Number of parts: of 2 dimensions; of 4, 8, ... if they exceed SUB_VECTORS_MAX; of 1 if the width is odd."""
+    """Return the number of parts: of 2 dimensions; of 4, 8, ... to stay within SUB_VECTORS_MAX; of 1 if the width is
+    odd.
+    """
     sizes = (size for size in (2, 4, 8, 16, 32) if width % size == 0 and width // size <= SUB_VECTORS_MAX)
     return width // next(sizes, 1)

@@ -1,1 +1,1 @@
-"""Entries of the log as bytes: the port, and its two formats. Imports no other room."""
+"""Encode entries of the log: the port, and its two formats. Imports no other room."""

@@ -8,22 +8,22 @@
 
     schema metadata         writer_epoch, generation, and the base table's schema metadata; in a sentinel
                             writer_epoch, fence_sentinel, memwal:generation, and the keys of the next line
-    metadata of the batch   memwal:entry_id, memwal:applied, memwal:part; see wal.codec.metadata
+    metadata of the batch   memwal:entry_id, memwal:log_id, memwal:applied, memwal:part; see wal.codec.metadata
     field metadata          that of the base table, and lance:field_id = decimal id
     trailer                 CRC-32 of every byte before it
 
-Why these places: ShardWriter refuses a region where an entry's schema metadata is not exactly what it would write
-itself ("schema doesn't match"), and where a generation, a sentinel's too, is below an earlier entry's. It ignores the
-metadata of a batch, further keys in a sentinel, and bytes behind the end of the stream. It refuses a batch without
-rows, so an entry without rows has no batch and our keys are in its schema.
-All of this was found by running pylance 14.0.2; tests check it.
+Reason for these places: ShardWriter refuses a region if an entry's schema metadata is not exactly what it would write
+itself ("schema doesn't match"), or if a generation, a sentinel's included, is below an earlier entry's. It ignores the
+metadata of a batch, additional keys in a sentinel, and bytes after the end of the stream. It refuses a batch without
+rows, so an entry without rows has no batch, and memwal's keys are in its schema. These facts were established with
+pylance 14.0.2; tests check them.
 
-Why a trailer: Arrow's format has no checksum, and a trailer is found without a search. An object without a trailer is
-another program's entry, unless it carries keys of ours: then it was cut. Another program's entry must end with its
-end-of-stream marker, and its values are validated before use.
+Reason for a trailer: Arrow's format has no checksum, and a trailer is found without a search. An object without a
+trailer is another program's entry, unless it has memwal's keys: then it was truncated. Another program's entry must end
+with its end-of-stream marker, and its values are validated before use.
 
-One batch per entry, because ShardWriter does not open a region with more than 8,000 batches of one generation.
-No compression: ShardWriter writes none.
+An entry has one batch, because ShardWriter does not open a region with more than 8,000 batches of one generation.
+Entries are not compressed, as in ShardWriter.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARK = b"memwal:crc32"
 _TRAILER = len(_MARK) + 8
 _SENTINELS_GENERATION = "memwal:generation"
-# Raised by Arrow for bytes that are no stream (out of memory for an absurd length too), and by Python for names that
-# are no text.
+# Raised by Arrow for bytes that are not a stream (for an absurd length, out of memory), and by Python for names that
+# are not text.
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 
 
 class ArrowCodec:
-    """Entries as Arrow IPC streams; the format is drawn in the module's text.
+    """Entries as Arrow IPC streams; the module docstring draws the format.
 
     Thread safety. Any thread; immutable.
-    Invariants. `decode` gives rows in exactly the row schema, see `EntryColumns`; they share the memory of the
-    bytes they were decoded from.
+    Invariants. `decode` returns rows in exactly the row schema, see `EntryColumns`; they share the memory of the
+    decoded bytes.
     """
 
     suffix = "arrow"
 
     def __init__(self, row_schema: pa.Schema) -> None:
-        """`row_schema`: the base columns with their field metadata and `lance:field_id`, then `_tombstone`; its
-        schema metadata is the base table's."""
+        """`row_schema`: the base columns with their field metadata and `lance:field_id`, then `_tombstone`; its schema
+        metadata is the base table's.
+        """
         self._columns = EntryColumns(row_schema)
         self._written = row_schema
         self._base_metadata = dict(row_schema.metadata or {})
@@ -68,7 +69,7 @@ class ArrowCodec:
         self.no_rows = self._columns.no_rows
 
     def encode(self, header: EntryHeader, rows: pa.Table) -> bytes:
-        """The entry's bytes. Raises ValueError where `rows` is not in the row schema."""
+        """Return the entry's bytes. Raises ValueError if `rows` is not in the row schema."""
         self._columns.check(rows)
         lances, ours = lances_keys(header), our_keys(header)
         if header.sentinel:
@@ -81,7 +82,7 @@ class ArrowCodec:
         return _sealed(self._written.with_metadata({**self._base_metadata, **lances}), batch, ours)
 
     def decode(self, position: int, data: bytes) -> Entry:
-        """The entry at `position` (1-based). Raises Corrupt, naming the position."""
+        """Return the entry at `position` (1-based). Raises Corrupt, naming the position."""
         try:
             header, table = _read(data)
             rows = self.no_rows if header.sentinel else self._columns.conform(table, field_ids(table.schema))
@@ -92,12 +93,12 @@ class ArrowCodec:
         return Entry(position, header, rows)
 
     def header(self, data: bytes) -> EntryHeader:
-        """The header alone. Raises Corrupt where `data` is no whole entry."""
+        """Return the header only. Raises Corrupt if `data` is not a whole entry."""
         return _read(data)[0]
 
 
 def _sealed(schema: pa.Schema, batch: pa.RecordBatch | None = None, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The stream of `batch` and its trailer."""
+    """Return the stream of `batch` and its trailer."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         if batch is not None:
@@ -107,7 +108,7 @@ def _sealed(schema: pa.Schema, batch: pa.RecordBatch | None = None, metadata: Ma
 
 
 def _read(data: bytes) -> tuple[EntryHeader, pa.Table]:
-    """Header and columns as they were written. Raises Corrupt unless `data` is a whole entry, of whatever program."""
+    """Return header and columns as written. Raises Corrupt unless `data` is a whole entry, of any program."""
     ours = data[-_TRAILER:-8] == _MARK
     if ours:
         _check_sum(data)
@@ -126,7 +127,7 @@ def _read(data: bytes) -> tuple[EntryHeader, pa.Table]:
 
 
 def _parse(data: pa.Buffer, end: int) -> tuple[Metadata, pa.Table]:
-    """The metadata of the schema and of the batches together, and the columns, of a stream of `end` bytes."""
+    """Return the metadata of the schema and the batches together, and the columns, of a stream of `end` bytes."""
     source = pa.BufferReader(data.slice(0, end))
     with pa.ipc.open_stream(source) as reader:
         metadata, batches = dict(reader.schema.metadata or {}), []
@@ -153,7 +154,7 @@ def _check_sum(data: bytes) -> None:
 
 
 def _check_values(table: pa.Table) -> None:
-    """Raise Corrupt where values without a checksum point outside the object."""
+    """Raise Corrupt if values without a checksum point outside the object."""
     try:
         table.validate(full=True)
     except pa.ArrowException as error:

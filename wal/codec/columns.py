@@ -1,4 +1,4 @@
-"""Conversion of an entry's columns to the table's present row schema."""
+"""Convert an entry's columns to the table's current row schema."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ class EntryColumns:
     """The row schema, and the conversion of written columns to it.
 
     Thread safety. Any thread; immutable.
-    Invariants. `conform` gives rows in exactly `schema`: columns matched by field id where both sides have ids,
-    else by name (`sources`); absent ones null, an absent `_tombstone` false, others ignored.
+    Invariants. `conform` returns rows in exactly `schema`. Columns are matched by field id if both sides have ids, else
+    by name (`sources`). Absent columns are null, an absent `_tombstone` is false, and other columns are ignored.
     """
 
     def __init__(self, row_schema: pa.Schema) -> None:
-        """`row_schema`: the base columns, then `_tombstone`. Field ids are taken from metadata
-        `lance:field_id`."""
+        """`row_schema`: the base columns, then `_tombstone`. Field ids are taken from metadata `lance:field_id`."""
         self.schema = row_schema.remove_metadata()
         self.ids = field_ids(row_schema)
         self.no_rows = self.schema.empty_table()
 
     def check(self, rows: pa.Table) -> None:
-        """Raise ValueError, naming the first column that differs, where `rows` is not in the row schema."""
+        """Raise ValueError, naming the first column that differs, if `rows` is not in the row schema."""
         if not rows.schema.equals(self.schema):
             raise ValueError(f"rows are not in the row schema: {_difference(rows.schema, self.schema)}")
 
     def conform(self, table: pa.Table, written: Mapping[str, int]) -> pa.Table:
-        """`table` in the row schema. `written`: field id per column as its writer knew them, {} where it knew none.
+        """Return `table` in the row schema. `written`: field id per column as known to its writer, {} if unknown.
 
         Raises Corrupt, naming the column.
         """
@@ -56,10 +55,10 @@ class EntryColumns:
 
 
 def sources(wanted: pa.Schema, ids: Mapping[str, int], found: pa.Schema, written: Mapping[str, int]) -> dict[str, str]:
-    """For each column of `wanted` the column of `found` that holds it; missing columns are left out.
+    """Return, for each column of `wanted`, the column of `found` that holds it; missing columns are omitted.
 
-    `ids`, `written`: field ids per column of the two schemas, {} where the writer knew none; then columns are matched
-    by name, as `_tombstone` always is. An id under another name is a renamed column. Lance reuses an id once no file of
+    `ids`, `written`: field ids per column of the two schemas, {} if the writer knew none; then columns are matched by
+    name, as `_tombstone` always is. An id under another name is a renamed column. Lance reuses an id once no file of
     the table has it any more, so an id whose type differs too is another column: Lance changes no type under MemWAL.
     """
     by_id = {number: name for name, number in written.items() if name != TOMBSTONE}
@@ -75,10 +74,10 @@ def sources(wanted: pa.Schema, ids: Mapping[str, int], found: pa.Schema, written
 
 
 def field_ids(schema: pa.Schema) -> dict[str, int]:
-    """Field id per base column, empty unless every column has one. Raises Corrupt where one is no number.
+    """Return the field id per base column, empty unless every column has one. Raises Corrupt if one is not a number.
 
     `_tombstone` is matched by name: its id is max+1 and moves when the base table gains a column, so the new column
-    would be paired with the old entries' tombstones.
+    would be matched with the old entries' tombstones.
     """
     found = {}
     for field in schema:

@@ -1,21 +1,23 @@
 """WAL entries as Lance files.
 
-An entry is a complete Lance file (format version 2.1) of the rows in the row schema. Everything else is in
-its schema metadata, which any Lance reader shows:
+An entry is a complete Lance file (format version 2.1) of the rows in the row schema. Everything else is in its schema
+metadata, which any Lance reader shows:
 
-    writer_epoch, generation, fence_sentinel, memwal:entry_id, memwal:applied, memwal:part   see wal.codec.metadata
+    writer_epoch, generation, fence_sentinel, memwal:entry_id, memwal:log_id, memwal:applied, memwal:part
+                     see wal.codec.metadata
     memwal:field_ids {"column": id, …}  JSON; absent where the row schema's fields carry no lance:field_id
     memwal:crc32     8 hex digits: CRC-32 of the whole object, computed with these digits as "00000000"
 
-    +------------------+-----------------+-------------------------------------------+---------------+
+    +------------------+-----------------+---------------------------------------------+---------------+
     | pages of columns | column metadata | schema, metadata above (… crc32 8 digits …) | footer … LANC |
-    +------------------+-----------------+-------------------------------------------+---------------+
+    +------------------+-----------------+---------------------------------------------+---------------+
     sentinel: no pages, the one column _tombstone
 
-Why a checksum of our own: Lance checks the footer, not the pages; a flipped bit in a page would come back as
-a value. Why it is patched in afterwards: the Lance writer lays out the file, so the place of the digits is known only
-when it is done. The metadata is stored as protobuf map entries, hence the marker: key, tag of a length-delimited field
-2, length 8. Why a file in an in-memory object store: the Lance writer writes to a path, and that is the cheapest one.
+Reason for a separate checksum: Lance checks the footer, not the pages; a flipped bit in a page would be returned as a
+value. It is patched in afterwards because the Lance writer lays out the file, so the place of the digits is known only
+at the end. The metadata is stored as protobuf map entries, hence the marker: key, tag of a length-delimited field 2,
+length 8. The file is written to an in-memory object store because the Lance writer writes to a path, and that is the
+cheapest one.
 """
 
 from __future__ import annotations
@@ -41,24 +43,22 @@ _CRC_KEY = "memwal:crc32"
 _CRC_MARK = _CRC_KEY.encode() + b"\x12\x08"
 _NO_CRC = b"00000000"
 _MAGIC = b"LANC"
-# Handing one chunk to the Lance writer costs about 20 µs; copying narrow rows together costs less than that
-# per chunk.
+# Passing one chunk to the Lance writer costs about 20 µs; combining narrow rows costs less than that per chunk.
 _MOST_CHUNKS = 4
 _SENTINEL_SCHEMA = pa.schema([pa.field(TOMBSTONE, pa.bool_(), nullable=False)])
 
 
 class LanceCodec:
-    """Entries as Lance files; the format is drawn in the module's text.
+    """Entries as Lance files; the module docstring draws the format.
 
     Thread safety. Any thread: each call writes under its own name, each thread reads from its own file.
-    Invariants. `decode` gives rows in exactly the row schema, see `EntryColumns`.
+    Invariants. `decode` returns rows in exactly the row schema, see `EntryColumns`.
     """
 
     suffix = "lance"
 
     def __init__(self, row_schema: pa.Schema) -> None:
-        """`row_schema`: the base columns, then `_tombstone`. Field ids are taken from metadata
-        `lance:field_id`."""
+        """`row_schema`: the base columns, then `_tombstone`. Field ids are taken from metadata `lance:field_id`."""
         self._columns = EntryColumns(row_schema)
         self.row_schema = self._columns.schema
         self.no_rows = self._columns.no_rows
@@ -71,7 +71,7 @@ class LanceCodec:
 
     @panics_as_errors
     def encode(self, header: EntryHeader, rows: pa.Table) -> bytes:
-        """The entry's bytes. Raises ValueError where `rows` is not in the row schema; what Lance cannot write."""
+        """Return the entry's bytes. Raises ValueError if `rows` is not in the row schema, and Lance's own errors."""
         self._columns.check(rows)
         if header.sentinel:
             rows = _SENTINEL_SCHEMA.empty_table()
@@ -82,7 +82,7 @@ class LanceCodec:
 
     @panics_as_errors
     def decode(self, position: int, data: bytes) -> Entry:
-        """The entry at `position` (1-based). Raises Corrupt, naming the position."""
+        """Return the entry at `position` (1-based). Raises Corrupt, naming the position."""
         try:
             table = self._read(data)
             metadata = table.schema.metadata or {}
@@ -94,7 +94,7 @@ class LanceCodec:
 
     @panics_as_errors
     def header(self, data: bytes) -> EntryHeader:
-        """The header alone. Raises Corrupt where `data` is no whole entry."""
+        """Return the header only. Raises Corrupt if `data` is not a whole entry."""
         _check_whole(data)
         return parse_header(self._reader(data).metadata().schema.metadata or {})
 
@@ -120,12 +120,12 @@ class LanceCodec:
         return reader.read_all(batch_size=max(reader.num_rows(), 1)).to_table()
 
     def _reader(self, data: bytes) -> LanceFileReader:
-        """A Lance reader of `data`, valid until this thread's next call."""
+        """Return a Lance reader of `data`, valid until this thread's next call."""
         return LanceFileReader(self._scratch.holding(data))
 
 
 def _check_whole(data: bytes) -> None:
-    """Raise Corrupt unless `encode` returned `data`. The Lance reader gets no other bytes."""
+    """Raise Corrupt unless `data` is a result of `encode`. The Lance reader gets no other bytes."""
     if not data.endswith(_MAGIC):
         raise Corrupt(f"{len(data)} bytes do not end as a Lance file does; the object is truncated or is no Lance file")
     mark = data.rfind(_CRC_MARK)

@@ -3,10 +3,10 @@
 Lance imports Arrow arrays over Arrow's C interface. Its import (arrow-rs 58, pylance 14.0.2) panics, or fails with an
 error about a null buffer, on some valid arrays:
 
-    a struct in which anything has an offset      slices of a struct in a struct; of booleans in a struct
+    a struct with an offset at any depth           slices of a struct in a struct; of booleans in a struct
     a decimal whose buffer is not 16-byte aligned  IPC messages are 8-byte aligned, and so are the arrays read from them
 
-Such arrays are copied. All others, and all columns without a struct or a decimal, are passed on without a copy.
+Such arrays are copied. All others, and all columns without a struct or a decimal, are passed without a copy.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _ALIGNMENT = 16
 
 
 def delicate_columns(schema: pa.Schema) -> tuple[int, ...]:
-    """Indexes of the columns that `importable` must check: those with a struct or a decimal at any depth."""
+    """Return the indexes of the columns that `importable` must check: those with a struct or a decimal at any depth."""
     return tuple(place for place, field in enumerate(schema) if _has_struct(field.type) or _has_decimal(field.type))
 
 
 def importable(batch: pa.RecordBatch, delicate: Sequence[int]) -> pa.RecordBatch:
-    """`batch` with copies of the columns that Lance cannot import; the batch itself where it can import all.
+    """Return `batch` with copies of the columns that Lance cannot import; `batch` itself if it can import all.
 
     `delicate`: `delicate_columns` of the schema. Thread safety: pure.
     """
@@ -34,12 +34,12 @@ def importable(batch: pa.RecordBatch, delicate: Sequence[int]) -> pa.RecordBatch
     columns = batch.columns
     for place in unsound:
         column = columns[place]
-        columns[place] = pa.concat_arrays([column.slice(0, 0), column])  # one piece alone would not be copied
+        columns[place] = pa.concat_arrays([column.slice(0, 0), column])  # a single piece would not be copied
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def importable_table(rows: pa.Table) -> pa.Table:
-    """`importable` for each batch of a table; the table itself where no column is delicate."""
+    """Apply `importable` to each batch of a table; return the table itself if no column is delicate."""
     delicate = delicate_columns(rows.schema)
     if not delicate:
         return rows

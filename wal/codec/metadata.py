@@ -5,13 +5,13 @@ Lance's own keys, which its writer reads too:
     writer_epoch     decimal        generation  decimal; may be absent in entries of older writers
     fence_sentinel   "true"; only in a sentinel
 
-Ours:
+memwal's keys:
 
     memwal:entry_id  32 hex digits
     memwal:log_id    32 hex digits; absent where the region's manifest has none
     memwal:applied   {"producer": sequence, …}  JSON; or, where the map is long,
                      {"snapshot": "{position}-{32 hex}", "changes": {"producer": sequence, …}}, see wal.snapshots
-    memwal:part      {"producer", "sequence", "attempt", "closes"}  JSON; absent where the entry is no part of a batch
+    memwal:part      {"producer", "sequence", "attempt", "closes"}  JSON; only in an entry of a batch of several
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Metadata = Mapping[bytes, bytes]
 
 
 def lances_keys(header: EntryHeader) -> dict[str, str]:
-    """The keys that Lance's writer writes and reads."""
+    """Return the keys that Lance's writer writes and reads."""
     metadata = {"writer_epoch": str(header.writer_epoch), "generation": str(header.generation)}
     if header.sentinel:
         metadata["fence_sentinel"] = "true"
@@ -35,7 +35,7 @@ def lances_keys(header: EntryHeader) -> dict[str, str]:
 
 
 def our_keys(header: EntryHeader) -> dict[str, str]:
-    """The other keys of the header; an `applied` of None is left out."""
+    """Return the other keys of the header; an `applied` of None is omitted."""
     metadata = {"memwal:entry_id": header.entry_id}
     if header.log_id:
         metadata["memwal:log_id"] = header.log_id
@@ -49,7 +49,7 @@ def our_keys(header: EntryHeader) -> dict[str, str]:
 
 
 def parse_header(metadata: Metadata) -> EntryHeader:
-    """Parse the header that memwal wrote as `lances_keys` and `our_keys`. Raises Corrupt."""
+    """Parse a header that memwal wrote as `lances_keys` and `our_keys`. Raises Corrupt."""
     try:
         said, part = metadata.get(b"memwal:applied"), metadata.get(b"memwal:part")
         applied, snapshot = (None, "") if said is None else _applied(json.loads(said))
@@ -68,7 +68,7 @@ def parse_header(metadata: Metadata) -> EntryHeader:
 
 
 def parse_foreign_header(metadata: Metadata) -> EntryHeader:
-    """Parse the header of another program's entry: no id, no applied map, generation 0 where it names none.
+    """Parse the header of another program's entry: no id, no applied map, generation 0 if it names none.
 
     Raises Corrupt.
     """
@@ -91,7 +91,9 @@ def _number(text: bytes) -> int:
 
 
 def _applied(found: Any) -> tuple[Mapping[str, int], str]:
-    """The map, or the changes and the snapshot's name. A producer may be called "snapshot"; its value is a number."""
+    """Return the map, or the changes and the snapshot's name. A producer may be called "snapshot"; its value is a
+    number.
+    """
     snapshot = ""
     if isinstance(found, dict) and type(found.get("snapshot")) is str:
         found, snapshot = found["changes"], found["snapshot"]

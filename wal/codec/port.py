@@ -19,8 +19,8 @@ class EntryCodec(Protocol):
     """Encodes entries into bytes and decodes them.
 
     Thread safety. Any thread.
-    Invariants. `decode(p, encode(h, rows))` is `Entry(p, h, rows)`; bytes of two headers with different entry
-    ids differ.
+    Invariants. `decode(p, encode(h, rows))` is `Entry(p, h, rows)`; the bytes of two headers with different entry ids
+    differ.
     """
 
     suffix: str
@@ -29,19 +29,22 @@ class EntryCodec(Protocol):
     """An empty table in the row schema, for sentinels."""
 
     def encode(self, header: EntryHeader, rows: pa.Table) -> bytes:
-        """The entry's bytes. Raises ValueError or pa.ArrowInvalid where `rows` is not in the row schema."""
+        """Return the entry's bytes. Raises ValueError or pa.ArrowInvalid if `rows` is not in the row schema."""
         ...
 
     def decode(self, position: int, data: bytes) -> Entry:
-        """The entry at `position`. Raises Corrupt, naming the position, where `data` is no whole entry."""
+        """Return the entry at `position`. Raises Corrupt, naming the position, if `data` is not a whole entry."""
         ...
 
     def header(self, data: bytes) -> EntryHeader:
-        """The header alone. Raises Corrupt where `data` is no whole entry."""
+        """Return the header only. Raises Corrupt if `data` is not a whole entry."""
         ...
 
 
 def codec_for(wal_format: WalFormat, row_schema: pa.Schema) -> EntryCodec:
-    """The codec of a table's format. `row_schema`: the base columns, with `lance:field_id` where known, then
-    `_tombstone`; its schema metadata is the base table's, which the arrow format repeats in every entry."""
+    """Return the codec of a table's format.
+
+    `row_schema`: the base columns, with `lance:field_id` where known, then `_tombstone`; its schema metadata is the
+    base table's, which the arrow format repeats in every entry.
+    """
     return LanceCodec(row_schema) if wal_format == "lance" else ArrowCodec(row_schema)

@@ -1,8 +1,8 @@
 """A file in memory for readers that read from a path.
 
-Measured on entries of 1.5 and 3.8 MB against a new temporary file on disk per entry: rewriting the same memory takes
-half the time, and no disk can be full or read-only. A new memory file per entry is slower than the disk's page cache,
-because its pages are zeroed first. Hence each thread keeps one.
+Measured on entries of 1.5 and 3.8 MB: rewriting the same memory takes half the time of a new temporary file on disk per
+entry, and cannot fail because a disk is full or read-only. A new memory file per entry is slower than the disk's page
+cache, because its pages are zeroed first. Therefore each thread keeps one file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import IO, Any
 
 
 def open_scratch(process: int | str = "self") -> tuple[IO[bytes] | Any, str]:
-    """Return an empty file, unbuffered, and its path. On Linux it is in memory without a name: nothing is left of it if
-    this process is killed. `process`: this one's number where another process of this user is to open the path."""
+    """Return an empty file, unbuffered, and its path.
+
+    On Linux it is in memory without a name, so nothing remains if this process is killed. `process`: this process's id,
+    if another process of this user opens the path.
+    """
     if hasattr(os, "memfd_create"):
         file = open(os.memfd_create("memwal"), "r+b", buffering=0)  # noqa: SIM115, PTH123 - the caller closes it
         return file, f"/proc/{process}/fd/{file.fileno()}"
@@ -26,8 +29,8 @@ def open_scratch(process: int | str = "self") -> tuple[IO[bytes] | Any, str]:
 class ScratchFile(threading.local):
     """One file per thread, which holds the bytes that this thread put last.
 
-    Thread safety. Any thread: each has a file of its own. A forked child makes new ones.
-    Durability. None; no name of it is left when the thread ends. Holds as much memory as the bytes put last.
+    Thread safety. Any thread: each has its own file. A forked child creates new ones.
+    Durability. None; its name is gone when the thread ends. Uses as much memory as the bytes put last.
     """
 
     def __init__(self) -> None:
@@ -35,7 +38,7 @@ class ScratchFile(threading.local):
         self._file, self._path = open_scratch()
 
     def holding(self, data: bytes) -> str:
-        """Path of the file, which holds exactly `data` until this thread's next call."""
+        """Return the path of the file, which holds exactly `data` until this thread's next call."""
         if self._process != os.getpid():
             self.__init__()  # type: ignore[misc] # the inherited file is the parent's
         fd, rest = self._file.fileno(), memoryview(data)

@@ -1,8 +1,8 @@
 """One event loop on one thread, for an asynchronous client library below synchronous callers.
 
-Clients of an object store keep connections open, and a connection belongs to the loop it was opened on. So the process
-has one loop, on a daemon thread that the first use starts, and all clients run there. A forked child does not have that
-thread and must not touch its parent's connections: it drops the loop silently, and the first use starts its own.
+Clients of an object store keep connections open, and a connection belongs to the loop that opened it. Therefore the
+process has one loop, on a daemon thread that starts on first use, and all clients run there. A forked child does not
+have that thread and must not use its parent's connections: it drops the loop silently, and starts its own on first use.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class EventLoop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and return its result; the caller waits. An interrupt cancels the work. Raises what
-        `work` raises.
+        """Run `work` on the loop and return its result; the caller waits.
+
+        An interrupt cancels the work. Raises what `work` raises.
         """
         assert threading.current_thread() is not self._thread, "the loop's thread waits for itself"
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -50,7 +51,9 @@ class EventLoop:
             raise
 
     def opened(self, key: Hashable, open: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """The context of `open`, entered once per `key` and left when the loop closes. Raises what entering raises."""
+        """Return the context of `open`, entered once per `key` and left when the loop closes. Raises what entering
+        raises.
+        """
         if (known := self._opened.get(key)) is None:
             with self._lock:
                 if (known := self._opened.get(key)) is None:
@@ -69,8 +72,9 @@ class EventLoop:
             self._loop.close()
 
     def abandon(self) -> None:
-        """Drop the loop in a forked child: its thread is gone and its connections are the parent's. Neither may be
-        touched, and the garbage collector must not warn that they were not closed.
+        """Drop the loop in a forked child: its thread is gone and its connections are the parent's.
+
+        Neither may be used, and the garbage collector must not warn that they were not closed.
         """
         self._loop.set_exception_handler(lambda *_: None)
 
@@ -89,7 +93,7 @@ _PROCESS = _Process()
 
 
 def event_loop() -> EventLoop:
-    """The loop of this process, started by the first call. Raises StoreUnavailable while the program ends."""
+    """Return the loop of this process, started by the first call. Raises StoreUnavailable while the program ends."""
     if (loop := _PROCESS.loop) is not None:
         return loop
     with _PROCESS.lock:

@@ -1,4 +1,4 @@
-"""What errors of a file system mean to a writer: try again, refused, or unknown; and how to correct them."""
+"""Classify errors of a file system for a writer (retry, refused or unknown), and state the remedy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOT_LINKED = {
     errno.ENOSPC,
     errno.EDQUOT,
 }
-"""Errors by which a file system refuses link(2). After any other error the link may exist."""
+"""Errors that show that a file system rejected link(2). After any other error the link may exist."""
 _REMEDY = {
     errno.ENOSPC: "free space on this file system",
     errno.EDQUOT: "raise the disk quota or free space",

@@ -1,23 +1,22 @@
 """Objects as files below a directory.
 
-put-if-absent, in steps:
+Steps of put-if-absent:
 
  1. Write the bytes to a temporary file beside the final name, and fsync it.
  2. Check that the directory is still in its place.
- 3. link(2) the file to the final name, which fails with EEXIST where the name is taken, atomically and without looking
-    first.
+ 3. link(2) the file to the final name. It fails atomically with EEXIST if the name is taken.
  4. Unlink the temporary name.
  5. Check again that the directory is in its place: it may have been moved between 2 and 3.
  6. Fsync the directory.
 
-A crash before 3 leaves nothing under the name, a crash after 3 the whole object; there is no state in between, and
-nothing is ever renamed over an object. An error in 1 or 2 means that nothing was written. Any error from 3 on (ESTALE,
-EACCES, ETIMEDOUT, …) leaves the outcome unknown, because the object may exist. Only a link that the file system
-refused, and that left the file with one name, is a refusal. Source of the rule that a failed fsync must not be retried:
-"Can Applications Recover from fsync Failures?", Rebello et al., USENIX ATC 2020.
+A crash before 3 leaves nothing under the name, and a crash after 3 leaves the whole object. No intermediate state
+exists, and nothing is ever renamed over an object. An error in 1 or 2 means that nothing was written. Any error from 3
+on (ESTALE, EACCES, ETIMEDOUT, …) leaves the outcome unknown, because the object may exist. The only refusal is a link
+that the file system rejected and that left the file with one name. Source of the rule that a failed fsync must not be
+retried: "Can Applications Recover from fsync Failures?", Rebello et al., USENIX ATC 2020.
 
 Speed: an append costs two fsyncs and seven other system calls. Directories are created, their names synced up to the
-mount point, and opened once; from then on they are used by descriptor.
+mount point, and opened once; after that they are used by descriptor.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from memwal.wal.store.port import ObjectInfo, PutOutcome
 from memwal.wal.store.requests import REQUESTS
 
 TEMPORARY = ".memwal-put-"
-"""First letters of the names of files that are no objects."""
+"""Prefix of the names of files that are not objects."""
 _MOST_DIRECTORIES = 64
 
 
 def _make_directory(path: Path) -> None:
-    """Create `path` unless it exists, and make its name durable either way."""
+    """Create `path` unless it exists, and make its name durable in both cases."""
     path.mkdir(exist_ok=True)
     sync_directory(path.parent)
 
@@ -62,8 +61,8 @@ def sync_directory(path: Path) -> None:
 def sync_names(path: Path) -> None:
     """Make the name of the directory `path` durable, and those of the directories above it in the same file system.
 
-    Any of them may be new: Lance creates the directories of a table that it writes, and does not sync them. One that
-    this process must not read was there before, and is passed over. Raises OSError.
+    Any of them may be new: Lance creates the directories of a table that it writes, and does not sync them. A directory
+    that this process must not read existed before, and is skipped. Raises OSError.
     """
     path = path.resolve()
     device = path.stat().st_dev
@@ -75,7 +74,7 @@ def sync_names(path: Path) -> None:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    """The identity of the directory at `path`: another one at that path differs in it. Raises FileNotFoundError."""
+    """Return the identity of the directory at `path`, which changes if it is replaced. Raises FileNotFoundError."""
     found = os.stat(path)  # noqa: PTH116 - on the put path
     return found.st_dev, found.st_ino
 
@@ -90,7 +89,7 @@ class _Directory:
         self.sync_failed = False
 
     def check_in_place(self) -> None:
-        """Raise FileNotFoundError where the directory was removed, or moved and another put in its place."""
+        """Raise FileNotFoundError if the directory was removed, or was moved and replaced by another."""
         if _identity(self.path) != self.identity:
             raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.path)
 
@@ -104,10 +103,10 @@ class LocalStore:
     """Keys are paths below `root`, which is created with the first object.
 
     Thread safety. Any thread, any number of processes.
-    Durability. CREATED and ALREADY_EXISTS are answered after the file and its directory are synced.
-    Invariants. (1) An object's name appears with the whole object. (2) After a failed fsync of a directory this
-    store never again reports anything in it as durable. (3) A directory once used, other than an SST's, and the root
-    are never made again: a directory at their path may belong to another table.
+    Durability. CREATED and ALREADY_EXISTS are returned after the file and its directory are synced.
+    Invariants. (1) An object's name appears with the whole object. (2) After a failed fsync of a directory this store
+    never again reports anything in it as durable. (3) The root, and a directory that was used once, are never created
+    again, except an SST's: a directory at their path may belong to another table.
     """
 
     remote = False
@@ -122,14 +121,16 @@ class LocalStore:
         self._numbers = itertools.count()
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        """Create `key`; see the module's text. Raises StoreUnavailable (no space, I/O error) and
-        StoreRefused."""
+        """Create `key`; see the module docstring.
+
+        Raises: StoreUnavailable (no space, I/O error), StoreRefused.
+        """
         REQUESTS.add("put", key)
         folder, _, name = key.rpartition("/")
         try:
             return self._create(self._directory(folder), name, data)
         except FileNotFoundError as error:
-            # The directory that we opened is gone: the table was removed, or replaced by another. Making it again would
+            # The open directory is gone: the table was removed, or replaced by another. Creating it again would
             # acknowledge rows that are lost, or write them into another table's log.
             raise StoreRefused(
                 f"{self.root}/{folder}: the directory was removed or replaced while it was in use; open the table again"
@@ -149,7 +150,7 @@ class LocalStore:
             try:
                 os.replace(temporary, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
             except OSError:
-                with suppress(OSError):  # the rename may have been made all the same
+                with suppress(OSError):  # the rename may have succeeded nevertheless
                     os.unlink(temporary, dir_fd=directory.fd)
                 raise
         except OSError as error:
@@ -157,7 +158,7 @@ class LocalStore:
             raise failed(f"{self.root}/{key}", error) from error
 
     def get(self, key: str) -> bytes | None:
-        """The object's bytes, or None. Raises StoreUnavailable, StoreRefused."""
+        """Return the object's bytes, or None. Raises StoreUnavailable, StoreRefused."""
         REQUESTS.add("get", key)
         try:
             with FileIO(f"{self.root}/{key}") as file:
@@ -168,7 +169,7 @@ class LocalStore:
             raise failed(f"{self.root}/{key}", error) from error
 
     def exists(self, key: str) -> bool:
-        """Whether `key` is a file. Raises StoreUnavailable, StoreRefused."""
+        """Return whether `key` is a file. Raises StoreUnavailable, StoreRefused."""
         REQUESTS.add("head", key)
         try:
             Path(self.root, key).stat()
@@ -179,7 +180,7 @@ class LocalStore:
         return True
 
     def children(self, prefix: str) -> list[str]:
-        """Names of the directories directly below `prefix`. Raises StoreUnavailable, StoreRefused."""
+        """Return the names of the directories directly below `prefix`. Raises StoreUnavailable, StoreRefused."""
         REQUESTS.add("list", prefix)
         try:
             with os.scandir(f"{self.root}/{prefix}") as found:
@@ -190,7 +191,7 @@ class LocalStore:
             raise failed(f"{self.root}/{prefix}", error) from error
 
     def describe(self, prefix: str) -> list[ObjectInfo]:
-        """Every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        """Return every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
         found = []
         try:
             for key in self.list(prefix):
@@ -202,12 +203,12 @@ class LocalStore:
         return found
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
-        """The temporary files below `prefix`. Raises StoreUnavailable, StoreRefused."""
+        """Return the temporary files below `prefix`. Raises StoreUnavailable, StoreRefused."""
         REQUESTS.add("list", prefix)
         found = []
         try:
             for key in self._walk(prefix, temporary=True):
-                with suppress(FileNotFoundError):  # the put is done
+                with suppress(FileNotFoundError):  # the put has finished
                     status = Path(self.root, key).stat()
                     found.append(ObjectInfo(key, status.st_size, status.st_mtime))
         except OSError as error:
@@ -215,8 +216,10 @@ class LocalStore:
         return found
 
     def remove_leftovers(self, prefix: str) -> None:
-        """Remove the temporary files and the empty directories below `prefix`, and its own. A directory that is not
-        empty, or gone, is passed over: another process uses it. Raises StoreUnavailable, StoreRefused.
+        """Delete the temporary files and the empty directories below `prefix`, and `prefix` itself if it is empty.
+
+        A directory that is not empty, or is gone, is skipped: another process uses it.
+        Raises: StoreUnavailable, StoreRefused.
         """
         for leftover in self.leftovers(prefix):
             self.delete(leftover.key)
@@ -225,7 +228,7 @@ class LocalStore:
                 Path(folder).rmdir()
 
     def list_some(self, prefix: str, most: int) -> list[str]:
-        """Any `most` keys that begin with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        """Return any `most` keys that begin with `prefix`. Raises StoreUnavailable, StoreRefused."""
         REQUESTS.add("list", prefix)
         folder, slash, _ = prefix.rpartition("/")
         try:
@@ -234,7 +237,7 @@ class LocalStore:
             raise failed(f"{self.root}/{prefix}", error) from error
 
     def list(self, prefix: str) -> list[str]:
-        """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        """Return every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
         REQUESTS.add("list", prefix)
         folder, slash, _ = prefix.rpartition("/")
         try:
@@ -243,7 +246,7 @@ class LocalStore:
             raise failed(f"{self.root}/{prefix}", error) from error
 
     def delete(self, key: str) -> None:
-        """Remove `key` if it exists; directories stay. Raises StoreUnavailable, StoreRefused."""
+        """Delete `key` if it exists; directories are kept. Raises StoreUnavailable, StoreRefused."""
         REQUESTS.add("delete", key)
         try:
             Path(self.root, key).unlink()
@@ -253,11 +256,11 @@ class LocalStore:
             raise failed(f"{self.root}/{key}", error) from error
 
     def url(self, key: str) -> str:
-        """The absolute path of `key`."""
+        """Return the absolute path of `key`."""
         return f"{self.root}/{key}" if key else self.root
 
     def _create(self, directory: _Directory, name: str, data: bytes) -> PutOutcome:
-        """Create an object. Raises OSError only where nothing was written, nor will be."""
+        """Create an object. Raises OSError only if nothing was or will be written."""
         if directory.sync_failed:
             return PutOutcome.OUTCOME_UNKNOWN
         temporary = self._write_temporary(directory, data, sync=True)
@@ -265,13 +268,13 @@ class LocalStore:
             directory.check_in_place()
             outcome = self._link(directory, temporary, name)
         finally:
-            # A temporary file that cannot be removed is no failed put.
+            # A temporary file that cannot be removed does not make the put fail.
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=directory.fd)
         return outcome if outcome is PutOutcome.OUTCOME_UNKNOWN else self._confirmed(directory, outcome)
 
     def _link(self, directory: _Directory, temporary: str, name: str) -> PutOutcome:
-        """Step 3. Raises OSError only where the file system refused the link and made none."""
+        """Do step 3. Raises OSError only if the file system rejected the link and created none."""
         try:
             os.link(temporary, name, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
         except FileExistsError:
@@ -284,16 +287,16 @@ class LocalStore:
 
     @staticmethod
     def _has_one_name(directory: _Directory, temporary: str) -> bool:
-        """Whether the temporary file has no second name; False also where that is unknown."""
+        """Return whether the temporary file has no second name; False also if that is unknown."""
         try:
             return os.stat(temporary, dir_fd=directory.fd).st_nlink == 1
         except OSError:
             return False
 
     def _confirmed(self, directory: _Directory, outcome: PutOutcome) -> PutOutcome:
-        """`outcome` once the name is known to be in the table and on disk (steps 5 and 6), else OUTCOME_UNKNOWN.
+        """Return `outcome` once the name is known to be in the table and on disk (steps 5 and 6), else OUTCOME_UNKNOWN.
 
-        For ALREADY_EXISTS too: the name may be from our own earlier attempt and not synced yet.
+        This applies to ALREADY_EXISTS too: the name may be from this writer's earlier attempt and not synced yet.
         """
         try:
             directory.check_in_place()
@@ -308,7 +311,7 @@ class LocalStore:
         return outcome
 
     def _write_temporary(self, directory: _Directory, data: bytes, *, sync: bool) -> str:
-        """Write `data` to a new file in `directory` and return its name. Raises OSError, and leaves no file then."""
+        """Write `data` to a new file in `directory` and return its name. Raises OSError, and then leaves no file."""
         name, fd = self._open_temporary(directory)
         try:
             rest = memoryview(data)
@@ -317,7 +320,7 @@ class LocalStore:
             if sync:
                 os.fsync(fd)
         except BaseException:
-            with suppress(OSError):  # the first error says more
+            with suppress(OSError):  # the first error is more useful
                 os.unlink(name, dir_fd=directory.fd)
             raise
         finally:
@@ -325,7 +328,7 @@ class LocalStore:
         return name
 
     def _open_temporary(self, directory: _Directory) -> tuple[str, int]:
-        """Open a temporary file named by process id and counter; skips names left by a dead process of the same id."""
+        """Open a temporary file named by process id and counter; skip names left by a dead process with the same id."""
         while True:
             name = f"{TEMPORARY}{os.getpid()}-{next(self._numbers)}"
             try:
@@ -334,9 +337,9 @@ class LocalStore:
                 continue
 
     def _directory(self, folder: str) -> _Directory:
-        """The open directory of `folder`, created and synced into its parents the first time.
+        """Return the open directory of `folder`. The first call creates it and syncs it into its parents.
 
-        Raises FileNotFoundError where it, or the root, was removed or replaced since.
+        Raises FileNotFoundError if it, or the root, was removed or replaced since.
         """
         with self._lock:
             if (known := self._directories.get(folder)) is not None:
@@ -344,7 +347,8 @@ class LocalStore:
                 return known
             if self._root_identity is not None and self._root_identity != _identity(self.root):
                 raise FileNotFoundError(errno.ENOENT, "another directory is in its place", self.root)
-            # An SST's directory is not noted: its name is never used again, and a note per flush would stay for ever.
+            # An SST's directory is not recorded: its name is never used again, and a record per flush would stay
+            # forever.
             noted = not is_in_sst(folder)
             if not (noted and folder in self._used):
                 self._make(folder)
@@ -358,8 +362,10 @@ class LocalStore:
             return opened
 
     def _make(self, folder: str) -> None:
-        """Create the missing parts of the path and sync every name in it: another process may have created it and
-        crashed."""
+        """Create the missing parts of the path and sync every name in it.
+
+        Existing names are synced too: another process may have created one and crashed.
+        """
         path = Path(self.root)
         for missing in reversed([each for each in (path, *path.parents) if not each.is_dir()]):
             missing.mkdir(exist_ok=True)

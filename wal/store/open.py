@@ -1,4 +1,4 @@
-"""Opening a store from a table's URI, and probing its conditional creation."""
+"""Open a store from a table's URI, and probe its conditional creation."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _INSTEAD = {
     "s3n": "write s3://",
     "s3+ddb": "write s3://: conditional writes need no lock table",
 }
-"""What to write instead of schemes of other programs."""
+"""Remedies for schemes of other programs."""
 
 
 def open_store(
     root: str, storage_options: Mapping[str, str] | None = None, *, put_timeout: float = WalOptions.put_timeout
 ) -> ObjectStore:
-    """The store whose keys are below `root`, a table's URI: a local path, file:// or s3://.
+    """Return the store whose keys are below `root`, a table's URI: a local path, file:// or s3://.
 
-    `storage_options`: Lance's own; give the store's `storage_options` to pylance. `put_timeout`: seconds that
-    one attempt of a conditional create over a network may take.
+    `storage_options`: Lance's own; pass the store's `storage_options` to pylance. `put_timeout`: seconds that one
+    attempt of a conditional create over a network may take.
     Creates nothing and sends no request.
-    Raises StoreRefused for other schemes and for options that cannot work, and where the path is a file.
+    Raises StoreRefused for other schemes, for options that cannot work, and if the path is a file.
     """
     scheme, found, rest = root.partition("://")
     if found and "@" in rest.split("/")[0]:
@@ -78,11 +78,12 @@ def _local(path: str, storage_options: Mapping[str, str] | None) -> LocalStore:
 
 
 def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: WalOptions | None = None) -> None:
-    """Let four threads create one key at once; exactly one must win, and the key must hold its bytes.
+    """Let four threads create one key concurrently; exactly one must win, and the key must hold its bytes.
 
-    A racer with the answer "not now", or none, retries as every writer does (`wal.slot`): S3 answers 409 to some.
-    Leaves nothing behind. `clock`: the system's by default. Raises StoreRefused, saying what was seen; StoreUnavailable
-    and OutcomeUnknown where storage gives no answer within the retry budget.
+    A thread that gets UNAVAILABLE or no answer retries as every writer does (`wal.slot`): S3 answers 409 to some.
+    Leaves no object behind. `clock`: the system's by default.
+    Raises: StoreRefused, with the observed outcomes; StoreUnavailable and OutcomeUnknown if storage gives no answer
+    within the retry budget.
     """
     key = PROBE_PREFIX + ids.token()
     bodies = [f"racer {number}".encode() for number in range(_RACERS)]
@@ -97,7 +98,7 @@ def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: Wal
             try:
                 taken_by = list(pool.map(race, bodies))
             except BaseException:
-                start.abort()  # the others would wait for ever for a thread that could not be started
+                start.abort()  # the other threads would wait forever for a thread that could not be started
                 raise
         _judge(store, key, taken_by, bodies)
     finally:
@@ -105,8 +106,10 @@ def probe(store: ObjectStore, ids: Ids, clock: Clock | None = None, options: Wal
 
 
 def _judge(store: ObjectStore, key: str, taken_by: list[bytes | None], bodies: list[bytes]) -> None:
-    """Raise StoreRefused unless exactly one racer won. `taken_by`: for each racer the bytes that it read at the key
-    after its own create was refused, None for a winner."""
+    """Raise StoreRefused unless exactly one thread won.
+
+    `taken_by`: for each thread the bytes that it read at the key after its create was refused, None for a winner.
+    """
     winners = [body for body, by in zip(bodies, taken_by, strict=True) if by is None]
     found: set[bytes | None] = {by for by in taken_by if by is not None} or {store.get(key)}
     if len(winners) == 1 and found == set(winners):

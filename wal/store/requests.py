@@ -1,8 +1,8 @@
-"""Requests to storage, counted for the whole process by what they are for.
+"""Counts of requests to storage, for the whole process, by category.
 
-For the whole process, because a table has several stores, which share the connections of an S3 client, and because the
-client repeats requests by itself below the store: what is billed is counted where it is sent. A count takes 0.2 µs,
-lock included, and a request half a millisecond at least; rows cost nothing.
+The counts are per process because a table has several stores that share the connections of an S3 client. They are taken
+where requests are sent, because the client repeats requests below the store and every sent request is billed. A count
+takes 0.2 µs, lock included, and a request at least half a millisecond; rows cost nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Operation = Literal["get", "put", "list", "delete", "head"]
 
 
 class RequestKey(NamedTuple):
-    """What is counted apart from each other."""
+    """The properties that distinguish counted requests."""
 
     remote: bool
     """Whether the request went to an object store, which may charge for it; False: to local files."""
@@ -37,18 +37,18 @@ class RequestCounts:
         self.restart()
 
     def add(self, operation: Operation, key: str, *, remote: bool = False) -> None:
-        """Count one request for `key`, a key or a prefix of the store, with anything in front of it."""
+        """Count one request for `key`, a key or a prefix of the store, which may have anything before it."""
         counted = RequestKey(remote, kind_of(key), operation)
         with self._lock:
             self._counts[counted] += 1
 
     def counts(self) -> Counter[RequestKey]:
-        """Return the counts as of now."""
+        """Return the current counts."""
         with self._lock:
             return self._counts.copy()
 
     def restart(self) -> None:
-        """Begin at 0."""
+        """Reset all counts to 0."""
         self._lock = threading.Lock()
         self._counts: Counter[RequestKey] = Counter()
 

@@ -1,12 +1,12 @@
 """Objects in an S3 bucket, below a prefix.
 
 put-if-absent is one PUT with `If-None-Match: *`: S3 creates the object whole, or answers 412. `wal.store.s3_answers`
-has the meaning of every other answer. Each set of options has two clients on the process's event loop. The client for
-conditional PUTs sends each request exactly once, since a hidden second attempt would hide that the first one landed;
-the other retries reads, lists, deletes and hints by itself.
+classifies every other answer. Each set of options has two clients on the process's event loop. The client for
+conditional PUTs sends each request exactly once, since a hidden second attempt would hide that the first one landed.
+The other client retries reads, lists, deletes and hints by itself.
 
-Integrity. A PUT carries the CRC-32 of its bytes, which the server checks before it creates the object and keeps with
-it; a GET fetches it and compares.
+Integrity. A PUT carries the CRC-32 of its bytes, which the server checks before it creates the object and stores with
+it. A GET fetches it and compares.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ T = TypeVar("T")
 _READ_ATTEMPTS = 3
 _FAULTS = (ClientError, BotoCoreError, aiohttp.ClientError, TimeoutError, OSError)
 _SLOWEST = 1 << 20
-"""Bytes a second of the slowest line for which a PUT waits; with a fixed timeout an entry of 16 MiB would be cut off
-there, and sent again from its beginning, for ever."""
+"""Bytes per second of the slowest supported connection. With a fixed timeout, an entry of 16 MiB on a slow connection
+would be cut off and sent again from its beginning, forever.
+"""
 _PAGE = 1000  # S3's maximum
 _FIRST_BYTE = "bytes=0-0"
 _NOT_SATISFIABLE = 416
@@ -55,15 +56,15 @@ class S3Store:
 
     Thread safety. Any thread, any number of processes; safe after fork.
     Durability. S3 answers when the object is durable.
-    Invariants. (1) One call of `put_if_absent` is one request. (2) It ends within `put_timeout` and a second for each
-    MiB of the object, or a little after; every other request within `put_timeout`, but for the body of a large object.
+    Invariants. (1) One call of `put_if_absent` is one request. (2) It ends within about `put_timeout` plus one second
+    for each MiB of the object; every other request ends within `put_timeout`, except for the body of a large object.
     Errors. Every message names bucket, key and endpoint, and the storage option to correct; never a secret.
     """
 
     remote = True
 
     def __init__(self, bucket: str, prefix: str, url: str, options: S3Options, put_timeout: float) -> None:
-        """`prefix`: without slashes at its ends; `url`: what pylance opens for it. Sends no request."""
+        """`prefix`: without slashes at its ends; `url`: the URL that pylance opens for it. Sends no request."""
         self.storage_options = dict(options.lance)
         self._bucket, self._prefix, self._url = bucket, f"{prefix}/", url
         self._options, self._put_timeout = options, put_timeout
@@ -73,7 +74,7 @@ class S3Store:
         return f"S3Store({self._url!r})"
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        """Create `key` by one PUT. Raises StoreUnavailable where nothing landed, StoreRefused."""
+        """Create `key` by one PUT. Raises StoreUnavailable if nothing landed, StoreRefused."""
         try:
             self._run(partial(self._create, self._put_parameters(key, data)))
         except _FAULTS as error:
@@ -89,50 +90,53 @@ class S3Store:
         self._ask(key, partial(self._overwrite, self._put_parameters(key, data)))
 
     def get(self, key: str) -> bytes | None:
-        """The object's bytes, checked against the stored checksum; None where it does not exist. Raises
-        StoreUnavailable, StoreRefused.
+        """Return the object's bytes, checked against the stored checksum; None if it does not exist.
+
+        Raises: StoreUnavailable, StoreRefused.
         """
         return self._ask(key, partial(self._get, key))
 
     def exists(self, key: str) -> bool:
-        """Whether `key` holds an object. Raises StoreUnavailable, StoreRefused."""
+        """Return whether `key` holds an object. Raises StoreUnavailable, StoreRefused."""
         return bool(self._ask(key, partial(self._exists, key)))
 
     def children(self, prefix: str) -> list[str]:
-        """Names of the first segment after `prefix` with keys below them. Raises StoreUnavailable, StoreRefused."""
+        """Return the names of the first segment after `prefix` with keys below them. Raises StoreUnavailable,
+        StoreRefused.
+        """
         pages = self._pages(prefix, Delimiter="/")
         found = [each["Prefix"] for page in pages for each in page.get("CommonPrefixes", ())]
         return sorted(name.removesuffix("/").rpartition("/")[2] for name in found)
 
     def describe(self, prefix: str) -> list[ObjectInfo]:
-        """Every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        """Return every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
         cut = len(self._prefix)
         found = [each for page in self._pages(prefix) for each in page.get("Contents", ())]
         return [ObjectInfo(each["Key"][cut:], each["Size"], each["LastModified"].timestamp()) for each in found]
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:  # noqa: ARG002 - a parameter of the port
-        """Always empty: a PUT that is cut off leaves no file. Sends no request."""
+        """Return an empty list: a PUT that is cut off leaves no file. Sends no request."""
         return []
 
     def list_some(self, prefix: str, most: int) -> list[str]:
-        """Any `most` keys that begin with `prefix`: the first pages only. Raises StoreUnavailable, StoreRefused."""
+        """Return any `most` keys that begin with `prefix` (first pages). Raises StoreUnavailable, StoreRefused."""
         pages = self._pages(prefix, MaxKeys=min(most, _PAGE))
         keys = (each["Key"][len(self._prefix) :] for page in pages for each in page.get("Contents", ()))
         return [*islice(keys, most)]
 
     def list(self, prefix: str) -> list[str]:
-        """Every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
+        """Return every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
         return [each.key for each in self.describe(prefix)]
 
     def delete(self, key: str) -> None:
-        """Remove `key`. Raises StoreUnavailable, StoreRefused."""
+        """Delete `key`. Raises StoreUnavailable, StoreRefused."""
         self._ask(key, partial(self._delete, key))
 
     def remove_leftovers(self, prefix: str) -> None:
-        """Nothing to do: a bucket has no directories. Sends no request."""
+        """Do nothing: a bucket has no directories. Sends no request."""
 
     def url(self, key: str) -> str:
-        """`s3://bucket/…`, as pylance opens it."""
+        """Return `s3://bucket/…`, as pylance opens it."""
         return f"{self._url}/{key}" if key else self._url
 
     # ---- requests, on the loop ---------------------------------------------------------------------------------
@@ -150,10 +154,11 @@ class S3Store:
             await clients.reading.delete_object(**self._at(key))
 
     async def _get(self, key: str, clients: Clients) -> bytes:
-        """The library retries until there is an answer; a body that breaks off is requested again here.
+        """Return an object's bytes.
 
-        The answer must begin within `put_timeout`, or a caller's retry budget would be spent several times over; a body
-        may take as long as bytes arrive.
+        The library retries until there is an answer; a body that breaks off is requested again here. The answer must
+        begin within `put_timeout`, or a caller's retry budget would be spent several times; a body may take as long as
+        bytes arrive.
         """
         attempt = 1
         while True:
@@ -169,7 +174,7 @@ class S3Store:
                 return body
 
     async def _exists(self, key: str, clients: Clients) -> bool:
-        """GET one byte: the answer to a HEAD does not tell a missing key from a missing bucket."""
+        """GET one byte: the answer to a HEAD does not distinguish a missing key from a missing bucket."""
         try:
             async with asyncio.timeout(self._put_timeout):
                 await (await clients.reading.get_object(**self._at(key), Range=_FIRST_BYTE))["Body"].read()
@@ -179,7 +184,7 @@ class S3Store:
         return True
 
     def _pages(self, prefix: str, **more: str | int) -> Iterator[dict[str, Any]]:
-        """Every page of a listing."""
+        """Yield every page of a listing."""
         asked = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxKeys": _PAGE, **self._more, **more}
         while True:
             page = self._ask(prefix, partial(self._list_page, asked)) or {}
@@ -194,7 +199,7 @@ class S3Store:
         return page
 
     def _time_for(self, body: bytes) -> float:
-        """Seconds that a PUT of `body` may take."""
+        """Return the seconds that a PUT of `body` may take."""
         return self._put_timeout + len(body) / _SLOWEST
 
     def _at(self, key: str) -> dict[str, Any]:
@@ -211,7 +216,7 @@ class S3Store:
         return loop.run(request(loop.opened(self._options, partial(_open_clients, self._options))))
 
     def _ask(self, key: str, request: Callable[[Clients], Coroutine[Any, Any, T]]) -> T | None:
-        """The answer to a request that may be repeated; None for a missing key."""
+        """Return the answer to a request that may be repeated; None for a missing key."""
         try:
             return self._run(request)
         except _FAULTS as error:
@@ -239,7 +244,7 @@ class Clients:
 
 
 class _OnceSession(AIOHTTPSession):  # type: ignore[misc]
-    """Sends each request once: by default aiohttp repeats a PUT where the server closed a kept connection."""
+    """Sends each request once: by default aiohttp repeats a PUT if the server closed a kept connection."""
 
     async def _get_session(self, proxy_url: str | None) -> Any:
         session = await super()._get_session(proxy_url)
@@ -258,7 +263,7 @@ async def _open_clients(options: S3Options) -> AsyncIterator[Clients]:
 
 
 def _count(request: Any, **_: Any) -> None:
-    """Count a request that is sent now, each attempt of the client by itself. `request`: botocore's prepared one."""
+    """Count a request that is being sent; each attempt of the client counts. `request`: botocore's prepared one."""
     url = urlsplit(request.url)
     query = parse_qs(url.query, keep_blank_values=True) if request.method == "GET" else {}
     if "list-type" in query:
@@ -277,7 +282,7 @@ def _config(options: S3Options, *, attempts: int, **more: Any) -> AioConfig:
         connect_timeout=options.connect_timeout,
         read_timeout=options.timeout,
         max_pool_connections=options.pool,
-        parameter_validation=False,  # it costs, and the parameters are ours
+        parameter_validation=False,  # it has a cost, and this module sets the parameters
         user_agent="memwal",  # building the default one takes a tenth of a request
         ignore_configured_endpoint_urls=True,  # read_options has read them
         **unsigned,
@@ -288,7 +293,7 @@ def _config(options: S3Options, *, attempts: int, **more: Any) -> AioConfig:
 
 @cache
 def _session() -> AioSession:
-    """One for the process: each session parses the service's description anew, 10 MB."""
+    """Return the process's only session: each session parses the service's description again, which takes 10 MB."""
     return get_session()
 
 

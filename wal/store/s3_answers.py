@@ -1,8 +1,8 @@
-"""The meaning of an answer of S3, or of none: one pure function, `meaning_of`.
+"""Classify an answer of S3, or a missing answer: one pure function, `meaning_of`.
 
     answer                                                  meaning
     ------------------------------------------------------  --------------------------------------------------
-    412, 304                                                EXISTS   the key is taken, maybe by our own attempt
+    412, 304                                                EXISTS   the key is taken, maybe by this writer
     404 NoSuchKey                                           MISSING
     409 ConditionalRequestConflict, 429                     NOTHING  this attempt left nothing; retry it
     400 of a body that did not arrive whole                 NOTHING
@@ -10,8 +10,8 @@
     5xx, reset, read timeout, an answer cut off             UNKNOWN  it may have landed, now or later
     other 4xx, redirects, 501, no credentials, certificate  REFUSED  configuration: retrying cannot help
 
-Note: aiobotocore raises EndpointConnectionError ("could not connect") for resets in the middle of a request too. The
-error below it decides.
+aiobotocore also raises EndpointConnectionError ("could not connect") for a reset in the middle of a request. Its
+underlying error decides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Meaning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A meaning, and the text for an error message: the answer and how to mend it. No secrets."""
+    """A meaning, and the text for an error message: the answer and the remedy. Contains no secrets."""
 
     meaning: Meaning
     said: str
@@ -121,8 +121,9 @@ _BY_TYPE: tuple[tuple[type[BaseException], Meaning, str], ...] = (
 
 
 def meaning_of(error: Exception) -> Answer:
-    """The meaning of `error`, which one request of aiobotocore raised. Pure. Raises `error` where it is not an answer
-    of storage but a defect of this program.
+    """Return the meaning of `error`, which one request of aiobotocore raised. Pure.
+
+    Raises `error` if it is not an answer of storage but a defect of this program.
     """
     if isinstance(error, boto.ClientError):
         return _of_response(error.response)

@@ -1,11 +1,11 @@
-"""Lance's storage options for S3, read once and spelled out for both clients: ours and Lance's.
+"""Lance's storage options for S3, read once and written out in full for both clients: memwal's and Lance's.
 
 The names are those of the object_store crate that Lance uses, in any case, with or without `aws_` before them. As in
-Lance, `AWS_…` variables of the environment count where an option is not given. The result goes to pylance with every
-name in one spelling, so that neither client looks up anything that the other does not: an endpoint always comes with a
-region, and keys given without a session token never meet the environment's token. Without keys both use the
-standard chain: environment, profile, container, instance. Sources: `AmazonS3ConfigKey`, `ClientConfigKey` and
-`AmazonS3Builder` of object_store; `providers/aws.rs` of lance-io.
+Lance, `AWS_…` environment variables replace options that are not given. The result goes to pylance with every name in
+one spelling, so that neither client reads a setting that the other does not: an endpoint always has a region, and keys
+given without a session token are never combined with the environment's token. Without keys both use the standard chain:
+environment, profile, container, instance. Sources: `AmazonS3ConfigKey`, `ClientConfigKey` and `AmazonS3Builder` of
+object_store; `providers/aws.rs` of lance-io.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _LANCE_ONLY = {
     "unsigned_payload",
     "user_agent",
 }
-"""Passed on for Lance's requests; ours do not use them."""
+"""Options for Lance's requests only; memwal's client does not use them."""
 _KNOWN = _OURS | _CLIENT | _LANCE_ONLY
 _CREDENTIALS = ("access_key_id", "secret_access_key", "session_token")
 _PREFIXED = _OURS | {"bucket", "checksum_algorithm", "copy_if_not_exists", "disable_tagging", "disable_bulk_delete"}
-"""Options whose spelling for Lance begins with `aws_`."""
+"""Options whose names for Lance begin with `aws_`."""
 _TRUE, _FALSE = {"1", "true", "on", "yes", "y"}, {"0", "false", "off", "no", "n", ""}
 _SWITCHES = ("allow_http", "allow_invalid_certificates", "skip_signature", "virtual_hosted_style_request")
 _SECONDS = {"ms": 0.001, "s": 1, "sec": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "minute": 60, "minutes": 60}
@@ -90,15 +90,15 @@ class S3Options:
     """
 
     endpoint: str | None
-    """None for AWS itself. Without the bucket, which Lance expects in front of it in virtual-hosted style."""
+    """None for AWS itself. Does not include the bucket, which Lance expects before the host in virtual-hosted style."""
     region: str | None
     virtual_hosted: bool
     connect_timeout: float
     """Seconds."""
     timeout: float
-    """Seconds without a byte after which a read is given up."""
+    """Seconds without a byte after which a read fails."""
     pool: int
-    """Most connections of one client."""
+    """Maximum number of connections of one client."""
     verify: bool
     """Whether TLS certificates are checked."""
     skip_signature: bool
@@ -107,15 +107,15 @@ class S3Options:
     session_token: str | None = field(repr=False)
     proxy: str | None = field(repr=False)
     put_extra: Items = field(repr=False)
-    """More parameters of every PutObject: encryption, payer."""
+    """Additional parameters of every PutObject: encryption, payer."""
     extra: Items
-    """More parameters of every other request: payer."""
+    """Additional parameters of every other request: payer."""
     lance: Items = field(repr=False)
     """The options for pylance."""
 
 
 def read_options(given: Mapping[str, str], bucket: str, environ: Mapping[str, str]) -> S3Options:
-    """The options of `given`, else of `environ`, for a table in `bucket`.
+    """Return the options from `given`, else from `environ`, for a table in `bucket`.
 
     Raises StoreRefused with every mistake, in one line, without any value that may be a secret.
     """
@@ -160,7 +160,7 @@ def _canonical(name: str) -> str:
 
 
 def _named(given: Mapping[str, str], problems: list[str]) -> dict[str, str]:
-    """The options under one name each."""
+    """Return the options under one name each."""
     options: dict[str, str] = {}
     for name, value in given.items():
         known = _canonical(name)
@@ -175,7 +175,7 @@ def _named(given: Mapping[str, str], problems: list[str]) -> dict[str, str]:
 
 
 def _add_environment(options: dict[str, str], environ: Mapping[str, str]) -> None:
-    """`AWS_…` variables for options that are not given. Credentials stay with the standard chain."""
+    """Add `AWS_…` variables for options that are not given. Credentials are left to the standard chain."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_REGION", "AWS_DEFAULT_REGION"):
         if environ.get(name):
             options.setdefault(_canonical(name), environ[name])
@@ -207,7 +207,7 @@ def _of_endpoint(endpoint: str, options: Mapping[str, str]) -> Iterator[str]:
 
 
 def _has_host(endpoint: str) -> bool:
-    """Whether the client library accepts the host; it allows no underscore."""
+    """Return whether the client library accepts the host; it allows no underscore."""
     return bool(is_valid_endpoint_url(endpoint) or is_valid_ipv6_endpoint_url(endpoint))
 
 
@@ -219,7 +219,7 @@ def _switch(options: Mapping[str, str], name: str, problems: list[str]) -> bool:
 
 
 def _duration(options: Mapping[str, str], name: str, default: float, problems: list[str]) -> float:
-    """Seconds. A unit is required, as in Lance: `30s`, `1m 30s`, `500ms`."""
+    """Return a duration in seconds. A unit is required, as in Lance: `30s`, `1m 30s`, `500ms`."""
     text = options.get(name, "").strip().lower()
     if not text:
         return default
@@ -261,7 +261,7 @@ def _encryption(options: Mapping[str, str]) -> Items:
 
 
 def _for_lance(options: Mapping[str, str]) -> dict[str, str]:
-    """The options in Lance's spelling, so complete that no variable of the environment changes them."""
+    """Return the options with Lance's names, so complete that no environment variable changes them."""
     spelled = {f"aws_{name}" if name in _PREFIXED else name: value for name, value in options.items() if value}
     if options.get("access_key_id"):
         spelled.setdefault("aws_session_token", "")
