@@ -123,8 +123,9 @@ class BaseTable:
         """Set up an existing Lance table for ingestion, and build its indexes. Its rows are unchanged.
 
         `wal_format`: None for lance, or for arrow if another program initialised the table's MemWAL; the table then
-        keeps its key and its regions, whatever `buckets` is. Also completes a set-up that crashed; a table that is already
-        set up is returned unchanged. The key must have no nulls and no duplicates; this check reads its columns.
+        keeps its key and its regions, whatever `buckets` is. Also completes a set-up that crashed; a table that is
+        already set up is returned unchanged. The key must have no nulls and no duplicates; this check reads its
+        columns.
         `append_by`: as for `create`; the table must not have a primary key.
         Raises NotALanceTable; UnsupportedTable; InvalidRows.
         """

@@ -11,8 +11,8 @@ When a process opens the table to write, under the table's lock:
     are relied upon and not examined: a fault in them is damage, which only a backup repairs.
  2. A version is torn if its manifest or its transaction cannot be parsed, or if a file that the recorded version lacks
     is missing, shorter than recorded, ends without the last bytes of its format, or does not hold the recorded number
-    of deletions. Any other failure, such as a read error or a manifest of a later Lance, proves nothing, and the version
-    counts as whole.
+    of deletions. Any other failure, such as a read error or a manifest of a later Lance, proves nothing, and the
+    version counts as whole.
  3. Below the whole version, only versions whose manifest or transaction cannot be parsed are set aside: no reader needs
     them, but a collection reads every manifest and would fail forever.
  4. Rename the manifests of the torn versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
