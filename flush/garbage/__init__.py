@@ -1,1 +1,1 @@
-"""Delete what nothing needs: SSTs, plans, files of the base. Imports base, sst and commits."""
+"""Delete what nothing needs: SSTs, plans, files of the base. Imports base and commits."""

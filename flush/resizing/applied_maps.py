@@ -5,8 +5,7 @@ in any of the new ones, so all of them begin with the same map: the highest sequ
 be behind, because a micro-batch is half applied or had no rows for that region. Its rows are exceptions, kept in the
 same map:
 
-    memwal:before:{buckets}/{bucket}:{producer} = sequence - 1   rows that belonged to this bucket, of this many
-    buckets,
+    memwal:before:{buckets}/{bucket}:{producer} = sequence - 1   rows that belonged to this bucket, of {buckets},
                                                                  lack the producer's highest sequence
     memwal:before:8/xfe:{producer} = sequence - 1                rows of any of several buckets: bit n of the
                                                                  hexadecimal number stands for bucket n
