@@ -74,7 +74,7 @@ class RegionMoment:
 
     @property
     def region(self) -> UUID:
-        """Its id."""
+        """Id of the region."""
         return self.manifest.region_id
 
 

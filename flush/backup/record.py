@@ -61,7 +61,7 @@ class CopiedRegion:
     """Version of its manifest."""
     replay_after: int
     position: int
-    """Of its last WAL entry."""
+    """Position of its last WAL entry."""
     generation: int
     """The generation of its next SST."""
     committed: int
@@ -80,11 +80,11 @@ class Record:
     memwal: str
     """Version of memwal that made it."""
     uri: str
-    """Of the table."""
+    """Location of the table."""
     table: str
     """Id of the table."""
     version: int
-    """Of the base table."""
+    """Version of the base table."""
     began: float
     captured: float
     finished: float

@@ -127,6 +127,6 @@ def _enough_vectors(dataset: lance.LanceDataset, column: str) -> bool:
 
 
 def _lags(dataset: lance.LanceDataset, index: Any) -> bool:
-    """Return whether a fragment is in no segment of the index. index_stats would read the index, and warn."""
+    """Return whether a fragment is in no segment of the index. Avoids index_stats, which reads the index and warns."""
     covered = {fragment for segment in index.segments for fragment in segment.fragment_ids}
     return not covered.issuperset(fragment.fragment_id for fragment in dataset.get_fragments())
