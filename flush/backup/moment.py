@@ -5,7 +5,7 @@
     highest sequence of each producer over all regions.
  2. Read the end of every log again. If the applied map there has passed the frontier, go back to the last position
     where it has not. The manifest stays that of step 1. An entry of a later writer epoch than the manifest's means that
-    the region was claimed in the meantime: restart at 1. With both, the next claim of the copy would take that epoch
+    the region was claimed in the meantime: restart at 1. A copy with both would let its next claim take the same epoch
     again.
  3. Only now open the newest base version and tag it. Opened first, it would lack rows that were committed and pruned
     before steps 1 and 2, and so would the manifests.
@@ -18,17 +18,17 @@
 Invariants of the copy of a moment:
 
  (1) It has every write that was acknowledged as durable before step 1 began. Step 1 finds the end of the log or raises
- Overtaken (`wal.log_tail` has the proof), and step 2 omits no position that step 1 found, because its map is in the
- frontier.
+     Overtaken (`wal.log_tail` has the proof), and step 2 omits no position that step 1 found, because its map is in the
+     frontier.
  (2) It has no write that began after step 4 ended.
  (3) In each region it has a prefix of the log: the rows up to a position, each write whole or absent. Rows that are not
- in an entry above `replay_after` are in an SST of the manifest or, if the base has committed it, in the base. Step 4
- keeps rows of later entries out of the base: a commit, including its deletes pass before the marker, writes only rows
- of its plan, and the manifest has published every generation of the plan.
+     in an entry above `replay_after` are in an SST of the manifest or, if the base has committed it, in the base. Step
+     4 keeps rows of later entries out of the base: a commit, including its deletes pass before the marker, writes only
+     rows of its plan, and the manifest has published every generation of the plan.
  (4) A writer that sends batch n only when n-1 is durable everywhere, as a query of Spark does, has at most one batch,
- n, in some regions and not in others; n is its number in the frontier. Batch n began before step 2, so n-1 was durable
- everywhere then, and step 2 found it, or step 4 its region; nothing above n passes the frontier. The applied maps are
- in the copy, so the replay of batch n completes it.
+     n, in some regions and not in others; n is its number in the frontier. Batch n began before step 2, so n-1 was
+     durable everywhere then, and step 2 found it, or step 4 its region; nothing above n passes the frontier. The
+     applied maps are in the copy, so the replay of batch n completes it.
 
 Regions are captured one after another: of two writes to two regions, without a token, the later one may be in the copy
 and the earlier one not, if both were made during the capture.

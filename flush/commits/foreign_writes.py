@@ -6,15 +6,17 @@ This module ensures:
     invariant: when a commit writes its rows, none of their keys has two rows in the base.
 
  1. **Look back** from the version read to the newest commit (a version whose progress differs from the version below).
-    A version in between that added fragments and is not a compaction is foreign. If Lance does not detect duplicates
-    (`lance_detects_duplicates`), look back one commit further: a foreign merge may have landed just below the newest
-    commit, after that commit was planned. For a region whose range another committer planned first, and may have held
-    back, look back to the region's own last commit. A load (flush.commits.load) writes keys of every region, so if
-    Lance does not detect duplicates, a load and a commit may insert the same key without seeing each other. Therefore
-    look back to the commits before the newest one of its regions: the newest commit had read those, and any load below
-    them. A load above them is treated like a foreign merge.
+    A version in between that added fragments and is not a compaction is foreign. *History that was cleaned up, or is
+    longer than `_LOOK_BACK`, counts as foreign.* Look back further in these cases:
+    - Lance does not detect duplicates for the key (`lance_detects_duplicates`): one commit further. A foreign merge may
+      have landed just below the newest commit, after that commit was planned.
+    - Another committer planned a region's range first, and may have held the region back: to that region's own last
+      commit.
+    - The base contains a load (flush.commits.load), and Lance does not detect duplicates: to the previous commits of
+      the newest commit's regions. A load writes keys of every region, so a load and a commit may insert one key without
+      seeing each other. The newest commit had read those previous commits, and any load below them. A load above them
+      is treated like a foreign merge.
  2. **No foreign version** (the usual case): the base holds what commits wrote, one row per key. No row is read.
-    *History that was cleaned up, or is longer than `_LOOK_BACK`, counts as foreign.*
  3. **Foreign versions**: scan the key columns once for the keys to be written and the keys that others added. If a key
     has two rows:
     - One row is from a commit, the other from a foreign merge or a load, and Lance detects no duplicates for the key

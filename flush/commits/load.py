@@ -26,13 +26,16 @@ every row that was acknowledged earlier (model: Load!Begin, Load!Settle). Then:
     rows, or the next attempt, does it; it looks back to the load until a commit of the same region has seen the load.*
  6. **Finish** as a commit does: Lance's marker of a table without a key, index catch-up, sync, prune.
 
-Order. Rows acknowledged before the load are committed first, so the loaded row replaces them. A put during the load is
-concurrent with it: if it is committed when the load lands, the loaded row replaces it; otherwise it hides the loaded
-row, and the next commit replaces the loaded row. A commit that read the base before the load landed conflicts if both
-write one row or insert one key. Rows acknowledged after the load returned are committed by a commit that reads the base
-with the loaded rows, because it reads the region manifests before the base. One exception: a delete concurrent with the
-load may be ordered before the load although readers have seen it, because a commit without upserts that read the base
-before the load landed does not find the row. (model: Load!ReadManifests, Load!OpenBase, Load!Write)
+Order of the load and a row of the same key. (model: Load!ReadManifests, Load!OpenBase, Load!Write)
+
+ - Acknowledged before the load: the row is committed first, and the loaded row replaces it.
+ - Put during the load: concurrent writes. If the put is committed when the load lands, the loaded row replaces it.
+   Otherwise it hides the loaded row, and the next commit replaces the loaded row. A commit that read the base before
+   the load landed conflicts if both write one row or insert one key.
+ - Put after the load returned: the put replaces the loaded row. Its commit reads the base with the loaded rows, because
+   it reads the region manifests before the base.
+ - Deleted during the load: the delete may be ordered before the load although readers have seen it. A commit without
+   upserts that read the base before the load landed does not find the loaded row.
 
 A restore of the base to a version before the load removes the marker with the rows, so the token can be used again. The
 repetition of a landed load only finishes it (`finish_load`): it has no rows, so it must never land itself. Each load

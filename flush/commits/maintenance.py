@@ -28,8 +28,8 @@ run that deletes versions therefore first creates a barrier above all of them, a
 Crash points. Steps 1 and 2 each create one Lance version, which exists or does not. Step 3 creates the barrier, syncs
 it, and deletes what no kept version refers to, manifests first. *Crash before the first deletion: one more version.
 Crash later: the next run deletes the rest.* The sync is required: a power cut takes back unsynced versions, including
-the barrier, and could leave no version (model: Commit!CleanUp). Two concurrent runs each create a barrier above what
-they delete; the later barrier is above what both delete. Every run depends only on the state of the table. After a
+the barrier, and could leave no version at all (model: Commit!CleanUp). Two concurrent runs each create a barrier above
+what they delete; the later barrier is above what both delete. Every run depends only on the state of the table. After a
 conflict with another writer, the step runs again at its next interval.
 """
 

@@ -9,9 +9,9 @@ The rules. Only the name, `{8 hex}_gen_{generation}`, decides, never the content
 
  1. In the manifest: kept, for every reader.
  2. Not in the manifest, of the current generation or a later one: a flush may be running. Kept, however old: the flush
-    may be suspended. Rule 3 applies once its generation is published under another name. It is also deleted if the
-    region was claimed after the directory was seen: its writer is older than the claim, and the manifest rejects its
-    publishing edit (`SstCollector.note_older_than_claim`). Otherwise a region whose flush always kills its process
+    may be suspended. Rule 3 applies once its generation is published under another name. The directory is also deleted
+    if the region was claimed after the directory was seen: its writer is older than the claim, and the manifest rejects
+    its publishing edit (`SstCollector.note_older_than_claim`). Otherwise a region whose flush always kills its process
     would fill the disk with leftovers, and never publish.
  3. Not in the manifest, but another directory of the same generation is, and that generation is not committed: left by
     a flush that crashed or was rejected. It can no longer be published: the edit requires the current generation, which

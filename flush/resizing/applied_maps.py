@@ -21,7 +21,7 @@ only be missing of sequence s. Hence
 
  (1) a sequence below the highest is a repeat everywhere;
  (2) the exceptions of a producer end with its next sequence: at once in the region that applies it, at the next resize
- in all regions;
+     in all regions;
  (3) a region that applies the highest sequence has all of its rows, so its exceptions end too.
 
 Why exceptions stay few. All regions of a routing begin with the same ones, and by (2) and (3) each region still has all

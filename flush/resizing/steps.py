@@ -29,10 +29,10 @@ Routing version k with n regions becomes version k+1 with m. Every region manife
 Invariants.
 
  (1) A region that takes writes has the routing version of the base table, or an older version that all regions still
- have to be sealed for: between 6 and 8 every region is sealed or of k+1.
+     have to be sealed for: between 6 and 8 every region is sealed or of k+1.
  (2) Sealed and drained, once true, stays true until k+1 is decided: only 8 breaks a seal.
  (3) A writer that routes by k can no longer write: its claims are fenced by 2, and later claims find SEALED or a newer
- version (`Sealed`, `Resized`). So the moment when the writer notices does not matter.
+     version (`Sealed`, `Resized`). So the moment when the writer notices does not matter.
  (4) Acknowledged rows are in the base table before 6, and an applied token is in the map of 6.
 
 Two concurrent resizes: the later seal fences the earlier resize, which stops; if both have reached 6, one decides. A

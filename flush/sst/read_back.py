@@ -42,7 +42,7 @@ class ReadBacks:
 
     @property
     def due(self) -> bool:
-        """Whether the calling flush reads everything back. Each flush reads this once."""
+        """Whether the calling flush reads everything back. Each flush must read this once: it counts the flushes."""
         return next(self._flushes) % EVERY == 0 or not self._passed
 
     def done(self, *, passed: bool) -> None:
