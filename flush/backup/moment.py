@@ -113,7 +113,7 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
 
 
 def newest_base(begun: BaseTable) -> BaseTable:
-    """Step 3: return the newest version."""
+    """Run step 3: return the newest version."""
     return begun.latest()
 
 

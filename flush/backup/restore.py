@@ -96,7 +96,7 @@ def restore(run: RestoreRun, *, resume: bool = False) -> RestoreReport:
 
 
 def _expect_whole(source: ObjectStore, pieces: Sequence[Piece]) -> None:
-    """Step 1."""
+    """Run step 1. Raises Corrupt if an object is missing or has another size."""
     there = {info.key: info.size for info in source.describe("")}
     for piece in pieces:
         if piece.key not in there:
@@ -157,7 +157,7 @@ def _expect_ours(run: RestoreRun, unique: str) -> None:
 
 
 def _copy(run: RestoreRun, record: Record, pieces: Sequence[Piece], unique: str) -> None:
-    """Steps 3 to 5."""
+    """Run steps 3 to 5."""
     present = {info.key: info.size for info in run.dest.describe("")}
     copier = Copier(run.source, run.dest, run.clock, run.ids, run.options, run.at_once, run.on_progress)
     check = _checked(run.source, record)

@@ -125,7 +125,7 @@ def back_up(run: BackupRun, *, resume: bool = False) -> Record:
 
 
 def _finish(run: BackupRun, moment: Moment, unique: str, began: float, captured: float) -> Record:
-    """Steps 4 to 8."""
+    """Run steps 4 to 8. Return the record of the backup."""
     objects = _copy(run, moment, unique)
     record = Record(
         id=unique,
@@ -262,7 +262,7 @@ def _expect_ours(run: BackupRun, unique: str) -> None:
 
 
 def _copy(run: BackupRun, moment: Moment, unique: str) -> list[Copied]:
-    """Steps 4 to 7."""
+    """Run steps 4 to 7. Return the copied objects."""
     pieces = pieces_of(moment, run.source)
     present = {info.key: info.size for info in run.dest.describe("")}
     copier = Copier(
@@ -286,7 +286,7 @@ def _copy(run: BackupRun, moment: Moment, unique: str) -> list[Copied]:
 
 
 def _remove_others(dest: ObjectStore, pieces: list[Piece]) -> None:
-    """Step 5. Also deletes an older manifest of the base: with it the copy would be another table."""
+    """Run step 5. Also deletes an older manifest of the base: with it the copy would be another table."""
     wanted = {piece.key for piece in pieces}
     for key in dest.list(""):
         if key not in wanted and is_ours(key):

@@ -82,7 +82,7 @@ def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> 
 
 
 def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setup, *, any_format: bool) -> None:
-    """Step 1 for an existing table that is not set up; `complete` does the other steps.
+    """Run step 1 for an existing table that is not set up; `complete` does the other steps.
 
     If another program initialised the table's MemWAL, the table keeps its regions and the format of its log. That
     format must be the one of `setup`, unless `any_format`.
@@ -211,7 +211,7 @@ def _key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:
 
 
 def _declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> None:
-    """Step 1 for an existing table: declare the key not null and as primary key, then write the set-up."""
+    """Run step 1 for an existing table: declare the key not null and as primary key, then write the set-up."""
     nullable = [name for name in key if dataset.schema.field(name).nullable]
     if nullable:
         alterations: list[Any] = [{"path": name, "nullable": False} for name in nullable]

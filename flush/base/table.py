@@ -284,7 +284,7 @@ class BaseTable:
         return self._hash(rows)
 
     def route_into(self, buckets: int, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """As `route`, for a table with `buckets` regions: the number before or after a resize."""
+        """Return `route` for a table with `buckets` regions: the number before or after a resize."""
         return self.routing._replace(buckets=buckets).hash(self.schema)(rows)
 
 

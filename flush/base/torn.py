@@ -83,7 +83,7 @@ def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
 
 
 def _set_torn_tags_aside(tags: Path) -> None:
-    """Step 5."""
+    """Run step 5."""
     for path in sorted(tags.glob("*.json")):
         try:
             json.loads(path.read_bytes())
@@ -99,7 +99,7 @@ def _set_torn_tags_aside(tags: Path) -> None:
 
 
 def _torn(store: ObjectStore, uri: str, noted: int) -> list[int]:
-    """Steps 1 to 3: return the versions to set aside, newest first."""
+    """Run steps 1 to 3: return the versions to set aside, newest first."""
     listed = versions(store)[::-1]
     newer = [version for version in listed if version > noted]
     if noted and noted not in listed:
@@ -123,7 +123,7 @@ def _state(store: ObjectStore, version: int) -> TableState | None:
 
 
 def _is_torn(store: ObjectStore, uri: str, state: TableState, before: TableState | None) -> bool:
-    """Step 2 for a version whose manifest can be parsed. `before`: the recorded version."""
+    """Return whether a version with a parsable manifest is torn (step 2). `before`: the recorded version."""
     if state.transaction is not None and not store.get(state.transaction_key):
         return True
     known = {} if before is None else before.fragments

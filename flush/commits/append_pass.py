@@ -74,7 +74,7 @@ class AppendedRows:
         return self._fragments is not None and form(base) == form(self._base)
 
     def write(self) -> None:
-        """Step 1: write the files; no version refers to them yet.
+        """Run step 1: write the files; no version refers to them yet.
 
         Raises what the source raises; OSError of storage.
         """
@@ -102,7 +102,7 @@ class AppendedRows:
         self._fragments = as_new_fragments(written)
 
     def append(self, base: BaseTable) -> Written:
-        """Step 2, on top of the version of `base`, whose dataset is not moved. Requires: `write`.
+        """Run step 2, on top of the version of `base`, whose dataset is not moved. Requires: `write`.
 
         Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the append, if the new version
         does not hold exactly these additional rows.
@@ -174,7 +174,7 @@ def unmarked(base: BaseTable) -> dict[UUID, int]:
 
 
 def mark(dataset: lance.LanceDataset, generations: Mapping[UUID, int]) -> None:
-    """Step 3. Moves `dataset` to the new version. Raises OSError on a conflict.
+    """Run step 3. Moves `dataset` to the new version. Raises OSError on a conflict.
 
     The merge matches no rows, so any column can serve as its key.
     """

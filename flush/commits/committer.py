@@ -155,7 +155,7 @@ def _prune_all(
     failed: Mapping[UUID, BaseException],
     options: WalOptions | None,
 ) -> None:
-    """Step 9: sync the base if a manifest lists committed SSTs, then remove these SSTs from the manifests.
+    """Run step 9: sync the base if a manifest lists committed SSTs, then remove these SSTs from the manifests.
 
     Skips the regions in `failed`, because nothing of them was committed.
     """

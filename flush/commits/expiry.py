@@ -118,7 +118,7 @@ class ExpiredRows:
         return rows
 
     def _looked_at(self, dataset: lance.LanceDataset, column: str) -> Iterator[tuple[lance.LanceFragment, int | None]]:
-        """Step 1: yield each examined fragment with its oldest time; None if all its times are null."""
+        """Run step 1: yield each examined fragment with its oldest time; None if all its times are null."""
         if column != self._column:
             self._oldest, self._column = {}, column
         fragments, left = dataset.get_fragments(), _ROWS_AT_ONCE

@@ -143,7 +143,7 @@ def _expect_free_name(base: BaseTable, spec: IndexSpec) -> None:
 
 
 def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
-    """Step 2. Raises InvalidRows if Lance cannot build the index and a newer version would not change that."""
+    """Run step 2. Raises InvalidRows if Lance cannot build the index and a newer version would not change that."""
     try:
         if spec.kind == "ivf_pq":
             if spec.name not in {index.name for index in dataset.describe_indices()}:
@@ -161,6 +161,6 @@ def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
 
 
 def _declare(base: BaseTable, indexes: Iterable[IndexSpec]) -> None:
-    """Step 3: set the indexes of the table, unless another writer changed them since the version of `base`."""
+    """Run step 3: set the indexes of the table, unless another writer changed them since the version of `base`."""
     settings: Mapping[str, Any] = index_settings(list(indexes), column_ids(base.dataset))
     base.dataset.checkout_version(base.version).update_config(dict(settings))

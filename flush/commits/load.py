@@ -309,7 +309,7 @@ class _Run:
         return bool(older)
 
     def _write(self, base: BaseTable, rows: RowsToLoad, marker: Mapping[UUID, int]) -> None:
-        """Step 4."""
+        """Run step 4. Raises CommitConflict if the columns of the base have changed."""
         if base.schema != rows.schema:
             raise CommitConflict(f"{base.uri}: its columns changed while the rows were checked; load again")
         self.on_step("merging" if base.key else "appending")

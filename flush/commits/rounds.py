@@ -169,7 +169,7 @@ class Rounds:
         return manifests
 
     def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
-        """Step 2: return the ranges agreed between all committers."""
+        """Run step 2: return the ranges agreed between all committers."""
         restored = partial(restored_generations, self.store, base.version)
         everything: list[RegionPlan] = []
         for manifest in manifests:
@@ -207,7 +207,7 @@ class Rounds:
         return False
 
     def _commit(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
-        """Steps 3 to 6. `base` must be opened for this round alone: the passes move its dataset."""
+        """Run steps 3 to 6. `base` must be opened for this round alone: the passes move its dataset."""
         if not base.key:
             self._append(base, plans)
             return
@@ -231,7 +231,7 @@ class Rounds:
             self.totals.committed(plans, changes.taken)
 
     def _append(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
-        """Steps 3 to 6 of a table without a key."""
+        """Run steps 3 to 6 of a table without a key."""
         if self.appended is None or not self.appended.serves(base, plans):
             self.appended = AppendedSsts(self.store, base, plans)
             try:
@@ -246,7 +246,7 @@ class Rounds:
         self.totals.committed(plans, sum(sst.physical_rows or 0 for plan in plans for sst in plan.ssts))
 
     def _repaired_or_held(self, base: BaseTable, changes: Changes, stored: pa.Table, foreign: ForeignWrites) -> bool:
-        """Step 4 for keys with two rows. Return whether a row was repaired or a region was held back."""
+        """Run step 4 for keys with two rows. Return whether a row was repaired or a region was held back."""
         older, doubled, errors = duplicates(base, stored, foreign)
         self.held_back.doubled = doubled if doubled.num_rows else None
         self.doubled = dict(errors)
@@ -260,7 +260,7 @@ class Rounds:
         return bool(affected or older)
 
     def _write(self, base: BaseTable, changes: Changes, stored: pa.Table | None, marker: Mapping[UUID, int]) -> None:
-        """Steps 5 and 6. `stored`: the base's rows with keys of `changes`; None if step 4 did not read the base.
+        """Run steps 5 and 6. `stored`: the base's rows with keys of `changes`; None if step 4 did not read the base.
 
         After a conflict, a deletes pass without rows to delete is skipped. It would create a version all the same, and
         two committers could overtake each other with those versions forever.
@@ -312,7 +312,7 @@ def _newest(manifest: RegionManifest) -> int:
 
 
 def _expect_unmoved(newest: BaseTable, read: BaseTable, plans: Sequence[RegionPlan]) -> None:
-    """The last part of step 2: raise _Overtaken if a region of `plans` was committed since `read`."""
+    """Raise _Overtaken if a region of `plans` was committed since `read`: the last part of step 2."""
     for plan in plans:
         _expect_same_progress(newest, read, plan.region)
 

@@ -186,7 +186,7 @@ class SstCollector:
         return {name: self._verdict(name, listing.manifest, needs) for name in listing.names}
 
     def _verdict(self, name: str, manifest: RegionManifest, needs: BaseNeeds) -> Verdict:
-        """Rules 1 to 4."""
+        """Return the verdict on a directory by rules 1 to 4."""
         parsed = parse_sst_dir(name)
         assert parsed is not None
         generation = parsed.generation

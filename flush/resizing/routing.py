@@ -223,7 +223,7 @@ def _of_spec(base: BaseTable, store: ObjectStore, to: Decision, ids: Ids) -> Any
 
 
 def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = None) -> Index:
-    """The MemWAL index, which covers no column and no fragment."""
+    """Return the MemWAL index, which covers no column and no fragment."""
     return Index(uuid, MEM_WAL_INDEX, [], base.version, Bitmap(), 0, index_details=details)
 
 

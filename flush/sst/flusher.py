@@ -126,7 +126,7 @@ def flush(
 def _publish(
     manifests: ManifestStore, guard: EpochGuard, kept: FlushAttempts, sst: SsTable, covers_position: int
 ) -> RegionManifest:
-    """Step 4."""
+    """Run step 4."""
 
     def published(current: RegionManifest) -> RegionManifest:
         changed = _published(current, sst, covers_position)
@@ -138,7 +138,10 @@ def _publish(
 
 
 def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
-    """Step 1. Avoids writing an SST that cannot be published; the edit of step 4 is decisive."""
+    """Run step 1; return the newest manifest.
+
+    Avoids writing an SST that cannot be published; the edit of step 4 is decisive.
+    """
     guard.check()
     manifest = manifests.latest()
     if manifest is None:
@@ -161,7 +164,7 @@ def _expect_next(manifest: RegionManifest, generation: int) -> None:
 
 
 def _published(current: RegionManifest, sst: SsTable, covers_position: int) -> RegionManifest:
-    """Step 4 as a pure edit. Returns `current` if a late edit of this writer has already published the generation.
+    """Run step 4 as a pure edit. Returns `current` if a late edit of this writer has already published the generation.
 
     Under one epoch only its owner publishes, in order. So the generation has this writer's rows, whatever the name of
     its SST, even if the committer has already pruned it.
