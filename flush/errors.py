@@ -63,8 +63,9 @@ class CommitConflict(FlushError):
 
 
 class LoadEnded(FlushError):
-    """Another process ended an attempt at a load that had stopped renewing its note. Nothing was loaded; begin another
-    one.
+    """Another process ended an attempt at a load, because its note was no longer renewed.
+
+    Nothing was loaded; begin another attempt.
     """
 
 

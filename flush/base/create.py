@@ -69,8 +69,9 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
 
 @panics_as_errors
 def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    """Create the table in memory. Raises InvalidRows if Lance cannot, or if Lance changes columns so that they do not
-    fit.
+    """Create the table in memory.
+
+    Raises InvalidRows if Lance cannot, or if Lance changes columns so that they do not fit.
     """
     try:
         made = lance.write_dataset(schema.empty_table(), "memory://", schema=schema)

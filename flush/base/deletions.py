@@ -28,8 +28,9 @@ _BITS = 8192
 
 
 def is_whole(key: str, data: bytes, deleted: int) -> bool:
-    """Return whether `data` is a whole deletion file with the key `key`. `deleted`: rows that it deletes, 0 if not
-    recorded.
+    """Return whether `data` is a whole deletion file with the key `key`.
+
+    `deleted`: rows that it deletes, 0 if not recorded.
     """
     try:
         found = _rows_of_bitmap(data) if key.endswith(".bin") else _rows_of_arrow(data)

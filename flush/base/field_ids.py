@@ -53,9 +53,7 @@ def _fields_of(kind: pa.DataType) -> int:
 
 
 def with_field_ids(schema: pa.Schema, dataset: lance.LanceDataset) -> pa.Schema:
-    """Return `schema` (base columns, then any others) with each base field's id in its metadata, nested fields
-    included.
-    """
+    """Return `schema` (base columns, then any others) with each base field's id in its metadata, also nested ones."""
     described = {field.name(): field for field in dataset.lance_schema.fields()}
     fields = [_marked(field, described[field.name]) if field.name in described else field for field in schema]
     return pa.schema(fields, metadata=schema.metadata)

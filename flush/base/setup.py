@@ -222,8 +222,9 @@ def _read_ttl(metadata: Mapping[bytes, bytes]) -> tuple[Ttl | None, int | None]:
 
 
 def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
-    """Return the rules. Raises ValueError for a rule unknown to this version of memwal: writing by another would lose
-    rows.
+    """Return the rules.
+
+    Raises ValueError for a rule unknown to this version of memwal: writing by another rule would lose rows.
     """
     upsert, on_duplicate = metadata.get(UPSERT, b"replace").decode(), metadata.get(ON_DUPLICATE, b"last").decode()
     for value, key, known in ((upsert, UPSERT, Upsert), (on_duplicate, ON_DUPLICATE, OnDuplicate)):

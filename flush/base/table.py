@@ -100,7 +100,7 @@ class BaseTable:
 
         `append_by`: for a table without a key (`key` is empty), whose rows are only appended: the columns that route
         rows, () for all.
-        The first commit with enough rows builds the vector indexes among `indexes`.
+        `indexes`: the first commit with enough rows builds the vector indexes among them.
         Raises TableExists; NotALanceTable if the path holds something else; InvalidRows for schema, key, or indexes.
         """
         setup = _setup(buckets, indexes, wal_format, append_by, rules, ttl)
@@ -122,10 +122,10 @@ class BaseTable:
     ) -> BaseTable:
         """Set up an existing Lance table for ingestion, and build its indexes. Its rows are unchanged.
 
+        Also completes a set-up that crashed; a table that is already set up is returned unchanged. The key must have no
+        nulls and no duplicates; this check reads its columns.
         `wal_format`: None for lance, or for arrow if another program initialised the table's MemWAL; the table then
-        keeps its key and its regions, whatever `buckets` is. Also completes a set-up that crashed; a table that is
-        already set up is returned unchanged. The key must have no nulls and no duplicates; this check reads its
-        columns.
+        keeps its key and its regions, whatever `buckets` is.
         `append_by`: as for `create`; the table must not have a primary key.
         Raises NotALanceTable; UnsupportedTable; InvalidRows.
         """
@@ -276,10 +276,10 @@ class BaseTable:
         return vector_models(self.dataset, self.indexes, self.storage_options)
 
     def route(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """Return the bucket of every row, int32 in row order: a pure function of the key, or of the row in a table
-        without a key.
+        """Return the bucket of every row, int32 in row order.
 
-        `rows` needs only the columns in `hashed`.
+        The bucket is a pure function of the key, or of the row in a table without a key. `rows` needs only the columns
+        in `hashed`.
         """
         return self._hash(rows)
 

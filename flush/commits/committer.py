@@ -97,14 +97,19 @@ def commit(
 ) -> CommitReport:
     """Commit every published SST of the table at `uri`, catch up its indexes, and prune the manifests.
 
-    `retries`: maximum number of consecutive conflicts with other writers. `ids`: None for the system's. `memory_max`:
-    bytes taken in one round, counted as `SsTable.in_memory_bytes`, but at least one SST; a merge uses 1.5 times this
-    amount, and Lance itself about 300 MB. `courtesy`: total seconds to wait for another committer that planned the same
-    SSTs; a shorter wait only risks duplicate work. `committer`: name of this committer in its plans; None for a fresh
-    id. A process that commits repeatedly must pass the same name, so that it never waits for its own plan. `caches`:
-    those of the table's views in this process; None for separate ones. `held`: receives the regions that could not be
-    committed and the errors; if None, the first of these errors is raised after the other regions are committed.
-    `options`: how long storage calls for manifests and plans are retried.
+    - `retries`: maximum number of consecutive conflicts with other writers.
+    - `ids`: None for the system's.
+    - `memory_max`: bytes taken in one round, counted as `SsTable.in_memory_bytes`, but at least one SST. A merge uses
+      1.5 times this amount, and Lance itself about 300 MB.
+    - `courtesy`: total seconds to wait for another committer that planned the same SSTs. A shorter wait only risks
+      duplicate work.
+    - `committer`: name of this committer in its plans; None for a fresh id. A process that commits repeatedly must pass
+      the same name, so that it never waits for its own plan.
+    - `caches`: those of the table's views in this process; None for separate ones.
+    - `held`: receives the regions that could not be committed and the errors. If None, the first of these errors is
+      raised after the other regions are committed.
+    - `options`: how long storage calls for manifests and plans are retried.
+
     Thread safety. Any number of threads and processes; nothing is committed twice.
     Durability. Lance's commits do not fsync on a local disk. The SSTs stay listed until the base is synced; a version
     torn by a power cut before the sync is set aside when the table is opened (`flush.base.torn`).

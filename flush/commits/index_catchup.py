@@ -70,10 +70,10 @@ def build_vector_index(dataset: lance.LanceDataset, spec: IndexSpec, *, replace:
 
 
 def train_anew(dataset: lance.LanceDataset, spec: IndexSpec) -> bool:
-    """Rebuild the vector index `spec`, trained on the current rows. Return False if Lance cannot, or there are too few
-    rows.
+    """Rebuild the vector index `spec`, trained on the current rows.
 
-    Raises what Lance raises on a conflict with another writer.
+    Returns False if Lance cannot, or there are too few rows. Raises what Lance raises on a conflict with another
+    writer.
     """
     before = dataset.version
     built = _attempted(dataset, spec.name, partial(build_vector_index, dataset, spec, replace=True))

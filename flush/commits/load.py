@@ -158,9 +158,9 @@ def load(
     """Load `rows` into the table at `uri`, the root of `store`, unless a load with `token` has landed there.
 
     Steps: see the module docstring. The caller begins the attempt, commits what was acknowledged before, renews the
-    note meanwhile, and withdraws it after the load has landed. `retries`: maximum number of consecutive conflicts; each
-    costs another pass over `rows` in a table with a key. Memory holds a few batches, and the keys of the base while
-    Lance merges.
+    note during the call, and withdraws it after the load has landed. `retries`: maximum number of consecutive
+    conflicts; each costs another pass over `rows` in a table with a key. Memory holds a few batches, and the keys of
+    the base while Lance merges.
     Thread safety. Any number of threads and processes; one token lands once.
     Durability. The base is synced to disk when it returns.
     Raises CommitConflict; LoadEnded, after which another attempt may be begun; CountMismatch; DoubledKey (a key has two

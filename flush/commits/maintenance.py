@@ -95,8 +95,10 @@ class _Size:
 
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
-    """Limits of step 2: merge `fragments_min` or more fragments of similar size, and rewrite those with more than
-    `deleted_min` of their rows deleted. One run reads at most `bytes_max` bytes, but at least one fragment.
+    """Limits of step 2.
+
+    Merge `fragments_min` or more fragments of similar size, and rewrite those with more than `deleted_min` of their
+    rows deleted. One run reads at most `bytes_max` bytes, but at least one fragment.
     """
 
     fragments_min: int = 8

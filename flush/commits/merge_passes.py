@@ -69,11 +69,12 @@ def upsert_pass(
     marker: Mapping[UUID, int],
     number: int | None = None,
 ) -> Written:
-    """Insert or replace `rows` (base schema, one row per key) and record the marker. Moves `dataset` to the new
-    version.
+    """Insert or replace `rows` and record the marker. Moves `dataset` to the new version.
 
-    Table columns that are missing in `rows` keep their values, and are null in new rows. `number`: the row count if
-    `rows` is a reader. Lance reads a reader once, batch by batch, and holds the keys of the table in memory meanwhile.
+    `rows`: in base schema, one per key. Table columns that are missing in them keep their values, and are null in new
+    rows.
+    `number`: the row count if `rows` is a reader. Lance reads a reader once, batch by batch, and holds the keys of the
+    table in memory meanwhile.
     Raises OSError on a conflict; CountMismatch, after the write, if the table did not change by exactly these rows.
     """
     builder = dataset.merge_insert(list(key)).when_matched_update_all().when_not_matched_insert_all()

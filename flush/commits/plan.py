@@ -62,8 +62,9 @@ class StoredPlan:
 
 
 class PlanBehind(Exception):
-    """Another committer planned SSTs that this committer's manifest does not list yet: read again. Never leaves this
-    package.
+    """Another committer planned SSTs that this committer's manifest does not list yet: read again.
+
+    Never leaves this package.
     """
 
 
@@ -120,10 +121,10 @@ def uncommitted(
 
 
 def fitting(plans: Sequence[RegionPlan], memory_max: int) -> list[RegionPlan]:
-    """Return the SSTs of `plans` that fit into `memory_max` bytes, at least one: oldest first, alternating between
-    regions.
+    """Return the SSTs of `plans` that fit into `memory_max` bytes, at least one.
 
-    An SST of unknown size is taken alone. The next round takes the rest. Pure.
+    The oldest come first, alternating between regions. An SST of unknown size is taken alone. The next round takes the
+    rest. Pure.
     """
     taken = [0] * len(plans)
     free = memory_max
@@ -154,9 +155,11 @@ def agree(
 ) -> RegionPlan:
     """Return the range from `plan.first` that every committer commits: the proposal, if this committer plans it first.
 
-    `plan`: everything uncommitted. `last`: proposed last generation, by default the last of `plan`. `by`: name of this
-    committer, the same in all rounds of one commit. A range planned by another committer is taken unchanged, whatever
-    its length.
+    - `plan`: everything uncommitted.
+    - `last`: proposed last generation, by default the last of `plan`.
+    - `by`: name of this committer, the same in all rounds of one commit.
+
+    A range planned by another committer is taken unchanged, whatever its length.
     Raises PlanBehind; Corrupt if the stored plan cannot be parsed; OutcomeUnknown, StoreUnavailable, StoreRefused
     (harmless: agree again).
     """

@@ -281,8 +281,9 @@ class Rounds:
         self._done(base, written, changes.upserts, stored)
 
     def _done(self, base: BaseTable, written: Written, rows: pa.Table, stored: pa.Table | None) -> None:
-        """Add a pass with `rows` to the totals. Raises CountMismatch if it replaced or deleted other rows than
-        `stored`.
+        """Add a pass with `rows` to the totals.
+
+        Raises CountMismatch if it replaced or deleted other rows than `stored`.
         """
         self.totals.wrote(written)
         if stored is None:
@@ -297,9 +298,7 @@ class Rounds:
 
 
 def _explained(base: BaseTable, error: BaseException) -> BaseException:
-    """Return the error of a commit that Lance rejected. If the table has a column that memwal cannot hold, add the
-    remedy.
-    """
+    """Return the error of a commit that Lance rejected, with the remedy if memwal cannot hold a table column."""
     if base.puts_rejected is None or not isinstance(error, (OSError, ValueError, RuntimeError)):
         return error
     explained = UnsupportedTable(f"{base.uri}: rows cannot be committed ({first_line(error)}): {base.puts_rejected}")

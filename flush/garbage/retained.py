@@ -72,8 +72,9 @@ def base_needs(store: ObjectStore, base: BaseTable, since: float) -> BaseNeeds:
 
 
 def _tagged(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[Generations]:
-    """Yield the generations held by each tagged version. A tag created while its version was being deleted needs
-    nothing.
+    """Yield the generations held by each tagged version.
+
+    A tag created while its version was being deleted needs nothing.
     """
     for version in sorted(tagged_versions(dataset)):
         try:

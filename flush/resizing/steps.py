@@ -124,9 +124,11 @@ def resize(
 ) -> ResizeReport:
     """Change the table at `uri`, the root of `store`, to `buckets` regions. Steps: see the module docstring.
 
-    `retries`, `memory_max`: as for `commit`; `memory_max` also limits the bytes of logs drained at once, but at least
-    one region's. `on_step` is called before each step, in this thread. `at_once`: regions sealed, drained and opened in
-    parallel.
+    - `retries`, `memory_max`: as for `commit`; `memory_max` also limits the bytes of logs drained at once, but at least
+      one region's.
+    - `on_step`: called before each step, in this thread.
+    - `at_once`: regions sealed, drained and opened in parallel.
+
     Thread safety. Any number of threads and processes; one wins.
     Durability. When it returns, every row acknowledged before is in the base table, and the regions may be claimed by
     the new routing.

@@ -270,8 +270,9 @@ class _Scan:
         """Name in the table -> name in the SST, of the columns that the SST has."""
 
     def following(self) -> pa.RecordBatch | None:
-        """Return the next batch; None after the last. Raises ValueError, OSError of Lance; the call may then be
-        repeated.
+        """Return the next batch; None after the last.
+
+        Raises ValueError, OSError of Lance; the call may then be repeated.
         """
         if self._batches is None:
             self._batches = self._opened()

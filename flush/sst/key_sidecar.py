@@ -49,8 +49,9 @@ def write_key_sidecar(
 
 
 def page_data(keys: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the rows of page_data.lance: each key with its row, in key order. Pure. `keys`: as for
-    `write_key_sidecar`.
+    """Return the rows of page_data.lance: each key with its row, in key order. Pure.
+
+    `keys`: as for `write_key_sidecar`.
     """
     columns = keys.select(list(key))
     values = columns.column(0).combine_chunks() if len(key) == 1 else sort_form(columns)
