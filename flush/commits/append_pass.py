@@ -7,12 +7,12 @@ No stored row is read. A load (flush.commits.load) appends its rows the same way
 of every commit (model: Append!ReadManifests, Append!OpenBase, Append!Prune).
 
  1. **Write** the rows of the SSTs as a stream into data files of the base. Memory holds a few batches, never a whole
-    SST. No version refers to the files yet. *Crash here: orphans, see flush.garbage.orphans.* (model:
-    Append!WriteFiles)
+    SST. No version refers to the files yet. *Crash here: orphans, see flush.garbage.orphans.*
+    (model: Append!WriteFiles)
  2. **Append** by a compare-and-swap (`flush.base.swap`) that sets `memwal:committed` in the schema's metadata. A
     concurrent commit of the same range fails, whatever files it wrote. (A merge-insert carries Lance's own marker, but
-    must match rows.) *Crash here: appended or not. The next commit reads `memwal:committed` in the manifest.* (model:
-    Append!Swap)
+    must match rows.) *Crash here: appended or not. The next commit reads `memwal:committed` in the manifest.*
+    (model: Append!Swap)
  3. **Mark**: an empty merge-insert raises Lance's own marker to the same generations; Lance uses it to record how far
     its indexes are. *Crash before this step: the next commit does it. It is rejected, without loss, if another commit
     set the marker first.* (model: Append!Mark)

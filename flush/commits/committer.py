@@ -7,17 +7,17 @@
     regions, up to `memory_max` bytes. Agree on each range with other committers (flush.commits.plan). If another
     committer planned a range first, wait up to `courtesy` seconds for it. Then read the newest base version; if its
     committed generations differ from step 1, restart at step 1. This catches a plan that this committer created after
-    the original plan was collected (flush.garbage.plans). *Crash here: the next commit takes the same range.* (model:
-    Commit!Plan, Commit!LookAgain)
- 3. Reduce the SSTs to the newest row of each key: a tombstone is a delete, any other row an upsert. (model:
-    Commit!Reduce)
+    the original plan was collected (flush.garbage.plans). *Crash here: the next commit takes the same range.*
+    (model: Commit!Plan, Commit!LookAgain)
+ 3. Reduce the SSTs to the newest row of each key: a tombstone is a delete, any other row an upsert.
+    (model: Commit!Reduce)
  4. Check whether other programs added rows since the last commit and, if they did, whether a key has two rows in the
     base (flush.commits.foreign_writes). If a row must be repaired, delete it and restart at step 1. *Crash here: at
     most, a row was repaired.*
  5. Deletes pass: write one base-table version without the marker. Skipped if there is nothing to delete. *Crash here:
     the deleted keys are gone from the base but the progress is not recorded. Readers see the same rows as before,
-    because the SSTs still shadow the base. The next commit takes the same range and produces the same table.* (model:
-    Commit!DeletesPass)
+    because the SSTs still shadow the base. The next commit takes the same range and produces the same table.*
+    (model: Commit!DeletesPass)
  6. Upserts pass: write one version with the progress marker of every region. Without upserts, the deletes pass carries
     the marker. (model: Commit!UpsertsPass)
  7. Restart at step 1 until all SSTs that the first step 1 found are committed. SSTs published later are included if a

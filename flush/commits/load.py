@@ -12,8 +12,8 @@ every row that was acknowledged earlier (model: Load!Begin, Load!Settle). Then:
  1. **Note** the token beside the table, so that `memwal log` can name it. *Crash here: a note of a load that never
     landed; the next attempt writes the same note.*
  2. **Read** the newest base version. If it has the marker, the load has landed: continue at step 6. If its columns
-    differ from those that the rows were checked for, or if another process ended the attempt, the load ends. (model:
-    Load!Read, Append!ReadToken)
+    differ from those that the rows were checked for, or if another process ended the attempt, the load ends.
+    (model: Load!Read, Append!ReadToken)
  3. **Check** whether other programs added rows since the last commit and, if they did, whether a key has two rows
     (flush.commits.foreign_writes). If a row can be repaired, delete it and restart at step 2; any other such key ends
     the load. *Crash here: at most, a row was repaired.*

@@ -1,9 +1,9 @@
 """Delete SST directories that no reader or writer can need again.
 
-A collection lists the directories (model: Commit!ListSsts), *then* reads the newest region manifest (model:
-Commit!ReadManifest), *then* opens the base table and judges (model: Commit!Judge). It therefore sees SSTs that are
-published, committed or pruned in between in that order, and keeps nothing for a wrong reason. Safety does not depend on
-the order: every reason to delete below, once true, stays true.
+A collection lists the directories (model: Commit!ListSsts), *then* reads the newest region manifest
+(model: Commit!ReadManifest), *then* opens the base table and judges (model: Commit!Judge). It therefore sees SSTs that
+are published, committed or pruned in between in that order, and keeps nothing for a wrong reason. Safety does not
+depend on the order: every reason to delete below, once true, stays true.
 
 The rules. Only the name, `{8 hex}_gen_{generation}`, decides, never the content:
 

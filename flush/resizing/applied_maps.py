@@ -100,8 +100,8 @@ def left_over(
 ) -> npt.NDArray[np.bool_]:
     """Return which of `rows`, written under a token that counts as applied, were not applied: bool [rows].
 
-    `exceptions`: those that the region began with; one that is no longer in `applied` does not count. (model:
-    Resize!Put)
+    `exceptions`: those that the region began with; one that is no longer in `applied` does not count.
+    (model: Resize!Put)
     """
     wanted = np.zeros(rows.num_rows, dtype=bool)
     for key in exceptions.get(producer, ()) if sequence == applied.get(producer, -1) else ():

@@ -3,8 +3,8 @@
 Routing version k with n regions becomes version k+1 with m. Every region manifest has the routing version of its region
 (the spec id), and the base table has the current version.
 
- 1. **Finish** an earlier resize: switch to a decided version and open its regions (`flush.resizing.routing`). (model:
-    Resize!Begin)
+ 1. **Finish** an earlier resize: switch to a decided version and open its regions (`flush.resizing.routing`).
+    (model: Resize!Begin)
  2. **Seal**, region by region, all of the n and of the m: a claim raises the epoch and seals in one manifest write. It
     fences the region's writer, and from then on only another resize may claim the region. A missing region is created
     sealed. *Crash here: some regions are sealed, the routing is k. The next resize continues; to stay with n, resize to
@@ -17,8 +17,8 @@ Routing version k with n regions becomes version k+1 with m. Every region manife
     listed, no row above `replay_after`. Read the applied map of each (`flush.resizing.applied_maps`). Wait until no
     owner of the m answers reads from memory, as in 3. (model: Resize!Prove)
  6. **Decide** k+1, m and the applied map that all regions begin with, by one conditional create. *Before it nothing has
-    changed; after it the resize cannot be undone.* If another resize has decided first, its decision is valid. (model:
-    Resize!Decide)
+    changed; after it the resize cannot be undone.* If another resize has decided first, its decision is valid.
+    (model: Resize!Decide)
  7. **Switch** the base table to k+1 and m, in one version. No commit can come in between, because no region publishes.
     *Crash here: the regions are sealed, and any process that opens the table, or resizes it again, does 7 and 8.*
     (model: Resize!Switch)
