@@ -1,4 +1,4 @@
-"""Writes frozen memtables as SSTs, and SSTs into the base Lance table. README.md has the rooms and protocols."""
+"""Write frozen memtables as SSTs, and SSTs into the base Lance table. README.md lists the rooms and protocols."""
 
 from memwal.flush.base.setup import OnDuplicate, Upsert, WriteRules
 from memwal.flush.base.swap import append_if_unchanged, as_new_fragments

@@ -1,8 +1,8 @@
 """Errors of flushing and committing.
 
-Each message is one line: what is wrong, with numbers and names, and what to do. Each class means a different action of
-the caller, so callers match on the class and never on the text. `wal.errors.Corrupt` is raised from here too, where
-storage contradicts the protocol (a published SST that is missing, a gap in the generations).
+Each message is one line: the problem, with numbers and names, and the remedy. Each class requires a different action of
+the caller, so callers match on the class and never on the text. This package also raises `wal.errors.Corrupt`, if
+storage contradicts the protocol (a missing published SST, a gap in the generations).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NotInitialised(FlushError):
 
 
 class UnsupportedTable(FlushError):
-    """This version of memwal cannot ingest into the Lance table; the message has the reason and what to do."""
+    """This version of memwal cannot ingest into the Lance table; the message has the reason and the remedy."""
 
 
 class SstInvalid(FlushError):
@@ -51,7 +51,7 @@ class InvalidResize(FlushError):
 
 
 class InvalidBackup(FlushError):
-    """A backup or restore cannot be done as asked; the message has the reason and what to do instead."""
+    """A backup or restore is not possible with these arguments; the message has the reason and the remedy."""
 
 
 class BackupOvertaken(FlushError):
@@ -63,18 +63,21 @@ class CommitConflict(FlushError):
 
 
 class LoadEnded(FlushError):
-    """Another process ended an attempt at a load, since it was not heard of. Nothing was loaded; begin another one."""
+    """Another process ended an attempt at a load, because its note was no longer renewed.
+
+    Nothing was loaded; begin another attempt.
+    """
 
 
 class CountMismatch(FlushError):
     """The base table holds a key twice, or did not change by the rows that were committed.
 
-    The message says whether anything was written. Stop and look.
+    The message states whether anything was written. Stop and investigate.
     """
 
 
 class DoubledKey(CountMismatch):
-    """A key stands twice in the base table, because of another program.
+    """A key has two rows in the base table because of another program.
 
-    Its region is held back where a commit would write the key; no row was written over it.
+    If a commit would write the key, its region is held back; no row was written over it.
     """

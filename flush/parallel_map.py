@@ -1,4 +1,4 @@
-"""Runs one task per region, several at once: most of each task is waiting for storage."""
+"""Run one task per region, several at once: most of each task is waiting for storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 AT_ONCE = 8
-"""Regions worked on at once. A claim makes about ten requests, one after the other."""
+"""Regions processed at once. A claim makes about ten requests, one after the other."""
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -43,7 +43,7 @@ class Budget:
 
     @contextmanager
     def of(self, size: int) -> Iterator[None]:
-        """Hold `size` bytes; waits until other tasks have released enough."""
+        """Hold `size` bytes; wait until other tasks have released enough."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held or self._held + size <= self._most)
             self._held += size

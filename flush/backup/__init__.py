@@ -1,1 +1,1 @@
-"""Copies a table at one moment, and restores such a copy. Imports base and commits, and verification."""
+"""Copy a table at one moment, and restore a copy. Imports base, commits, resizing and verification."""

@@ -1,9 +1,9 @@
-"""Which objects make up the copy of a moment: keys below the table's root, the same as in the table.
+"""List the objects of the copy of a moment. Their keys below the root are the same as in the table.
 
     of each region
-        WAL entries   from the first one that a claim may read, to the moment's position: those behind `replay_after`,
+        WAL entries   from the first one that a claim may read, to the moment's position: those above `replay_after`,
                       the newest one with the applied map and all above it, the newest of all
-        one fence     the first entry of the epoch in which these begin, by which `verify` sees that it was claimed
+        one fence     the first entry of the epoch of the first of these; it shows `verify` the claim of that epoch
         a snapshot    of the applied map, if the newest map names one
         SSTs          above the base's committed generation, whole directories
         plans         of commits that the base has not finished: a half commit is repeated with the same range
@@ -12,11 +12,11 @@
     of the base       one version: data, deletion, index and transaction files, last its manifest
 
 Left out: pauses, notes of owners, fences and loads, older manifests, staged rows, probes, tags, other versions; and the
-hint that names the newest manifest, the only object of a region that changes: the first claim writes it anew.
+hint that names the newest manifest, the only object of a region that changes: the first claim rewrites it.
 
-What a copy must not find missing is protected while it is copied by the tag of the base version: it keeps the version's
-files, and the SSTs that are not in it (`flush.garbage.ssts`, rule 4). WAL entries are protected by nothing but
-`gc.wal_age_min`. What is missing all the same was flushed, committed and collected: `Vanished`, capture again.
+The tag of the base version protects what a copy needs: it keeps the version's files, and the SSTs that are not in it
+(`flush.garbage.ssts`, rule 4). WAL entries are protected only by `gc.wal_age_min`. An object that is missing
+nevertheless was flushed, committed and collected: `Vanished`, capture another moment.
 """
 
 from __future__ import annotations
@@ -57,17 +57,20 @@ class Piece:
     size: int
     """Bytes."""
     data: bytes | None = None
-    """Its bytes, where it is not read from the table."""
+    """Its bytes, if it is not read from the table."""
 
     @staticmethod
     def of(key: str, data: bytes) -> Piece:
-        """Return a piece whose bytes are known."""
+        """Return a piece with known bytes."""
         return Piece(key, len(data), data)
 
 
 def turn(key: str) -> int:
-    """Return when an object is written: 0 first; 1, region manifests, without which no region can be claimed; 2, the
-    manifest of the base, without which there is no table. Pure."""
+    """Return the phase when an object is written. Pure.
+
+    0: first. 1: region manifests, without which no region can be claimed. 2: the manifest of the base, without which
+    the table does not exist.
+    """
     if manifest_version(key) is not None:
         return 2
     region, slash, name = key.partition("/manifest/")
@@ -75,7 +78,7 @@ def turn(key: str) -> int:
 
 
 def pieces_of(moment: Moment, store: ObjectStore) -> list[Piece]:
-    """Return the objects of `moment`, in the order in which they are copied: what may vanish soonest comes first.
+    """Return the objects of `moment` in copying order: what may vanish soonest comes first.
 
     Raises Vanished; InvalidBackup for a shallow clone; Corrupt, StoreUnavailable, StoreRefused.
     """
@@ -113,8 +116,10 @@ def _entries(base: BaseTable, region: UUID, store: ObjectStore) -> Mapping[int, 
 
 
 def _newest_map(reader: EntryReader, tip: int, after: int) -> tuple[int, str]:
-    """Return the position of the newest entry with the applied map, and the snapshot that it names; 0 and "" where none
-    has one. The search ends as that of a claim does (`wal.replay.newest_applied`)."""
+    """Return the position of the newest entry with the applied map, and the snapshot that it names.
+
+    Returns 0 and "" if no entry has a map. The search ends like that of a claim (`wal.replay.newest_applied`).
+    """
     for position in range(tip, 0, -1):
         header = reader.header(position)
         if header is None and position > after:
@@ -127,7 +132,7 @@ def _newest_map(reader: EntryReader, tip: int, after: int) -> tuple[int, str]:
 
 
 def _fence(reader: EntryReader, entries: Iterable[int], first: int) -> Sequence[int]:
-    """Return the position of the first entry of the epoch that the entry at `first` has, if that is another one."""
+    """Return the position of the first entry of the epoch of the entry at `first`, unless that is `first` itself."""
     header = reader.header(first)
     if header is None:
         raise Vanished(reader.key(first))
@@ -154,8 +159,11 @@ def _of_region(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Ite
 
 
 def _decisions(base: BaseTable, store: ObjectStore) -> Iterator[Piece]:
-    """Yield the decisions that the base has switched to. A resize may decide on the next version after the moment: in a
-    copy whose regions were not sealed for it, that decision would be carried out without the steps before it."""
+    """Yield the decisions that the base has switched to.
+
+    A resize may decide on the next version after the moment. In a copy whose regions were not sealed for it, that
+    decision would be carried out without the steps before it.
+    """
     for info in store.describe(routing_prefix()):
         version = parse_routing_key(info.key)
         if version is not None and version <= base.routing_version:
@@ -168,7 +176,7 @@ def _of_manifest(base: BaseTable, region: RegionMoment, store: ObjectStore) -> I
     data = store.get(key)
     if data is None:
         raise Vanished(key)
-    # The bytes as they are where nothing is left out: they may be Lance's, which has a form of its own.
+    # Unchanged bytes if nothing is left out: they may be Lance's, whose encoding differs.
     yield Piece.of(key, data if manifest == region.manifest else manifest.encode())
 
 
@@ -199,7 +207,7 @@ def _files(state: TableState, store: ObjectStore) -> list[Piece]:
     files = {info.key: info for info in store.describe(_DELETIONS)} if deletions else {}
     if missing := sorted((wanted - data.keys()) | (deletions - files.keys())):
         raise Vanished(missing[0])
-    # Large values of a file may be in a directory beside it, called as the file.
+    # Large values of a file may be in a directory of the same name beside it.
     beside = {key.removesuffix(".lance") for key in wanted}
     kept = [info for info in data.values() if info.key in wanted or info.key.rpartition("/")[0] in beside]
     kept += [files[key] for key in sorted(deletions)]
@@ -211,5 +219,5 @@ def _files(state: TableState, store: ObjectStore) -> list[Piece]:
 
 
 def is_ours(key: str) -> bool:
-    """Return whether an object with this key can be one of a copy. Pure."""
+    """Return whether an object with this key can belong to a copy. Pure."""
     return key.startswith((_DATA, _DELETIONS, _INDICES, "_transactions/", "_versions/", "_mem_wal/"))

@@ -1,9 +1,9 @@
-"""Copies objects from one store to another, several at once, in bounded memory.
+"""Copy objects from one store to another, several at once, in bounded memory.
 
 An object of up to `WHOLE_MAX` bytes is read whole and created by one conditional put. A larger one is streamed: between
 local directories from file to file, from and to S3 by Lance's own transfer (`LanceFileSession`), which sends it in
-parts; from S3 to S3 it passes through a temporary file. Either way it appears whole under its name, or not at all, so
-one that is in the destination already is a copy; its bytes are read for the checksum all the same.
+parts; from S3 to S3 it passes through a temporary file. In each case it appears whole under its name, or not at all, so
+an object that already exists in the destination is a copy; its bytes are still read for the checksum.
 
 A local destination is synced: small objects by the put, large ones here, names of new directories by `sync_tree` at the
 end of a backup or restore.
@@ -35,27 +35,27 @@ from memwal.wal.store.local import TEMPORARY
 WHOLE_MAX = 8 << 20
 """Bytes of the largest object that is read whole."""
 AT_ONCE = 8
-"""Objects copied at the same time; memory holds as many of up to `WHOLE_MAX` bytes."""
+"""Objects copied concurrently; memory holds this number of objects of up to `WHOLE_MAX` bytes."""
 _CHUNK = 1 << 20
 
 Progress = Callable[[int, int, int, int], None]
 """Called with the number of objects copied, of all objects, and the bytes of both."""
 Check = Callable[[Piece, str], None]
-"""Called with a piece and the SHA-256 of what was read, before it is written; raises Corrupt to refuse it."""
+"""Called with a piece and the SHA-256 of the bytes read, before they are written; raises Corrupt to reject them."""
 
 
 def accept(_piece: Piece, _sha256: str) -> None:
-    """Refuse nothing."""
+    """Accept every piece."""
 
 
 @dataclass
 class Copier:
-    """Copies pieces from `source` to `dest`, which nobody else writes to.
+    """Copies pieces from `source` to `dest`, which has no other writer.
 
     Thread safety. One thread calls it; it copies in several.
-    Errors. Raises Vanished where an object is missing in the source; InvalidBackup where another program wrote to the
-    destination; what `check` raises; OutcomeUnknown, StoreUnavailable, StoreRefused, OSError. Objects that are copied
-    by then stay.
+    Errors. Raises Vanished if an object is missing in the source; InvalidBackup if another program wrote to the
+    destination; what `check` raises; OutcomeUnknown, StoreUnavailable, StoreRefused, OSError. Objects copied before the
+    error stay.
     """
 
     source: ObjectStore
@@ -66,8 +66,9 @@ class Copier:
     at_once: int = AT_ONCE
     on_progress: Progress | None = None
     before_replacing: Callable[[], None] | None = None
-    """Called before a piece with `data` replaces an object that an earlier attempt made with other bytes; raises where
-    that must stay. None: none is replaced."""
+    """Called before a piece with `data` replaces a different object of an earlier attempt; raises if that object must
+    stay. None: no object is replaced.
+    """
     _lock: Lock = field(default_factory=Lock)
 
     def copy(self, pieces: Sequence[Piece], present: Mapping[str, int], check: Check = accept) -> list[Copied]:
@@ -105,7 +106,7 @@ class Copier:
         return Copied(piece.key, len(data), sha256)
 
     def _put(self, key: str, data: bytes, *, replaces: bool) -> None:
-        """Create an object. `replaces`: whether an earlier attempt may have made it with other bytes."""
+        """Create an object. `replaces`: whether an earlier attempt may have written other bytes under its key."""
         there = put_until_known(self.dest, key, data, clock=self.clock, options=self.options)
         if there is not None and replaces and self.before_replacing is not None:
             self.before_replacing()
@@ -115,14 +116,14 @@ class Copier:
             raise InvalidBackup(f"{self.dest.url(key)}: another program wrote to the destination; give another one")
 
     def _kept(self, piece: Piece, check: Check) -> Copied | None:
-        """Return the object that an earlier attempt copied; None where it must be copied again."""
+        """Return the object that an earlier attempt copied; None if it must be copied again."""
         with self._as_file(self.dest, piece) as path:
             sha256 = None if path is None else _sha256(path)
         if sha256 is None:
             return None
         try:
             check(piece, sha256)
-        except Corrupt:  # of what is in the destination
+        except Corrupt:  # of the object in the destination
             self.dest.delete(piece.key)
             return None
         return Copied(piece.key, piece.size, sha256)
@@ -142,7 +143,7 @@ class Copier:
 
     @contextmanager
     def _as_file(self, store: ObjectStore, piece: Piece) -> Iterator[Path | None]:
-        """Hand out the object as a local file, a temporary one for S3; None where it is missing."""
+        """Yield the object as a local file, a temporary one for S3; None if it is missing."""
         if not store.remote:
             path = Path(store.url(piece.key))
             yield path if path.exists() else None
@@ -163,7 +164,7 @@ class Copier:
 
 
 def _copy_file(path: Path, to: Path, temporary: str) -> None:
-    """Copy a file; its name appears when all its bytes are on the disk."""
+    """Copy a file; its name appears when all its bytes are on disk."""
     to.parent.mkdir(parents=True, exist_ok=True)
     written = to.parent / temporary
     try:
@@ -175,7 +176,7 @@ def _copy_file(path: Path, to: Path, temporary: str) -> None:
             os.close(descriptor)
         written.replace(to)
     except BaseException:
-        with suppress(OSError):  # the first error says more
+        with suppress(OSError):  # the first error is more useful
             written.unlink()
         raise
 

@@ -1,36 +1,37 @@
-"""One moment of a table, beside running writers: which log positions, SSTs and base version a backup copies.
+"""Capture one moment of a table beside running writers: the log positions, SSTs and base version that a backup copies.
 
- 1. Open the base for its routing. Look at every region: its newest manifest, then the end of its log behind the
+ 1. Open the base for its routing. For every region read its newest manifest, then the end of its log above the
     manifest's `replay_after`, and the applied map there (`wal.tail_end`, `wal.newest_applied`). The *frontier* is the
     highest sequence of each producer over all regions.
- 2. Look at the end of every log again. Where the applied map has passed the frontier, go back to the last position at
-    which it has not. The manifest stays that of step 1. An entry of a later writer epoch than the manifest's means that
-    the region was claimed meanwhile: back to 1. With both, the next claim of the copy would take that epoch again.
+ 2. Read the end of every log again. If the applied map there has passed the frontier, go back to the last position
+    where it has not. The manifest stays that of step 1. An entry of a later writer epoch than the manifest's means that
+    the region was claimed in the meantime: restart at 1. A copy with both would let its next claim take the same epoch
+    again.
  3. Only now open the newest base version and tag it. Opened first, it would lack rows that were committed and pruned
-    before the looks, and so would the manifests.
- 4. The base must not have passed a manifest: its committed generation, and the end of a commit plan that is not
-    committed yet, are below the manifest's current generation. No region was first claimed since the list of step 1:
-    every one that has a manifest now was looked at. Otherwise remove the tag, back to 1.
+    before steps 1 and 2, and so would the manifests.
+ 4. Check that the base has not passed a manifest: its committed generation, and the end of every uncommitted commit
+    plan, are below the manifest's current generation. Check that no region was first claimed after the listing of step
+    1: every region that has a manifest now was read. Otherwise remove the tag and restart at 1.
 
-*Crash anywhere: nothing was written but a tag, whose name tells when it was made; see `flush.backup.take`.*
+*Crash anywhere: nothing was written but a tag, whose name shows when it was made; see `flush.backup.take`.*
 
-Invariants, of the copy of a moment:
+Invariants of the copy of a moment:
 
- (1) It has every write that was acknowledged as durable before step 1 began. The look of step 1 finds the end of the
-     log or raises Overtaken (`wal.log_tail` has the proof), and no position that step 1 found is left out in step 2,
-     since its map is in the frontier.
+ (1) It has every write that was acknowledged as durable before step 1 began. Step 1 finds the end of the log or raises
+     Overtaken (`wal.log_tail` has the proof), and step 2 omits no position that step 1 found, because its map is in the
+     frontier.
  (2) It has no write that began after step 4 ended.
- (3) In each region it has a prefix of the log: the rows up to a position, each write whole or absent. Rows that are
-     not in an entry behind `replay_after` are in an SST of the manifest or, if the base has committed it, in the base.
-     Step 4 keeps rows of later entries out of the base: a commit writes rows of its plan only, its deletes pass before
-     the marker too, and the manifest has published every generation of the plan.
+ (3) In each region it has a prefix of the log: the rows up to a position, each write whole or absent. Rows that are not
+     in an entry above `replay_after` are in an SST of the manifest or, if the base has committed it, in the base. Step
+     4 keeps rows of later entries out of the base: a commit, including its deletes pass before the marker, writes only
+     rows of its plan, and the manifest has published every generation of the plan.
  (4) A writer that sends batch n only when n-1 is durable everywhere, as a query of Spark does, has at most one batch,
      n, in some regions and not in others; n is its number in the frontier. Batch n began before step 2, so n-1 was
      durable everywhere then, and step 2 found it, or step 4 its region; nothing above n passes the frontier. The
      applied maps are in the copy, so the replay of batch n completes it.
 
 Regions are captured one after another: of two writes to two regions, without a token, the later one may be in the copy
-and the earlier one not, if both were made while the moment was captured.
+and the earlier one not, if both were made during the capture.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from memwal.wal.entry_reader import EntryReader
 from memwal.wal.replay import newest_applied
 
 CAPTURES = 20
-"""Attempts to capture a moment; a flush or commit overtakes one rarely."""
+"""Attempts to capture a moment; a flush or commit rarely overtakes one."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class RegionMoment:
 
     @property
     def region(self) -> UUID:
-        """Its id."""
+        """Id of the region."""
         return self.manifest.region_id
 
 
@@ -83,16 +84,17 @@ class Moment:
 
     base: BaseTable
     regions: tuple[RegionMoment, ...]
-    """All regions with a manifest, those too that a resize has sealed."""
+    """All regions with a manifest, including those sealed by a resize."""
     frontier: Mapping[str, int]
     """The highest sequence of each producer in any region."""
 
 
 def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment:
-    """Steps 1 to 4 for the table at the root of `store`, without the tag. `begun`: any version of it. Writes nothing.
+    """Run steps 1 to 4 for the table at the root of `store`, without the tag. Writes nothing.
 
-    Raises BackupOvertaken where writers overtake every attempt, or the table is being resized; InvalidBackup where its
-    base lacks generations that no region lists; Corrupt, StoreUnavailable, StoreRefused.
+    `begun`: any version of the table.
+    Raises BackupOvertaken if writers overtake every attempt, or the table is being resized; InvalidBackup if its base
+    lacks generations that no region lists; Corrupt, StoreUnavailable, StoreRefused.
     """
     at_once = AT_ONCE if store.remote else 1
     for _ in range(CAPTURES):
@@ -111,14 +113,14 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
 
 
 def newest_base(begun: BaseTable) -> BaseTable:
-    """Step 3: return the newest version."""
+    """Run step 3: return the newest version."""
     return begun.latest()
 
 
 def _look(
     base: BaseTable, store: ObjectStore, options: WalOptions, region: UUID
 ) -> tuple[RegionMoment, Mapping[str, int]] | None:
-    """Step 1 for one region; None where it was never claimed."""
+    """Run step 1 for one region; return None if it was never claimed."""
     manifest = ManifestStore(store, region, options=options).latest()
     if manifest is None:
         return None
@@ -130,7 +132,7 @@ def _look(
 def _end(
     base: BaseTable, store: ObjectStore, options: WalOptions, frontier: Mapping[str, int], look: RegionMoment
 ) -> RegionMoment:
-    """Step 2 for one region, by bisection: an applied map only grows along the log. Raises Overtaken after a claim."""
+    """Run step 2 for one region, by bisection: applied maps only grow along the log. Raises Overtaken after a claim."""
     reader = _reader(base, store, look.manifest)
     low, high = look.tip, tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
     while low < high:
@@ -160,8 +162,11 @@ def _frontier(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _with_plans(base: BaseTable, store: ObjectStore, end: RegionMoment) -> RegionMoment:
-    """Return `end` with the plans above the committed generation. The base was opened before: a pass of a commit that
-    is in it had its plan by then, and nobody deletes a plan before its range is committed."""
+    """Return `end` with the plans above the committed generation.
+
+    The base was opened before: a commit pass in the base had its plan by then, and a plan is never deleted before its
+    range is committed.
+    """
     return replace(end, plans=plans_above(store, end.region, base.committed.get(end.region, 0)))
 
 
@@ -172,14 +177,16 @@ def _is_passed(base: BaseTable, end: RegionMoment) -> bool:
 
 
 def _is_new(store: ObjectStore, ends: Sequence[RegionMoment]) -> bool:
-    """Return whether some region was first claimed after step 1 listed them: step 4. Every region that has rows in the
-    base opened by now is found, since nobody commits from a region without a manifest."""
+    """Return whether a region was first claimed after step 1 listed them: step 4.
+
+    This finds every region with rows in the opened base, because a commit requires a manifest of the region.
+    """
     looked = {end.region for end in ends}
     return any(ManifestStore(store, id).latest() is not None for id in regions(store) if id not in looked)
 
 
 def _check(base: BaseTable, ends: Sequence[RegionMoment]) -> None:
-    """Raise where the copy would be no table that writers go on with."""
+    """Raise if the copy would not be a table that writers can continue."""
     for manifest in (end.manifest for end in ends):
         if manifest.region_id in base.regions and manifest.status is RegionStatus.SEALED:
             raise BackupOvertaken(

@@ -1,4 +1,4 @@
-"""`backup.json`: what a backup holds. It is written last, so a backup without it is not finished.
+"""`backup.json`: the contents of a backup. It is written last, so a backup without it is not finished.
 
     backup.json              {"format": 1, "id": "32 hex", "memwal": "0.1.0", "uri", "table", "version", "began",
                               "captured", "finished", "regions": {region: {…}}, "queries": {query: batch_id},
@@ -7,8 +7,8 @@
     restore-unfinished.json  {"id", "run", "began"} while a restore is written: ids of the backup and of the run
     restored.json            in a restored table: backup.json without the objects
 
-Times are Unix seconds by the clock of the process that made the backup. Every write that was acknowledged before
-`began` is in the backup; none that began after `captured`.
+Times are Unix seconds by the clock of the process that made the backup. Every write acknowledged before `began` is in
+the backup; none that began after `captured` is.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class CopiedRegion:
     """Version of its manifest."""
     replay_after: int
     position: int
-    """Of its last WAL entry."""
+    """Position of its last WAL entry."""
     generation: int
-    """The one that its next SST gets."""
+    """The generation of its next SST."""
     committed: int
     """The highest generation whose rows are in the base table."""
     ssts: int
@@ -80,18 +80,19 @@ class Record:
     memwal: str
     """Version of memwal that made it."""
     uri: str
-    """Of the table."""
+    """Location of the table."""
     table: str
     """Id of the table."""
     version: int
-    """Of the base table."""
+    """Version of the base table."""
     began: float
     captured: float
     finished: float
     regions: Mapping[str, CopiedRegion]
     queries: Mapping[str, int]
-    """Per streaming query of Spark the number of its last micro-batch; regions that lack it had none of its rows, or
-    get them when it is replayed. Other producers whose names are UUIDs are among them."""
+    """Per streaming query of Spark, the number of its last micro-batch. Regions that lack it had none of its rows, or
+    get them when it is replayed. Includes other producers whose names are UUIDs.
+    """
     objects: tuple[Copied, ...]
 
     @property
@@ -100,17 +101,17 @@ class Record:
         return sum(copied.size for copied in self.objects)
 
     def encode(self) -> bytes:
-        """Return the bytes of the object."""
+        """Return the bytes of `backup.json`."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     def without_objects(self) -> bytes:
-        """Return the bytes of what a restored table keeps."""
+        """Return the bytes of `restored.json`."""
         said = {name: value for name, value in asdict(self).items() if name != "objects"}
         return json.dumps({"format": _FORMAT, **said}, indent=1).encode()
 
 
 def queries_of_backup(base: BaseTable) -> Mapping[str, int]:
-    """Return `Record.queries` of the backup that the table `base` was restored from; {} where its note was lost.
+    """Return `Record.queries` of the backup that the table `base` was restored from; {} if its note was lost.
 
     Raises StoreUnavailable, StoreRefused.
     """
@@ -122,7 +123,7 @@ def queries_of_backup(base: BaseTable) -> Mapping[str, int]:
 def read_record(store: ObjectStore) -> Record:
     """Return the record of the backup at the root of `store`.
 
-    Raises InvalidBackup where no finished backup is there; Corrupt; StoreUnavailable, StoreRefused.
+    Raises InvalidBackup if it holds no finished backup; Corrupt; StoreUnavailable, StoreRefused.
     """
     where, data = store.url(""), store.get(RECORD)
     if data is None and store.exists(BACKING_UP):
@@ -146,7 +147,7 @@ def read_record(store: ObjectStore) -> Record:
 
 
 def read_note(store: ObjectStore, key: str) -> Mapping[str, Any] | None:
-    """Return the content of an unfinished-marker, {} where it cannot be read, None where it is missing."""
+    """Return the content of an unfinished-marker; {} if it cannot be parsed, None if it is missing."""
     data = store.get(key)
     if data is None:
         return None

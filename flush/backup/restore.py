@@ -1,26 +1,27 @@
-"""`memwal restore`: copies a backup to where no table is yet, so that it becomes a table of its own.
+"""`memwal restore`: copy a backup to a place without a table, so that it becomes a separate table.
 
- 1. Read `backup.json`, and list the backup: every object is there with its size. *Nothing was written until here.*
- 2. The destination is empty, or, to go on, holds an unfinished restore of this backup. Create, or replace,
-    `restore-unfinished.json` there, the marker with an id of this run. *Crash from here to 5: the destination is no
-    table. Nobody opens it, claims a region in it, or creates a table there; `--resume` goes on.* Is a table there now,
-    which another program creates at this moment? InvalidBackup; to go on, one that names this backup is that of 5.
- 3. Copy all objects but manifests, each compared with its checksum. *One is damaged: Corrupt, naming it.* Then the
-    manifests of the regions, without which no region with a log can be claimed.
- 4. Create `restored.json`, which says what the table was restored from, and sync a local destination.
- 5. Look for a table again. Create the manifest of the base, with a new table id and what the table remembers of its
+ 1. Read `backup.json`, and list the backup: every object must exist with its size. *Nothing is written before step 2.*
+ 2. Begin. The destination must be empty or, to resume, hold an unfinished restore of this backup. Create or replace the
+    marker `restore-unfinished.json`, which has an id of this run. *Crash from here to 5: the destination is not a
+    table. It cannot be opened or claimed, and no table can be created there; `--resume` continues.* If another program
+    has created a table there in the meantime: InvalidBackup. When resuming, a table that names this backup is that of
+    step 5.
+ 3. Copy all objects but manifests, and compare each with its checksum. *One is damaged: Corrupt, naming it.* Then copy
+    the region manifests, without which no region with a log can be claimed.
+ 4. Create `restored.json`, which records the origin of the table, and sync a local destination.
+ 5. Check again that no table exists. Create the manifest of the base, with a new table id and the reference to its
     backup (`Restored`). From here on the table exists, whole. *Crash here: the marker stays; `--resume` removes it, and
     changes nothing else.*
  6. Remove the marker, and verify the table (`flush.verification`).
 
-Invariants. (1) Where a table was, nothing is written. (2) A table that can be opened has every object of the backup,
-each with the checksum that it had. (3) No object is replaced: a restore that was resumed while it still worked stops at
-the other marker, before 3 and before 5, and does not harm the table that the newer one made.
+Invariants. (1) Nothing is written where a table exists. (2) A table that can be opened has every object of the backup,
+each with its original checksum. (3) No object is replaced: a restore that was resumed while it was still running
+detects the other marker before 3 and before 5 and stops, without harm to the table of the newer one.
 
-The new id sets it apart from the table that was backed up, which may be running still: clients refuse daemons of the
-other one, and readers of changes positions of the other one, whose log went on. Owner notes are not in a backup. A
-checkpoint of Spark is accepted by either id (`ingest.pipeline.checkpoint`), since exactly-once survives: the applied
-maps are those of the backup's moment. The first claim of each region raises its epoch, as always.
+The new id distinguishes the table from the backed-up one, which may still be running: clients reject daemons of the
+other table, and readers of changes reject positions of the other table, whose log continued. Owner notes are not in a
+backup. A checkpoint of Spark is accepted by either id (`ingest.pipeline.checkpoint`), because exactly-once survives:
+the applied maps are those of the backup's moment. The first claim of each region raises its epoch, as always.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class RestoreRun:
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What a restore did."""
+    """The result of a restore."""
 
     record: Record
     verified: Verified
@@ -77,9 +78,9 @@ class RestoreReport:
 
 @panics_as_errors
 def restore(run: RestoreRun, *, resume: bool = False) -> RestoreReport:
-    """Restore a backup; see the module docstring. `resume`: go on with an unfinished restore of it.
+    """Restore a backup; see the module docstring. `resume`: continue an unfinished restore of it.
 
-    Raises InvalidBackup, before anything is written; Corrupt where the backup is damaged; OutcomeUnknown,
+    Raises InvalidBackup, before anything is written; Corrupt if the backup is damaged; OutcomeUnknown,
     StoreUnavailable, StoreRefused, OSError of either storage: run it again with `resume`.
     """
     run.source = with_retried_reads(run.source, run.clock, run.options)
@@ -95,7 +96,7 @@ def restore(run: RestoreRun, *, resume: bool = False) -> RestoreReport:
 
 
 def _expect_whole(source: ObjectStore, pieces: Sequence[Piece]) -> None:
-    """Step 1."""
+    """Run step 1. Raises Corrupt if an object is missing or has another size."""
     there = {info.key: info.size for info in source.describe("")}
     for piece in pieces:
         if piece.key not in there:
@@ -106,7 +107,7 @@ def _expect_whole(source: ObjectStore, pieces: Sequence[Piece]) -> None:
 
 
 def _begin(run: RestoreRun, record: Record, unique: str, *, resume: bool) -> bool:
-    """Step 2. Return whether there is anything left to copy."""
+    """Run step 2. Return whether anything is left to copy."""
     unfinished = read_note(run.dest, RESTORING)
     if unfinished is None and run.dest.list_some("", 1):
         raise InvalidBackup(
@@ -122,7 +123,7 @@ def _begin(run: RestoreRun, record: Record, unique: str, *, resume: bool) -> boo
             "table.uri to a new place"
         )
     if unfinished is not None and _is_restored(run, record):
-        return False  # it lives: its writers may be at work
+        return False  # it exists: its writers may be running
     note = json.dumps({"id": record.id, "run": unique, "began": run.clock.now()}).encode()
     if unfinished is None:
         ours = put_until_known(run.dest, RESTORING, note, clock=run.clock, options=run.options) is None
@@ -139,7 +140,7 @@ def _begin(run: RestoreRun, record: Record, unique: str, *, resume: bool) -> boo
 
 
 def _is_restored(run: RestoreRun, record: Record) -> bool:
-    """Return whether the table of this backup is there. Raises InvalidBackup for another one."""
+    """Return whether the table of this backup exists. Raises InvalidBackup for another table."""
     dataset = open_dataset(run.dest, run.uri) if versions(run.dest) else None
     if dataset is None:
         return False
@@ -150,13 +151,13 @@ def _is_restored(run: RestoreRun, record: Record) -> bool:
 
 
 def _expect_ours(run: RestoreRun, unique: str) -> None:
-    """Raise InvalidBackup where another restore took the destination over."""
+    """Raise InvalidBackup if another restore took over the destination."""
     if (read_note(run.dest, RESTORING) or {}).get("run") != unique:
         raise InvalidBackup(f"{run.uri}: another restore works here or has ended here; this one stops")
 
 
 def _copy(run: RestoreRun, record: Record, pieces: Sequence[Piece], unique: str) -> None:
-    """Steps 3 to 5."""
+    """Run steps 3 to 5."""
     present = {info.key: info.size for info in run.dest.describe("")}
     copier = Copier(run.source, run.dest, run.clock, run.ids, run.options, run.at_once, run.on_progress)
     check = _checked(run.source, record)
@@ -190,7 +191,7 @@ def _checked(source: ObjectStore, record: Record) -> Callable[[Piece, str], None
 
 
 def _renamed(run: RestoreRun, record: Record, last: Piece, data: bytes | None) -> bytes:
-    """Return the base manifest of the restored table. Raises Corrupt where that of the backup is damaged."""
+    """Return the base manifest of the restored table. Raises Corrupt if that of the backup is damaged."""
     where = run.source.url(last.key)
     if data is None:
         raise Corrupt(f"{where}: it was deleted just now; {_DAMAGED}")

@@ -1,30 +1,31 @@
-"""`memwal backup`: copies a table at one moment to another place, beside running writers.
+"""`memwal backup`: copy a table at one moment to another place, beside running writers.
 
- 1. The destination is empty. Create `backup-unfinished.json` there, the marker. *Crash from here to 8: the destination
-    is an unfinished backup, which no restore takes.* Or, to go on, it holds an unfinished backup of this table: remove
-    the tag that the marker names, and only then replace the marker. *There is a marker at any time.*
+ 1. Begin. In an empty destination, create the marker `backup-unfinished.json`. *Crash from here to 8: the destination
+    is an unfinished backup, which no restore accepts.* To resume, the destination must hold an unfinished backup of
+    this table: remove the tag named by the marker, and only then replace the marker. *A marker exists at any time.*
  2. Remove tags of backups that began more than `TAGS_KEPT` ago: their processes were killed.
  3. Capture a moment (`flush.backup.moment`), and tag its base version. *Crash from here to 9: the tag stays, and with
-    it one version of the base and the SSTs beside it, until 1 or 2 of a later backup. Its name says when the backup
-    began: `memwal-backup-{UTC time}-{8 hex}`.*
- 4. List its objects (`flush.backup.contents`), those that may vanish soonest first, and copy them under the same keys.
-    *One is missing: it was collected. Remove the tag, back to 3, at most `MOMENTS` times. Objects that are copied
-    already and belong to the new moment too are not copied again: none of them ever changes. The same one is missing in
-    two moments in a row: no collection takes what a new moment needs, so the table is damaged, Corrupt.*
- 5. Delete objects in the destination that are not of this moment.
- 6. The region manifests were copied after the logs and SSTs. Copy the manifest of the base: now the copy is a table.
+    it one version of the base and the SSTs beside it, until step 1 or 2 of a later backup. Its name shows when the
+    backup began: `memwal-backup-{UTC time}-{8 hex}`.*
+ 4. List its objects (`flush.backup.contents`), ordered by how soon they may vanish, and copy them under the same keys.
+    *If one is missing, it was collected: remove the tag and restart at 3, at most `MOMENTS` times. Copied objects that
+    also belong to the new moment are not copied again, because objects never change. If the same object is missing in
+    two consecutive moments, the table is damaged (Corrupt): no collection takes what a new moment needs.*
+ 5. Delete objects in the destination that do not belong to this moment.
+ 6. Copy the manifest of the base last; the region manifests were copied after the logs and SSTs. Now the copy is a
+    table.
  7. Sync a local destination.
  8. Create `backup.json` with the key, size and checksum of every object. *Crash after it: the backup is finished, and
-    `--resume` does 9.*
+    `--resume` does step 9.*
  9. Remove the tag, then the marker, which names it.
 
-Invariants. (1) A backup with `backup.json` has every object that it names, whole. (2) Nothing in the table changes but
-tags: no region is claimed, no writer waits. (3) What the destination held that is no object of a table stays.
+Invariants. (1) A backup with `backup.json` has every object that it names, whole. (2) Nothing in the table changes
+except tags: no region is claimed, no writer waits. (3) Objects in the destination that do not belong to a table stay.
 
-Two backups into one destination, because one was resumed while it still worked: the marker names the newer one, and
-the older one stops before 3, 5 and 8, and before it replaces a region manifest, where it looks. At most one
-`backup.json` is created; should the older one pass 8 while the newer one is in 5, a restore finds what is missing and
-refuses it.
+Two backups into one destination, because one was resumed while it was still running: the marker names the newer one.
+The older one checks the marker and stops before steps 3, 5 and 8, and before it replaces a region manifest. At most one
+`backup.json` is created. If the older one passes step 8 while the newer one is in step 5, a restore finds the missing
+objects and rejects the backup.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOMENTS = 10
-"""Moments that one backup captures before it gives up."""
+"""Moments that one backup captures before it fails."""
 TAGS_KEPT = 7 * 86_400.0
 """Seconds. Longer than any backup takes."""
 _TAG = re.compile(r"memwal-backup-(?P<time>[0-9]{8}T[0-9]{6}Z)-[0-9a-f]{8}")
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRIES = 3
-"""Attempts to list the tags, at which Lance fails where one is deleted meanwhile, and to make one."""
+"""Attempts to create a tag, and to list tags; Lance fails to list them if one is deleted in the meantime."""
 
 
 @dataclass
@@ -87,9 +88,9 @@ class BackupRun:
 def back_up(run: BackupRun, *, resume: bool = False) -> Record:
     """Copy the table and return the record of the copy; see the module docstring.
 
-    `resume`: go on with the unfinished backup in the destination. After any error but InvalidBackup, do that.
-    Raises InvalidBackup, before anything is written; BackupOvertaken; Corrupt where the table is damaged;
-    OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of either storage.
+    `resume`: continue the unfinished backup in the destination. Use it after any error but InvalidBackup. Raises
+    InvalidBackup, before anything is written; BackupOvertaken; Corrupt if the table is damaged; OutcomeUnknown,
+    StoreUnavailable, StoreRefused, OSError of either storage.
     """
     run.source = with_retried_reads(run.source, run.clock, run.options)
     run.dest = with_retried_reads(run.dest, run.clock, run.options)
@@ -124,7 +125,7 @@ def back_up(run: BackupRun, *, resume: bool = False) -> Record:
 
 
 def _finish(run: BackupRun, moment: Moment, unique: str, began: float, captured: float) -> Record:
-    """Steps 4 to 8."""
+    """Run steps 4 to 8. Return the record of the backup."""
     objects = _copy(run, moment, unique)
     record = Record(
         id=unique,
@@ -146,7 +147,10 @@ def _finish(run: BackupRun, moment: Moment, unique: str, began: float, captured:
 
 
 def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> Record | None:
-    """Steps 1 and 2. Return the record of a backup that was killed in step 9, after that is done; else None."""
+    """Run steps 1 and 2.
+
+    If a backup was killed in step 9, complete that step and return its record; else return None.
+    """
     where, unfinished = run.dest.url(""), read_note(run.dest, BACKING_UP)
     if f"{where}/".startswith(f"{run.source.url('')}/"):
         raise InvalidBackup(f"{where}: it is in the table that is backed up; give a place outside of it")
@@ -169,7 +173,7 @@ def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> Record |
 
 
 def _mark(run: BackupRun, note: Mapping[str, Any], unfinished: Mapping[str, Any] | None) -> None:
-    """Create the marker, or put it in the place of that of an unfinished backup, whose tag goes first."""
+    """Create the marker, or replace that of an unfinished backup after removing its tag."""
     data = json.dumps(note).encode()
     if unfinished is None:
         ours = put_until_known(run.dest, BACKING_UP, data, clock=run.clock, options=run.options) is None
@@ -183,7 +187,7 @@ def _mark(run: BackupRun, note: Mapping[str, Any], unfinished: Mapping[str, Any]
 
 
 def _cleared(run: BackupRun, record: Record, note: Mapping[str, Any]) -> Record:
-    """Step 9 of a finished backup whose process was killed before it."""
+    """Run step 9 of a finished backup whose process was killed before it."""
     if record.table != run.base.table_id:
         raise InvalidBackup(f"{run.dest.url('')}: a backup of another table is there; give an empty place")
     _untag_noted(run, note)
@@ -192,7 +196,7 @@ def _cleared(run: BackupRun, record: Record, note: Mapping[str, Any]) -> Record:
 
 
 def _untag_noted(run: BackupRun, note: Mapping[str, Any]) -> None:
-    """Remove the tag of a backup that was killed, which its marker names."""
+    """Remove the tag of a killed backup, which its marker names."""
     if _TAG.fullmatch(str(note.get("tag"))):
         _untag(run.base.dataset, note["tag"])
 
@@ -220,7 +224,7 @@ def _tags(dataset: lance.LanceDataset) -> Mapping[str, int]:
 
 @contextmanager
 def _tagged(base: BaseTable, tag: str) -> Iterator[None]:
-    """Keep a version of the base, and what is needed beside it, while the context lasts."""
+    """Keep a version of the base, and the SSTs needed beside it, while the context lasts."""
     try:
         _tag(base, tag)
         yield
@@ -252,13 +256,13 @@ def _untag(dataset: lance.LanceDataset, tag: str) -> None:
 
 
 def _expect_ours(run: BackupRun, unique: str) -> None:
-    """Raise InvalidBackup where another backup took the destination over, or was finished there."""
+    """Raise InvalidBackup if another backup took over the destination, or was finished there."""
     if (read_note(run.dest, BACKING_UP) or {}).get("id") != unique or run.dest.exists(RECORD):
         raise InvalidBackup(f"{run.dest.url('')}: another backup works here or has ended here; this one stops")
 
 
 def _copy(run: BackupRun, moment: Moment, unique: str) -> list[Copied]:
-    """Steps 4 to 7."""
+    """Run steps 4 to 7. Return the copied objects."""
     pieces = pieces_of(moment, run.source)
     present = {info.key: info.size for info in run.dest.describe("")}
     copier = Copier(
@@ -282,7 +286,7 @@ def _copy(run: BackupRun, moment: Moment, unique: str) -> list[Copied]:
 
 
 def _remove_others(dest: ObjectStore, pieces: list[Piece]) -> None:
-    """Step 5. An older manifest of the base goes too: with it the copy would be another table."""
+    """Run step 5. Also deletes an older manifest of the base: with it the copy would be another table."""
     wanted = {piece.key for piece in pieces}
     for key in dest.list(""):
         if key not in wanted and is_ours(key):

@@ -1,1 +1,1 @@
-"""One version of the base table: opened, created, adopted, its set-up and its routing."""
+"""One version of the base table: opened, created or adopted, with its set-up and its routing."""

@@ -1,4 +1,4 @@
-"""Which Lance tables and columns can hold rows put through MemWAL, and whether their key is unique and never null.
+"""Check which Lance tables and columns can hold rows put through MemWAL, and that their key is unique and never null.
 
 Found by running pylance 14.0.2, for columns of types that `memtable.column_types` allows:
 
@@ -6,8 +6,8 @@ Found by running pylance 14.0.2, for columns of types that `memtable.column_type
     file format 2.0, a struct     a null struct cannot be written, and a delete is a row of nulls
     a blob column                 a scan returns the position of the bytes, not the bytes
 
-The key columns are read once. Memory holds 64 bits of each key, for _HELD keys at a time: a larger table is read
-several times. Keys whose hash stands twice are compared as they are.
+The key columns are read once. Memory holds 64 bits of each key, for up to _HELD keys; a larger table is read several
+times. Keys with equal hashes are compared by value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memwal.flush.errors import UnsupportedTable
 from memwal.memtable import InvalidRows, unsupported
 
 _HELD = 1 << 23
-"""Hashes in memory at once: 64 MiB, and as much again to sort them."""
+"""Hashes in memory at once: 64 MiB, and the same again to sort them."""
 _COMPARED = 100_000
 """Rows with a repeated hash whose keys are held in memory."""
 _BATCH_ROWS, _READ_AHEAD, _READ_BUFFER = 1 << 16, 4, 64 << 20
@@ -35,14 +35,14 @@ _COPY = "copy its rows into a new table"
 
 
 def unfit_reason(dataset: lance.LanceDataset) -> str | None:
-    """Return in one line why the table cannot hold rows put through MemWAL, without its name; None where it can."""
+    """Return in one line why the table cannot hold rows put through MemWAL, without its name; None if it can."""
     if (version := dataset.data_storage_version) == "0.1":
         return f"its files have the format {version}, whose nested values come back changed: {_COPY}"
     return next(iter(unsupported_columns(dataset).values()), None)
 
 
 def unsupported_columns(dataset: lance.LanceDataset) -> dict[str, str]:
-    """Return the columns that cannot hold values put through MemWAL, each with the reason in one line and the remedy.
+    """Return the columns that cannot hold values put through MemWAL, each with the reason and the remedy in one line.
 
     Another program, or an older memwal, may have added them.
     """
@@ -51,7 +51,7 @@ def unsupported_columns(dataset: lance.LanceDataset) -> dict[str, str]:
 
 
 def unfit_for_files(schema: pa.Schema, version: str) -> str | None:
-    """Return in one line why files of the format `version` cannot hold rows of `schema`; None where they can.
+    """Return in one line why files of the format `version` cannot hold rows of `schema`; None if they can.
 
     A delete is a row of nulls, so every struct may be null.
     """
@@ -74,13 +74,13 @@ def _unfit_column(field: pa.Field, version: str) -> str | None:
 
 
 def expect_fit(uri: str, dataset: lance.LanceDataset) -> None:
-    """Raise UnsupportedTable where `unfit_reason` gives a reason."""
+    """Raise UnsupportedTable if `unfit_reason` returns a reason."""
     if (reason := unfit_reason(dataset)) is not None:
         raise UnsupportedTable(f"{uri}: {reason}")
 
 
 def expect_key(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> None:
-    """Raise InvalidRows where a row has a null in a column of `key`, or the key of another row."""
+    """Raise InvalidRows if a row has a null in a column of `key`, or the key of another row."""
     rows = dataset.count_rows()
     parts = max(1, -(-rows // _HELD))
     by_part = [_repeated(np.concatenate([*_hashes(uri, dataset, key, part, parts)])) for part in range(parts)]
@@ -98,7 +98,7 @@ def expect_key(uri: str, dataset: lance.LanceDataset, key: Sequence[str]) -> Non
 
 
 def _hashes(uri: str, dataset: lance.LanceDataset, key: Sequence[str], part: int, parts: int) -> Iterator[Hashes]:
-    """Yield the hashes of each batch's keys that belong to `part` of `parts`."""
+    """Yield the key hashes of each batch that belong to `part` of `parts`."""
     yield np.empty(0, np.uint64)
     for batch in _batches(dataset, key):
         for name in key:
@@ -113,7 +113,7 @@ def _hashes(uri: str, dataset: lance.LanceDataset, key: Sequence[str], part: int
 
 
 def _with_hash(dataset: lance.LanceDataset, key: Sequence[str], wanted: Hashes) -> pa.Table:
-    """Return the keys whose hash is in `wanted` (sorted); stops after the batch that reaches _COMPARED keys."""
+    """Return the keys whose hash is in `wanted` (sorted); stop after the batch that reaches _COMPARED keys."""
     kept, rows = [dataset.schema.empty_table().select(list(key))], 0
     for batch in _batches(dataset, key):
         hashes = _hash(batch)

@@ -1,13 +1,12 @@
-"""Lance's caches of one table: shared by its views in a process, renewed before they hold too many dead segments.
+"""Lance's caches of one table, shared by its views in a process and renewed before they hold too many dead segments.
 
-A Lance session keeps decoded metadata and opened index segments, limited by size alone. A segment that a merge has
-replaced is never read again, takes a few kilobytes, and keeps one or two files open: a process that reads after every
-commit runs out of file descriptors long before it runs out of memory. A session cannot drop single entries. So once
-more than DEAD_MAX of the segments opened with a session are gone from the newest version, a new session begins. The
-files of a session are closed with the last dataset that was opened with it: `BaseTable.latest` moves on to the newest
-session.
+A Lance session keeps decoded metadata and opened index segments, limited by size alone. A segment replaced by a merge
+is never read again, takes a few kilobytes, and keeps one or two files open: a process that reads after every commit
+would run out of file descriptors long before it ran out of memory. A session cannot drop single entries. So when more
+than DEAD_MAX of the segments opened with a session are missing in the newest version, a new session begins. The files
+of a session are closed with the last dataset opened with it; `BaseTable.latest` moves to the newest session.
 
-Bound: twice the live segments and 2 * DEAD_MAX dead ones, as long as no reader keeps an older view.
+Bound: twice the live segments and 2 * DEAD_MAX dead ones, unless a reader keeps an older view.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from lance.lance import _Session as Session
 __all__ = ["CACHE_BYTES", "LanceCaches", "Session"]
 
 CACHE_BYTES = 1 << 30
-"""Bytes of both caches together, by default."""
+"""Default size of both caches together, in bytes."""
 METADATA_SHARE = 4
 """One part in METADATA_SHARE is for metadata: manifests, the columns of files, deletion vectors."""
 DEAD_MAX = 32
-"""Segments. A new session opens the live segments again: 1 to 15 ms for each that is searched."""
+"""Segments. A new session opens the live segments again: 1 to 15 ms for each segment searched."""
 
 
 class LanceCaches:
-    """The session with which datasets of one table are opened.
+    """The session used to open datasets of one table.
 
     Thread safety. Any thread.
     Invariants. (1) A session caches at most `size_max` bytes. (2) At most DEAD_MAX segments opened with the present
@@ -49,7 +48,7 @@ class LanceCaches:
         return self._session
 
     def opened(self, dataset: lance.LanceDataset) -> None:
-        """Note that `dataset`, the newest version, was opened; begin a new session where too many segments are dead."""
+        """Record that `dataset`, the newest version, was opened; begin a new session if too many segments are dead."""
         live = {str(segment.uuid) for index in dataset.describe_indices() for segment in index.segments}
         with self._lock:
             self._opened |= live

@@ -1,16 +1,16 @@
-"""Creates a base table, or sets up an existing Lance table for ingestion.
+"""Create a base table, or set up an existing Lance table for ingestion.
 
 In steps, each safe to repeat after a crash:
 
- 1. The dataset, empty, with key and set-up in its schema: one version, so a table without a set-up is never one that
-    this module has begun. It is made in memory first, so that what Lance refuses leaves no files.
-    An existing table gets key and set-up by metadata edits.
- 2. The scalar and full-text indexes that are missing. A vector index needs rows; see flush.commits.index_catchup.
- 3. Lance's MemWAL index, last: where it exists the set-up is complete.
- 4. Fsync of all that, on a local disk. *Crash or power cut before: no region was claimed.* Another process may find the
-    table complete before it is synced; so whoever is about to write to a table does this step itself, where the newest
-    version is not known to be synced (`sync_newest`). So columns and rows of another program's version are on the disk
-    before a row relies on them.
+ 1. Create the dataset, empty, with key and set-up in its schema, in one version; a table without a set-up was therefore
+    never begun by this module. It is first made in memory, so that a definition that Lance rejects leaves no files. An
+    existing table gets key and set-up by metadata edits.
+ 2. Create the missing scalar and full-text indexes. A vector index needs rows; see flush.commits.index_catchup.
+ 3. Create Lance's MemWAL index last: if it exists, the set-up is complete.
+ 4. Fsync all files, on a local disk. *Crash or power cut before this step: no region was claimed.* Another process may
+    find the table complete before it is synced. Every process therefore does this step itself before it writes, unless
+    the newest version is known to be synced (`sync_newest`). This also puts columns and rows of another program's
+    version on disk before a row relies on them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from memwal.wal.errors import first_line
 from memwal.wal.panics import panics_as_errors
 
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
-"""Lance's names of our kinds of index that need no training."""
+"""Lance's names for the index kinds that need no training."""
 _LEFTOVERS = {"_mem_wal", "_transactions", "_versions"}
 """Directories that a creation that crashed in step 1 may leave; without a version or a region they are overwritten."""
 RESTORING = "restore-unfinished.json"
-"""Key of the marker of a restore that is under way or was killed (flush.backup.restore)."""
+"""Key of the marker of a restore that is running or was killed (flush.backup.restore)."""
 _BEGUN = 0.5
-"""Seconds to wait for a creation that another process has begun."""
+"""Seconds to wait for a creation begun by another process."""
 
 
 def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
@@ -57,7 +57,7 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
     if existing(store, uri) is not None:
         raise TableExists(f"{uri}: a Lance table exists here already; open it, or choose another uri")
     _rehearse(uri, keyed, key, setup)
-    _refuse_unfinished_restore(store, uri)  # one that began since the path was found vacant
+    _refuse_unfinished_restore(store, uri)  # one begun since the path was found vacant
     try:
         dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
     except OSError as error:
@@ -69,7 +69,10 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
 
 @panics_as_errors
 def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    """Make the table in memory. Raises InvalidRows where Lance cannot, or changes columns so that they do not fit."""
+    """Create the table in memory.
+
+    Raises InvalidRows if Lance cannot, or if Lance changes columns so that they do not fit.
+    """
     try:
         made = lance.write_dataset(schema.empty_table(), "memory://", schema=schema)
         create_scalar_indexes(made, setup.indexes)
@@ -80,9 +83,9 @@ def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> 
 
 
 def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setup, *, any_format: bool) -> None:
-    """Step 1 for an existing table that is not set up; `complete` does the other steps.
+    """Run step 1 for an existing table that is not set up; `complete` does the other steps.
 
-    Where another program initialised the table's MemWAL, the table keeps its regions and the format of its log. That
+    If another program initialised the table's MemWAL, the table keeps its regions and the format of its log. That
     format must be the one of `setup`, unless `any_format`.
     Raises as `BaseTable.adopt`.
     """
@@ -100,21 +103,21 @@ def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setu
     if details is None:
         _declare(dataset, key, setup)
     else:
-        # Its schema, which declares the key, stays as it is.
+        # Its schema declares the key already and stays unchanged.
         dataset.update_config(dict(setup_metadata(setup, column_ids(dataset), key)))
 
 
 def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
-    """Return the Lance table at `uri`, the root of `store`; None where a table may be created.
+    """Return the Lance table at `uri`, the root of `store`; None if a table may be created.
 
-    Another process may be creating the table now, as daemons that start together do: milliseconds pass between its
-    first file and its first version, so an unfinished table is opened again for up to _BEGUN seconds.
-    Raises NotALanceTable where the path holds something else.
+    Another process may be creating the table now, as daemons that start together do. Milliseconds pass between its
+    first file and its first version, so opening an unfinished table is retried for up to _BEGUN seconds.
+    Raises NotALanceTable if the path holds something else.
     """
     clock = SystemClock()
     until = clock.monotonic() + _BEGUN
     while True:
-        last = clock.monotonic() > until  # before the look, which may take long
+        last = clock.monotonic() > until  # read the clock before opening, which may take long
         if (dataset := open_dataset(store, uri)) is not None:
             return dataset
         if is_vacant(store, unfinished=last):
@@ -133,7 +136,7 @@ def _refuse_unfinished_restore(store: ObjectStore, uri: str) -> None:
 def is_vacant(store: ObjectStore, *, unfinished: bool = False) -> bool:
     """Return whether the table's path holds no version, region or foreign file, so that a table may be created.
 
-    `unfinished`: also where a creation that was cut off has left what is no version yet.
+    `unfinished`: also accept the files of an interrupted creation that do not form a version yet.
     """
     if set(store.children("")) - _LEFTOVERS or regions(store) or versions(store):
         return False
@@ -142,10 +145,10 @@ def is_vacant(store: ObjectStore, *, unfinished: bool = False) -> bool:
 
 
 def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
-    """Do steps 2 to 4, as far as they are not done.
+    """Run those of steps 2 to 4 that are not done.
 
-    Other processes may do the same at this moment, as daemons that start together do. A conflict is recognised by a
-    newer version: the steps are repeated on it, as far as they are not done there.
+    Other processes may do the same concurrently, as daemons that start together do. A conflict is recognised by a newer
+    version: the missing steps are then repeated on that version.
     """
     while True:
         try:
@@ -156,11 +159,11 @@ def complete(dataset: lance.LanceDataset, setup: Setup) -> None:
             if newest <= dataset.version:
                 raise
             dataset = dataset.checkout_version(newest)
-    sync_new_table(dataset)  # outside of the loop: what follows a failed fsync proves nothing
+    sync_new_table(dataset)  # outside of the loop: a retry after a failed fsync proves nothing
 
 
 def sync_newest(dataset: lance.LanceDataset) -> None:
-    """Do step 4 for the newest version of a table that is complete, unless it was done. Raises OSError."""
+    """Run step 4 for the newest version of a complete table, unless it was done. Raises OSError."""
     root = local_root(dataset)
     if root is not None and synced_version(root) < dataset.version:
         sync_new_table(dataset)
@@ -173,9 +176,10 @@ def _complete(dataset: lance.LanceDataset, setup: Setup) -> None:
         if COMMITTED.encode() in (dataset.schema.metadata or {}):
             # Rows copied from another table bring its metadata along, whose generations do not exist in this table.
             dataset.update_schema_metadata({COMMITTED: None})
-        # In lance format no sharding spec, so that Lance's own writer never routes rows into our regions; in arrow
-        # format the spec by which it computes the same regions as we do. All indexes are maintained inside SSTs, those
-        # built later too: that is the default, which lists none by name, since a vector index does not exist yet.
+        # lance format: no sharding spec, so that Lance's own writer never routes rows into memwal's regions. arrow
+        # format: the spec that makes Lance compute the same regions as memwal. SSTs maintain all indexes, including
+        # later ones. This is the default if no index is named; a vector index could not be named because it does not
+        # exist yet.
         routes: dict[str, Any] = {}
         if setup.wal_format == "arrow":
             routes = {"bucket_column": key_columns(dataset.schema)[0], "num_buckets": setup.buckets}
@@ -183,7 +187,7 @@ def _complete(dataset: lance.LanceDataset, setup: Setup) -> None:
 
 
 def create_scalar_indexes(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> None:
-    """Create the B-tree and full-text indexes that are missing; an empty table can have them."""
+    """Create the missing B-tree and full-text indexes. An empty table can have them."""
     present = {index.name for index in dataset.describe_indices()}
     for spec in indexes:
         if spec.kind in SCALAR_KINDS and spec.name not in present:
@@ -202,18 +206,18 @@ def _keyed_schema(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def _key_metadata(key: Sequence[str], name: str) -> dict[bytes, bytes]:
-    """Return the field metadata of key column `name`; with several key columns it has the column's position."""
+    """Return the field metadata of key column `name`; with several key columns it includes the column's position."""
     position = {PRIMARY_KEY_POSITION: str(key.index(name) + 1).encode()} if len(key) > 1 else {}
     return {PRIMARY_KEY: b"true", **position}
 
 
 def _declare(dataset: lance.LanceDataset, key: Sequence[str], setup: Setup) -> None:
-    """Step 1 for an existing table: not null and primary-key metadata on the key, then the set-up."""
+    """Run step 1 for an existing table: declare the key not null and as primary key, then write the set-up."""
     nullable = [name for name in key if dataset.schema.field(name).nullable]
     if nullable:
         alterations: list[Any] = [{"path": name, "nullable": False} for name in nullable]
         dataset.alter_columns(*alterations)
-    if key and not key_columns(dataset.schema):  # Lance sets a primary key once, and refuses the same one again
+    if key and not key_columns(dataset.schema):  # Lance sets a primary key once, and rejects even the same one again
         dataset.update_field_metadata(
             {name: {k.decode(): v.decode() for k, v in _key_metadata(key, name).items()} for name in key}
         )
@@ -242,7 +246,7 @@ def _setup_beside(
     *,
     any_format: bool,
 ) -> Setup:
-    """Return `setup` changed to the regions and format in `details`, of a MemWAL that another program initialised."""
+    """Return `setup` with the regions and the format in `details` of a MemWAL that another program initialised."""
     if setup.wal_format == "lance" and not any_format:
         raise UnsupportedTable(
             f"{uri}: its MemWAL was initialised by another program, whose regions hold entries in arrow format; "

@@ -1,4 +1,4 @@
-"""Checks what a table can be set up as: its key, its version column, its routing. Pure; runs before any write."""
+"""Check the definition of a table: its key, its version column, its routing. Pure; runs before any write."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from memwal.wal import WalFormat
 
 
 def check_definition(schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    """Raise InvalidRows, with the reason, where a table with the columns `schema` cannot have `key` and `setup`."""
+    """Raise InvalidRows, with the reason, if a table with the columns `schema` cannot have `key` and `setup`."""
     if setup.buckets < 1:
         raise InvalidRows(f"regions.count = {setup.buckets}: a table has at least 1 region")
     rows = row_schema(schema, key)
     check_indexes(schema, setup.indexes)
-    MemTable(rows, key, setup.indexes, 0)  # refuses columns that no memtable can index
+    MemTable(rows, key, setup.indexes, 0)  # rejects columns that no memtable can index
     _check_version(schema, key, setup)
     if setup.ttl is not None:
         check_ttl(schema, setup.ttl)

@@ -1,6 +1,6 @@
-"""Tells whether a file with the deletions of a fragment is whole. Pure.
+"""Check whether a file with the deletions of a fragment is whole. Pure.
 
-Such a file has no checksum, but a version's manifest records how many rows it deletes:
+A deletion file has no checksum, but a version's manifest records how many rows it deletes:
 
     ….arrow   Arrow IPC file of one column: uint32 offset of each row, no two the same
     ….bin     Roaring bitmap, little-endian: u32 12346, u32 number of containers; or u32 12347 + (number - 1) * 65536,
@@ -10,8 +10,8 @@ Such a file has no checksum, but a version's manifest records how many rows it d
               of up to 4,096 rows: u16 lower half of each offset
               of more: 65,536 bits
 
-So a file that was cut off is found, and blocks of zeros in it, which take rows away or make two the same. Source: the
-Roaring bitmap format specification; checked against files of pylance 14.0.2.
+This detects a truncated file, and blocks of zeros, which remove rows or make two equal. Source: the Roaring bitmap
+format specification; checked against files of pylance 14.0.2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _BITS = 8192
 
 
 def is_whole(key: str, data: bytes, deleted: int) -> bool:
-    """Return whether `data` is the deletion file `key`. `deleted`: rows that it deletes, 0 where not recorded."""
+    """Return whether `data` is a whole deletion file with the key `key`.
+
+    `deleted`: rows that it deletes, 0 if not recorded.
+    """
     try:
         found = _rows_of_bitmap(data) if key.endswith(".bin") else _rows_of_arrow(data)
     except (ValueError, OSError, struct.error, pa.ArrowException):  # OSError: it cannot be decompressed
@@ -44,7 +47,7 @@ def _rows_of_arrow(data: bytes) -> int:
 
 
 def _rows_of_bitmap(data: bytes) -> int:
-    """Raises ValueError, struct.error."""
+    """Return the number of rows. Raises ValueError, struct.error."""
     (cookie,) = struct.unpack_from("<I", data)
     if cookie == _WITHOUT_RUNS:
         (number,), at = struct.unpack_from("<I", data, 4), 8

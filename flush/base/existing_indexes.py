@@ -1,8 +1,7 @@
-"""Takes over the names and parameters of indexes that a table has when it is adopted.
+"""Adopt the names and parameters of indexes that a table has when it is adopted.
 
-Rows that are not committed yet are searched by indexes of our own, with the parameters of the table's set-up. If these
-differed from the existing index, the same row would be found before its commit and not after it, or at another
-distance.
+memwal searches uncommitted rows by its own indexes, with the parameters of the table's set-up. If these differed from
+the existing index, the same row would be found before its commit and not after it, or at another distance.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _FTS: Mapping[str, Any] = {
     "custom_stop_words": None,
     "ascii_folding": True,
 }
-"""Parameters that our index has too, with their defaults."""
+"""Parameters that memwal's index has too, with their defaults."""
 DEFAULTS: Mapping[str, Any] = {**_FTS, "metric": "l2"}
-"""Values of parameters that an index does not name; of those that are missing here Lance decides."""
+"""Values of parameters that an index does not name; Lance decides those missing here."""
 _FTS_ONLY_LANCES: Mapping[str, Sequence[Any]] = {
     "lance_tokenizer": (None, "text"),
     "split_identifiers": (False,),
@@ -43,17 +42,17 @@ _FTS_ONLY_LANCES: Mapping[str, Sequence[Any]] = {
     "index_operators": (False,),
     "document_granularity": ("row",),
 }
-"""Parameters that only Lance's index has, with the values under which both indexes find the same rows."""
+"""Parameters that only Lance's index has, with the values that make both indexes find the same rows."""
 
 
 LANCES_OWN = "__lance"
-"""Beginning of the names of indexes that Lance keeps for itself."""
+"""Prefix of the names of Lance's internal indexes."""
 
 
 def all_existing_indexes(uri: str, dataset: lance.LanceDataset, wanted: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
-    """Return `with_existing_indexes`, and the existing indexes on other columns that rows can be searched by.
+    """Return `with_existing_indexes`, and the searchable existing indexes on other columns.
 
-    Of two on one column the one of vectors or text.
+    If a column has two, the index of vectors or text is chosen.
     """
     specs = {spec.column: spec for spec in with_existing_indexes(uri, dataset, wanted)}
     found = (adoptable(uri, dataset, index)[0] for index in dataset.describe_indices())
@@ -65,17 +64,17 @@ def all_existing_indexes(uri: str, dataset: lance.LanceDataset, wanted: Sequence
 def with_existing_indexes(uri: str, dataset: lance.LanceDataset, wanted: Sequence[IndexSpec]) -> tuple[IndexSpec, ...]:
     """Return `wanted`, each spec with the name and parameters of the existing index of its kind on its column.
 
-    Raises InvalidRows where a wanted parameter differs from the existing index, where our index cannot do what the
-    existing one does, and where an index of another kind has the name.
+    Raises InvalidRows if a wanted parameter differs from the existing index, if memwal's index lacks a function of the
+    existing one, or if an index of another kind has the name.
     """
     built = list(dataset.describe_indices())
     return tuple(_with_existing_index(uri, dataset, spec, built) for spec in wanted)
 
 
 def adoptable(uri: str, dataset: lance.LanceDataset, index: Any) -> tuple[IndexSpec | None, str]:
-    """Return an index that another program built as one of ours, and "", or None and why rows cannot be searched by it.
+    """Return the spec of an index that another program built, and "".
 
-    `index`: of `describe_indices`.
+    If the index cannot serve searches, return None and the reason. `index`: from `describe_indices`.
     """
     names = {number: name for name, number in column_ids(dataset).items()}
     column, kind = names.get(index.fields[0]) if len(index.fields) == 1 else None, _kind(index)
@@ -95,7 +94,7 @@ def adoptable(uri: str, dataset: lance.LanceDataset, index: Any) -> tuple[IndexS
 def has_files(segment: Any) -> bool:
     """Return whether a segment of an index (`IndexDescription.segments`) must have files.
 
-    It has none where it covers no fragment, as in a vector index over nulls only, and Lance recorded no size.
+    It has none if it covers no fragment, as in a vector index over nulls only, and Lance recorded no size.
     """
     return bool(segment.size_bytes) or bool(segment.fragment_ids)
 
@@ -131,7 +130,7 @@ def _with_existing_index(uri: str, dataset: lance.LanceDataset, spec: IndexSpec,
 
 
 def _kind(index: Any) -> str:
-    """Return our name for the kind of an index, Lance's where we have none."""
+    """Return memwal's name for the kind of an index, or Lance's if memwal has none."""
     name = str(index.index_type)
     if name.upper().startswith("IVF"):
         return "ivf_pq"
@@ -139,7 +138,7 @@ def _kind(index: Any) -> str:
 
 
 def _parameters(uri: str, spec: IndexSpec, index: Any) -> dict[str, Any]:
-    """Return the parameters that the index was built with, by our names."""
+    """Return the parameters that the index was built with, by memwal's names."""
     details = index.details or {}
     if spec.kind == "ivf_pq":
         metric = str(details.get("metric_type", "l2")).lower()

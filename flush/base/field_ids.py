@@ -1,8 +1,8 @@
-"""Lance's field ids: they identify a column whatever its present name.
+"""Lance's field ids, which identify a column whatever its present name.
 
-A table numbers its fields from 0, nested ones after the field that holds them; a table that dropped or added columns
-has gaps. WAL entries and SSTs carry the base table's ids, so that an old row is never paired with another column.
-`_tombstone` comes last, with the highest id plus one.
+A table numbers its fields from 0, nested fields after their parent; a table that dropped or added columns has gaps. WAL
+entries and SSTs carry the base table's ids, so that an old row is never matched with another column. `_tombstone` comes
+last, with the highest id plus one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _fields_of(kind: pa.DataType) -> int:
 
 
 def with_field_ids(schema: pa.Schema, dataset: lance.LanceDataset) -> pa.Schema:
-    """Return `schema` (base columns, then any others) with each base field's id in its metadata, nested ones too."""
+    """Return `schema` (base columns, then any others) with each base field's id in its metadata, also nested ones."""
     described = {field.name(): field for field in dataset.lance_schema.fields()}
     fields = [_marked(field, described[field.name]) if field.name in described else field for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
@@ -61,7 +61,7 @@ def with_field_ids(schema: pa.Schema, dataset: lance.LanceDataset) -> pa.Schema:
 
 def _marked(field: pa.Field, described: Any) -> pa.Field:
     kind, children = field.type, described.children()
-    # In Lance the values of a fixed-size list are not a field of their own.
+    # In Lance the values of a fixed-size list are not a separate field.
     if children and pa.types.is_struct(kind):
         pairs = zip((kind.field(at) for at in range(kind.num_fields)), children, strict=True)
         kind = pa.struct([_marked(child, of_child) for child, of_child in pairs])

@@ -1,16 +1,16 @@
-"""Fsyncs what pylance wrote on a local disk, so that it survives a power cut.
+"""Fsync what pylance wrote on a local disk, so that it survives a power cut.
 
-pylance does not fsync. A published SST moves `replay_after`, and its rows are never replayed from the log again: its
-bytes must be on the disk before the manifest edit. A base-table version must be on the disk before the SSTs that it
-replaces are pruned. Object stores need none of this: a finished PUT is durable.
+pylance does not fsync. A published SST moves `replay_after`, after which its rows are never replayed from the log: its
+bytes must be on disk before the manifest edit. A base-table version must be on disk before the SSTs that it replaces
+are pruned. Object stores need none of this: a finished PUT is durable.
 
-The number of the newest version that was synced is kept in `_mem_wal/synced.json`: rows, columns and markers of this
-version and the ones before it are relied upon. `flush.base.torn` never goes back behind it.
+`_mem_wal/synced.json` holds the number of the newest synced version. Rows, columns and markers of this version and of
+earlier ones are relied upon; `flush.base.torn` never goes back beyond it.
 
-A file whose fsync failed is kept in `_mem_wal/unsynced.json`, and no version that has it is relied upon any more: the
-kernel reports a lost write once, so that a second fsync of the same file proves nothing. Its SSTs stay. A copy of the
-file is another one, with an inode of its own. Source of the rule: "Can Applications Recover from fsync Failures?",
-Rebello et al., USENIX ATC 2020.
+`_mem_wal/unsynced.json` lists the files whose fsync failed. A version with one of these files is not relied upon: the
+kernel reports a lost write once, so a second fsync of the same file proves nothing. The SSTs of that version are kept.
+A copy of the file counts as another file, because it has a different inode. Source of the rule: "Can Applications
+Recover from fsync Failures?", Rebello et al., USENIX ATC 2020.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ from memwal.wal.layout import SYNCED_KEY, UNSYNCED_KEY
 from memwal.wal.store.local import TEMPORARY, sync_names
 
 RECENT = 32
-"""Versions. A commit and the maintenance after it make fewer."""
+"""Versions. A commit and the maintenance after it create fewer."""
 _PARALLEL_FROM, _WORKERS = 32, 4
 """Files, and threads. A disk takes several fsyncs at once: a version of 64 new fragments of 260 KB is synced in 92 ms,
-one file after the other in 406 ms; one of 8 fragments takes 22 ms either way."""
+but in 406 ms one file after the other; a version of 8 fragments takes 22 ms either way.
+"""
 Refused = Callable[[Path, OSError], None]
 Lost = dict[str, list[int]]
-"""Files and directories whose fsync failed: what identifies each, by its path in the table."""
+"""Files and directories whose fsync failed: path in the table -> identity."""
 _LOST_HERE: dict[Path, Lost] = {}
-"""Those of which the disk took no note either, by the directory of the table: known to this process only."""
+"""Lost files that could not be noted on disk either, by the directory of the table: known to this process only."""
 _DATA, _DELETIONS, _INDICES, _VERSIONS, _TRANSACTIONS = "data", "_deletions", "_indices", "_versions", "_transactions"
 
 
 def sync_tree(path: str) -> None:
     """Fsync every file and directory below `path`, then the directory that holds it.
 
-    `path`: what pylance opens. A URL is left alone: no local directory has that name. Raises OSError.
+    `path`: what pylance opens. A URL is skipped: no local directory has that name. Raises OSError.
     """
     root = Path(path)
     if not root.is_dir():
@@ -58,16 +59,16 @@ def sync_tree(path: str) -> None:
 
 
 def sync_files(path: str) -> None:
-    """Fsync the files in the local directory `path`, also those being written. Raises OSError."""
+    """Fsync the files in the local directory `path`, including files being written. Raises OSError."""
     for file in Path(path).glob("*"):
         with suppress(FileNotFoundError):  # it was renamed
             _sync(file)
 
 
 def sync_new_table(dataset: lance.LanceDataset) -> None:
-    """Fsync a table that was just created or set up, and the names of the directories that it is in.
+    """Fsync a table that was just created or set up, and its parent directories.
 
-    Call it before any region of the table is claimed: what is put into the log can be found only with the base table.
+    Call it before any region of the table is claimed: rows put into the log can only be found through the base table.
     Raises OSError.
     """
     sync_table(dataset)
@@ -76,11 +77,11 @@ def sync_new_table(dataset: lance.LanceDataset) -> None:
 
 
 def sync_table(dataset: lance.LanceDataset) -> None:
-    """Fsync the files of the open version of a Lance table, and the manifests of the RECENT versions up to it; note it.
+    """Fsync the open version of a Lance table and the manifests of the RECENT versions up to it; record its number.
 
-    Files of older versions only were synced after the commits that made them. Files first, several at once, then the
-    directories that list them. A table on an object store is left alone, and so is a file that is removed meanwhile.
-    Raises OSError, also for a file whose fsync failed before.
+    Files of older versions were synced after the commits that made them. Files are synced first, several at once, then
+    the directories that list them. Skips a table on an object store, and files that are removed in the meantime. Raises
+    OSError, also for a file whose fsync failed before.
     """
     if (root := local_root(dataset)) is None:
         return
@@ -100,13 +101,13 @@ def sync_table(dataset: lance.LanceDataset) -> None:
     files += [path for path in (root / _TRANSACTIONS).glob("*-*.txn") if int(path.name.split("-")[0]) + 1 in recent]
     _sync_or_note(root, files, directories)
     with alone(root):
-        _expect_none_lost(root, [*files, *directories])  # another process may have been told meanwhile
+        _expect_none_lost(root, [*files, *directories])  # another process may have noted a failure meanwhile
         if synced_version(root) < dataset.version:
             _write(root / SYNCED_KEY, {"version": dataset.version})
 
 
 def synced_version(root: Path) -> int:
-    """Return the number of the newest version that was synced of the table in the directory `root`; 0 for none.
+    """Return the number of the newest synced version of the table in the directory `root`; 0 if none.
 
     Raises OSError.
     """
@@ -117,7 +118,7 @@ def synced_version(root: Path) -> int:
 
 
 def _write(path: Path, note: Mapping[str, Any]) -> None:
-    """Write a note so that a power cut leaves the new one or the former one. Requires: the table's lock."""
+    """Write a note so that a power cut leaves either the new or the previous one. Requires: the table's lock."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     path.parent.mkdir(exist_ok=True)
     temporary.write_bytes(json.dumps(note).encode())
@@ -129,7 +130,7 @@ def _write(path: Path, note: Mapping[str, Any]) -> None:
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Hold the lock of the table in the directory `root`, for moments: no other process does what is done inside.
+    """Hold the lock of the table in the directory `root` briefly, exclusive among all processes.
 
     Raises OSError.
     """
@@ -142,7 +143,7 @@ def alone(root: Path) -> Iterator[None]:
 
 
 def local_root(dataset: lance.LanceDataset) -> Path | None:
-    """Return the directory of a table; None where it is on an object store."""
+    """Return the directory of a table; None if it is on an object store."""
     uri = dataset.uri
     root = Path(unquote(urlsplit(uri).path) if uri.startswith("file://") else uri)
     return root if root.is_dir() else None
@@ -158,9 +159,7 @@ def _sync_all(paths: Sequence[Path], refused: Refused) -> None:
 
 
 def _sync_each(paths: Sequence[Path], refused: Refused) -> None:
-    """Fsync `paths`, and call `refused` for those that the disk does not take. Raises OSError where one cannot be
-    opened.
-    """
+    """Fsync `paths`; call `refused` for each whose fsync fails. Raises OSError if one cannot be opened."""
     for path in paths:
         with suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)
@@ -180,11 +179,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# ---- what the disk did not take ------------------------------------------------------------------------------------
+# ---- files whose fsync failed ---------------------------------------------------------------------------------------
 
 
 def _sync_or_note(root: Path, files: Sequence[Path], directories: Sequence[Path]) -> None:
-    """Fsync what a version is made of. Raises OSError if the disk does not take it, or did not take it before."""
+    """Fsync the files of a version. Raises OSError if an fsync fails, or has failed before."""
     failed: dict[Path, OSError] = {}
 
     def refused(path: Path, error: OSError) -> None:
@@ -234,8 +233,9 @@ def _name(root: Path, path: Path) -> str:
 
 
 def _identity(path: Path) -> list[int]:
-    """Return what tells a file from a copy of it: its inode and, as directories change, the time of change of a file;
-    [] where it is gone.
+    """Return the identity of a file: its inode and, except for directories, its modification time.
+
+    A copy has another identity. [] if the file was deleted.
     """
     try:
         found = path.stat()

@@ -1,12 +1,13 @@
-"""Which markers say what became of a load (flush.commits.load): those of two regions of its own, which never exist.
+"""The ids of a load's two markers (flush.commits.load), under which its outcome is recorded. Neither id is a region.
 
-Each attempt at a load has a generation, the one above the committed one. Where it lands, its generation is committed
-with the rows, for `load_id`. Where it is ended by others before it lands (flush.commits.load_notes), its generation is
+Each attempt at a load has a generation, one above the committed generation. If it lands, its generation is committed
+with the rows, for `load_id`. If another process ends it before it lands (flush.commits.load_notes), its generation is
 committed for `load_id` and `ended_id`. Lance commits no generation that is not above the committed one, so only one of
 the two happens to each generation.
 
-The ids are made of the load's token: `load` or `void` in ASCII, then 12 bytes of the SHA-256 of the token, as a UUID of
-version 8, which is for ids of one's own (RFC 9562). Regions have ids of version 5 or 4, so an id tells what it is of.
+The ids are derived from the load's token: `load` or `void` in ASCII, then 12 bytes of the SHA-256 of the token, as a
+UUID of version 8, which is reserved for custom ids (RFC 9562). Regions have ids of version 5 or 4, so the version
+distinguishes the two.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ def load_id(token: str) -> UUID:
 
 
 def ended_id(load: UUID) -> UUID:
-    """Return the id for attempts at a load that were ended. Pure."""
+    """Return the id of a load's ended attempts. Pure."""
     return UUID(bytes=_ENDED + load.bytes[len(_ENDED) :])
 
 
 def is_load(id: UUID) -> bool:
-    """Return whether `id` is of a load or of its ended attempts, and not of a region. Pure."""
+    """Return whether `id` belongs to a load or its ended attempts, and not to a region. Pure."""
     return id.bytes.startswith((_LOAD, _ENDED)) and id.version == _VERSION >> 4
 
 
 def is_ended(id: UUID) -> bool:
-    """Return whether `id` is of the ended attempts at a load. Pure."""
+    """Return whether `id` belongs to the ended attempts at a load. Pure."""
     return is_load(id) and id.bytes.startswith(_ENDED)
 
 

@@ -1,4 +1,4 @@
-"""Refuses a table whose set-up another program removed, while regions may hold rows that only the set-up finds."""
+"""Reject a table whose set-up another program removed, while regions may hold rows that only the set-up finds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from memwal.wal import ObjectStore, regions
 from memwal.wal.layout import ROOT, manifest_prefix
 
 _LOOK_BACK = 1_000
-"""Newest versions that are searched for the set-up, where the newest one lacks it."""
+"""Number of newest versions searched for the set-up, if the newest one lacks it."""
 
 
 def refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
-    """Refuse a table without Lance's MemWAL index whose regions were claimed: no region is claimed before it exists.
+    """Reject a table that lacks Lance's MemWAL index although its regions were claimed.
 
-    The committed generations were dropped with the index, so the rows of the SSTs that the table holds are unknown.
-    Where the index was made and a region claimed after `dataset` was opened, `dataset` moves to the newest version.
+    No region is claimed before the index exists, so the index was dropped, and the committed generations with it: it is
+    unknown which rows of the SSTs the table holds. If the index was made and a region claimed after `dataset` was
+    opened, `dataset` moves to the newest version.
     """
     if not has_claims(store):
         return
@@ -37,7 +38,7 @@ def has_claims(store: ObjectStore) -> bool:
 
 
 def refuse_wiped(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
-    """Refuse a table whose set-up another program removed from the schema's metadata, while an older version has it.
+    """Reject a table whose set-up another program removed from the schema's metadata, while an older version has it.
 
     Its regions may hold acknowledged rows that are not committed; only the table with its set-up finds them. A table
     without regions was left on purpose (`flush/beside_lancedb.md`).

@@ -1,7 +1,7 @@
-"""Reads the commit progress from a base-table manifest file, and writes the base's field ids into an SST's manifest.
+"""Read the commit progress from a base-table manifest file, and write the base's field ids into an SST's manifest.
 
-pylance shows the MemWAL index of a table but not which generations it has compacted, and numbers the fields of what it
-writes from 0. So this module parses the manifest file, and rewrites it:
+pylance shows the MemWAL index of a table but not the generations that it has compacted, and numbers the fields of files
+it writes from 0. This module therefore parses and rewrites the manifest file:
 
     ... | u32 length | IndexSection | ... | u32 length | Manifest | u64 its position | u16 0 | u16 2 | LANC
 
@@ -12,13 +12,13 @@ writes from 0. So this module parses the manifest file, and rewrites it:
     generation; IndexCatchupProgress: 1 index_name, 2 repeated CompactedSsTable
     A map is read in its wire form: repeated entries of key = 1, value = 2
 
-A commit into a table without a key cannot set Lance's marker in the version that appends the rows, so it writes the
-progress into that version's schema metadata (flush.commits.append_pass): `memwal:committed` = JSON
-{region uuid: generation}. The committed generation is the higher of the two.
+A commit into a table without a key cannot set Lance's marker in the version that appends the rows. It writes the
+progress into that version's schema metadata (flush.commits.append_pass): `memwal:committed` = JSON {region uuid:
+generation}. The committed generation is the higher of the two.
 
-The file is `_versions/{2**64-1 - version, 20 digits}.manifest`, `_versions/{version}.manifest` in older
-tables. Source: table.proto and index.proto of Lance, checked against pylance 14.0.2. The classes live in a
-descriptor pool of their own, so that they never collide with another library's copy of Lance's messages.
+The file is `_versions/{2**64-1 - version, 20 digits}.manifest`, or `_versions/{version}.manifest` in older tables.
+Source: table.proto and index.proto of Lance, checked against pylance 14.0.2. The classes are in a separate descriptor
+pool, so that they never collide with another library's copy of Lance's messages.
 """
 
 from __future__ import annotations
@@ -70,31 +70,31 @@ _FIELDS: MessageFields = {
 
 
 class Progress(NamedTuple):
-    """Per region the highest generation whose rows a version holds; regions never committed are absent."""
+    """Per region, the highest generation whose rows a version holds; regions never committed are absent."""
 
     committed: dict[UUID, int]
     marked: dict[UUID, int]
-    """By Lance's own marker alone, which may lag where a table has no key."""
+    """By Lance's own marker alone, which may lag in a table without a key."""
 
 
 def compacted_generations(store: ObjectStore, version: int) -> dict[UUID, int]:
-    """Return per region the highest generation that base-table version `version` holds; others are absent.
+    """Return, per region, the highest generation that base-table version `version` holds; other regions are absent.
 
-    The root of `store` is the table's directory. Raises Corrupt where the manifest is missing or cannot be
-    parsed; StoreUnavailable, StoreRefused.
+    The root of `store` is the table's directory. Raises Corrupt if the manifest is missing or cannot be parsed;
+    StoreUnavailable, StoreRefused.
     """
     return read_progress(store, version).committed
 
 
 def read_progress(store: ObjectStore, version: int) -> Progress:
-    """As `compacted_generations`, with the generations of Lance's own marker beside them."""
+    """Return `compacted_generations` together with the generations of Lance's own marker."""
     key, data = manifest_file(store, "", version)
     with named_errors(key):
         return progress(data)
 
 
 def set_up_generations(store: ObjectStore, version: int) -> dict[UUID, int] | None:
-    """As `compacted_generations`, but None for a version from before the table was set up for ingestion."""
+    """Return `compacted_generations`, but None for a version from before the table was set up for ingestion."""
     key, data = manifest_file(store, "", version)
     with named_errors(key):
         details = _mem_wal_details(data)
@@ -102,7 +102,7 @@ def set_up_generations(store: ObjectStore, version: int) -> dict[UUID, int] | No
 
 
 def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID, int]]:
-    """Return per index and region the highest generation whose rows the index covers, as Lance records it.
+    """Return, per index and region, the highest generation whose rows the index covers, as recorded by Lance.
 
     An index that was rebuilt and not extended since is absent. Raises as `compacted_generations`.
     """
@@ -114,7 +114,7 @@ def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID
 
 
 def mem_wal_details(store: ObjectStore, version: int) -> tuple[str, bytes]:
-    """Return type and bytes of the details of Lance's MemWAL index, in a version that has one.
+    """Return type and bytes of the details of Lance's MemWAL index. Requires: the version has one.
 
     Raises as `compacted_generations`.
     """
@@ -127,9 +127,9 @@ def mem_wal_details(store: ObjectStore, version: int) -> tuple[str, bytes]:
 
 
 def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> None:
-    """Give the fields of version 1 of the dataset at the key `directory`, depth first, the ids `ids`.
+    """Set the field ids of version 1 of the dataset at the key `directory` to `ids`, depth first.
 
-    Requires: no process has opened the dataset yet. Raises Corrupt where the file is not as pylance writes it;
+    Requires: no process has opened the dataset yet. Raises Corrupt if the file is not as pylance writes it;
     StoreUnavailable, StoreRefused.
     """
     key, data = manifest_file(store, f"{directory}/", 1)
@@ -156,7 +156,7 @@ def manifest_names(version: int) -> tuple[str, str]:
 def manifest_file(store: ObjectStore, prefix: str, version: int) -> tuple[str, bytes]:
     """Return key and bytes of the manifest of `version` of the dataset below `prefix`, which is "" or ends in "/".
 
-    Raises Corrupt where it does not exist.
+    Raises Corrupt if it does not exist.
     """
     keys = [f"{prefix}_versions/{name}" for name in manifest_names(version)]
     for key in keys:
@@ -167,7 +167,7 @@ def manifest_file(store: ObjectStore, prefix: str, version: int) -> tuple[str, b
 
 @contextmanager
 def named_errors(key: str) -> Iterator[None]:
-    """Turn errors of parsing into Corrupt, naming `key`."""
+    """Turn parse errors into Corrupt, naming `key`."""
     try:
         yield
     except (DecodeError, ValueError, KeyError, struct.error) as error:
@@ -185,7 +185,7 @@ def _renumbered(data: bytes, ids: Sequence[int]) -> bytes:
 
 
 def with_manifest(data: bytes, position: int, manifest: Any) -> bytes:
-    """Return the manifest file `data`, whose manifest message is at `position`, with `manifest` in its place. Pure."""
+    """Return the manifest file `data` with its manifest message, at `position`, replaced by `manifest`. Pure."""
     message = manifest.SerializeToString()
     return b"".join((data[:position], struct.pack("<I", len(message)), message, data[-_FOOTER.size :]))
 
@@ -197,7 +197,7 @@ def _manifest(data: bytes) -> tuple[int, Any]:
 
 
 def manifest_position(data: bytes) -> int:
-    """Return the offset of the manifest message in a manifest file, which is its last one, as Lance demands too.
+    """Return the offset of the manifest message in a manifest file. It must be the last message, as Lance requires.
 
     Raises ValueError, struct.error.
     """
@@ -211,10 +211,10 @@ def manifest_position(data: bytes) -> int:
 
 
 def progress(data: bytes) -> Progress:
-    """As `read_progress`, of the bytes of a manifest file. Raises the errors that `named_errors` turns into Corrupt."""
+    """Return the progress in the bytes of a manifest file. Raises the errors that `named_errors` turns into Corrupt."""
     details, (_, manifest) = _mem_wal_details(data), _manifest(data)
     if details is None:
-        return Progress({}, {})  # not set up: the metadata came with rows that were copied from another table
+        return Progress({}, {})  # not set up: the metadata was copied with rows of another table
     marked = _generations(details.compacted_sstables)
     stored = next((entry.value for entry in manifest.schema_metadata if entry.key == COMMITTED), b"{}")
     appended = {UUID(region): int(generation) for region, generation in json.loads(stored).items()}
@@ -227,13 +227,13 @@ def highest(one: Mapping[UUID, int], two: Mapping[UUID, int]) -> dict[UUID, int]
 
 
 def _mem_wal_details(data: bytes) -> Any:
-    """Return the message MemWalIndexDetails of a manifest file, None where it has none."""
+    """Return the message MemWalIndexDetails of a manifest file; None if it has none."""
     details = _mem_wal_index(data)
     return None if details is None else _DETAILS.FromString(details.value)
 
 
 def _mem_wal_index(data: bytes) -> Any:
-    """Return the same as stored: a message with type and bytes."""
+    """Return MemWalIndexDetails as stored: a message with type and bytes."""
     _, manifest = _manifest(data)
     # Position 0 is valid: the section usually comes first in the file.
     if manifest.HasField("index_section"):
@@ -248,7 +248,7 @@ def _generations(sstables: Iterable[Any]) -> dict[UUID, int]:
 
 
 def message_at(kind: Any, data: bytes, position: int) -> Any:
-    """Return the message of class `kind` at `position`, where its length comes first."""
+    """Return the message of class `kind` at `position`. It is preceded by its length."""
     (length,) = struct.unpack_from("<I", data, position)
     message = kind()
     message.ParseFromString(data[position + 4 : position + 4 + length])
@@ -258,8 +258,8 @@ def message_at(kind: Any, data: bytes, position: int) -> Any:
 def message_classes(package: str, messages: MessageFields, names: Sequence[str]) -> list[Any]:
     """Return the protobuf classes `names` among `messages`, which give number, name and kind of each field.
 
-    A kind is a protobuf type, "optional u64", "int32[]", a message's name, or that with "[]". `package`: name of the
-    new descriptor pool's package.
+    A kind is a protobuf type, "optional u64", "int32[]", the name of a message, or a name with "[]". `package`:
+    name of the new descriptor pool's package.
     """
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     for message_name, fields in messages.items():
@@ -276,7 +276,7 @@ def _set_type(package: str, message: Any, field: Any, kind: int | str) -> None:
     if isinstance(kind, int):
         field.type = kind
     elif kind == "optional u64":
-        # Absence differs from zero; proto3 spells that as a one-member oneof.
+        # Absence differs from zero; proto3 expresses this as a one-member oneof.
         field.type, field.proto3_optional = _Field.TYPE_UINT64, True
         field.oneof_index = len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{field.name}")

@@ -1,10 +1,10 @@
-"""Opens a Lance dataset and finds out why one cannot be opened.
+"""Open a Lance dataset, and determine why one cannot be opened.
 
-pylance raises ValueError for a table that does not exist, and for one that it cannot read: wrong credentials, an
-endpoint that is down, a damaged manifest. Read as "does not exist", a short storage failure would make us create the
-table anew. Read as damage, a GET that was reset or refused once would make an operator restore a backup. So Lance is
-asked several times, with pauses in between, and our own storage client is asked too, which has an error of its own for
-each case. A dataset counts as damaged only where our client reads every byte of it and Lance still fails.
+pylance raises ValueError both for a missing table and for one that it cannot read: wrong credentials, an endpoint that
+is down, a damaged manifest. Interpreted as "missing", a short storage failure would make memwal recreate the table.
+Interpreted as damage, a single reset or refused GET would make an operator restore a backup. This module therefore
+calls Lance several times with pauses, and also reads with memwal's own storage client, which has a distinct error for
+each case. A dataset counts as damaged only if that client reads every byte of it and Lance still fails.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from memwal.wal.panics import RustPanic, panics_as_errors
 T = TypeVar("T")
 
 PAUSES = (0.05, 0.2, 0.8)
-"""Seconds between the attempts of one read. Lance itself retries after a 5xx answer, but not after a 403 or a body that
-breaks off."""
+"""Seconds between the attempts of one read. Lance itself retries after a 5xx answer, but not after a 403 or a truncated
+body.
+"""
 
 _VERSIONS, _MANIFEST = "_versions/", ".manifest"
 
@@ -31,11 +32,11 @@ _VERSIONS, _MANIFEST = "_versions/", ".manifest"
 def open_dataset(
     store: ObjectStore, uri: str, version: int | None = None, session: Session | None = None
 ) -> lance.LanceDataset | None:
-    """Open the dataset at `uri`, the root of `store`, at its newest version or at `version`; None where it is missing.
+    """Open the dataset at `uri`, the root of `store`, at its newest version or at `version`; None if it is missing.
 
-    `session`: the session whose caches it uses; None for caches of its own.
+    `session`: the session whose caches it uses; None for separate caches.
 
-    Raises StoreRefused, StoreUnavailable; Corrupt where versions are listed that Lance cannot read; OSError of storage.
+    Raises StoreRefused, StoreUnavailable; Corrupt if versions are listed that Lance cannot read; OSError of storage.
     """
     opened = _try(store, uri, version, session)
     if isinstance(opened, lance.LanceDataset):
@@ -47,7 +48,7 @@ def open_dataset(
         opened = _try(store, uri, version, session)
         if isinstance(opened, lance.LanceDataset):
             return opened
-        store.get(keys[0])  # raises where reading is not allowed
+        store.get(keys[0])  # raises if reading is not allowed
         SystemClock().sleep(pause)
     raise Corrupt(
         f"{uri}: Lance cannot read the newest of {len(keys)} versions ({opened}); after a power cut open it with "
@@ -57,7 +58,7 @@ def open_dataset(
 
 
 def _try(store: ObjectStore, uri: str, version: int | None, session: Session | None) -> lance.LanceDataset | str:
-    """Return the dataset, or in one line why Lance cannot open it."""
+    """Return the dataset, or in one line the reason why Lance cannot open it."""
     try:
         with panics_as_errors:
             return lance.dataset(uri, version=version, storage_options=store.storage_options, session=session)
@@ -66,11 +67,11 @@ def _try(store: ObjectStore, uri: str, version: int | None, session: Session | N
 
 
 def read_again(store: ObjectStore, prefix: str, read: Callable[[], T], clock: Clock | None = None) -> T:
-    """Return `read()` of the dataset whose keys begin with `prefix`, retried while Lance fails and storage answers.
+    """Return `read()` of the dataset whose keys begin with `prefix`; retry while Lance fails and storage answers.
 
-    `clock`: the system's by default. Raises StoreRefused, StoreUnavailable where our own client cannot read an object
-    of the dataset; ValueError or RustPanic where Lance failed every time and our client reads all objects: some are
-    damaged or missing; OSError of storage.
+    `clock`: the system's by default. Raises StoreRefused, StoreUnavailable if memwal's own client cannot read an object
+    of the dataset; ValueError or RustPanic if Lance failed every time although the client reads all objects, so that
+    some are damaged or missing; OSError of storage.
     """
     for pause in PAUSES:
         try:

@@ -9,11 +9,11 @@
             struct               as a row, fields numbered from 0
     mix     the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014)
 
-So it is a pure function of the values: the same in every process and version, whatever came before, however the rows
-are cut into batches. A null adds nothing and columns count by their ids. So neither a new column, which is null in old
-rows, nor a renamed column moves a row to another region, and a row that is replayed later goes to the same region.
+The hash is a pure function of the values: it is the same in every process and version, and independent of earlier rows
+and of batch boundaries. A null adds nothing and columns count by their ids. Neither a new column, which is null in old
+rows, nor a renamed column therefore moves a row to another region, and a row replayed later goes to the same region.
 
-Golden values in the tests pin it; a change here would send replayed rows to other regions, and double them.
+Golden values in the tests pin the hash; a change here would send replayed rows to other regions and double them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def mixed(values: Hashes) -> Hashes:
 
 
 def row_hashes(columns: Iterable[tuple[int, pa.Array]], rows: int) -> Hashes:
-    """Return the hash of each row: uint64 [rows]. `columns`: field id and values (`rows` of them) of each. Pure."""
+    """Return the hash of each row: uint64 [rows]. `columns`: field id and `rows` values of each column. Pure."""
     total = np.zeros(rows, dtype=np.uint64)
     for number, values in columns:
         total += _salted(values, number)
@@ -63,7 +63,7 @@ def _salted(values: pa.Array, number: int) -> Hashes:
 
 
 def value_hashes(values: pa.Array) -> Hashes:
-    """Return the hash of each value, undefined where it is null: uint64 [len(values)]."""
+    """Return the hash of each value, undefined for nulls: uint64 [len(values)]."""
     kind = values.type
     if isinstance(values, pa.ExtensionArray):
         return value_hashes(values.storage)
@@ -96,7 +96,7 @@ def _bits(values: pa.Array) -> Hashes:
         numbers: Hashes = pc.fill_null(values, False).cast(pa.uint8()).to_numpy().astype(np.uint64)
         return numbers
     width = kind.bit_width
-    # From the buffer, since Arrow cannot cast each of these types to a number.
+    # Read from the buffer, because Arrow cannot cast each of these types to a number.
     start, size = values.offset, len(values)
     stored = np.frombuffer(values.buffers()[1], dtype=f"<u{width // 8}")[start : start + size]
     numbers = stored.astype(np.uint64)
@@ -131,7 +131,7 @@ def _wide(values: pa.Array) -> Hashes:
 
 
 def _vectors(values: pa.Array) -> Hashes:
-    """Sum over the elements. Elements of a null may hold anything; `_without_nulls` of the caller drops them."""
+    """Sum over the elements. Elements of a null vector are arbitrary; the caller's `_without_nulls` drops them."""
     width = values.type.list_size
     elements, salts = values.values.slice(values.offset * width, len(values) * width), _places(width)
     step, sums = max(1, _BLOCK // width), np.empty(len(values), dtype=np.uint64)

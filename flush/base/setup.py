@@ -1,31 +1,31 @@
-"""What a table is set up for, stored as schema metadata of the base table.
+"""The set-up of a table, stored as schema metadata of the base table.
 
     memwal:table       random id of the table, 32 hex digits: another table at the same path has another one
     memwal:regions     number of buckets, decimal; in arrow format the sharding spec of Lance's MemWAL index counts
     memwal:routing     version of the routing, decimal; absent in tables that were never resized: 1; in arrow format the
                        id of the sharding spec (flush.resizing.routing)
-    memwal:indexes     JSON list of {"column", "kind", "parameters"}, and "called" where an index has another name
+    memwal:indexes     JSON list of {"column", "kind", "parameters"}, and "called" if an index has another name
     memwal:index_ids   JSON {"column": field id}: finds the column of an index that is not built yet after a rename
     memwal:wal_format  "lance" or "arrow"; absent in tables made before there was a choice: lance
-    memwal:append_by   only where rows have no key and are appended: JSON {"columns": those that `regions.by` names,
+    memwal:append_by   only if rows have no key and are appended: JSON {"columns": those that `regions.by` names,
                        [] = all columns at the set-up, "ids": their field ids, which stay valid after a rename}
-    memwal:routed_by   only where rows are routed by a key of several columns: JSON list of their field ids; absent in a
+    memwal:routed_by   only if rows are routed by a key of several columns: JSON list of their field ids; absent in a
                        table with a key: the first key column (storage version 2)
     memwal:upsert      "replace", "insert" or "merge"; absent: replace
     memwal:on_duplicate  "last", "first" or "fail"; absent: last
     memwal:storage     version of what memwal writes on storage, decimal (`STORAGE`); absent: 1
-    memwal:version     only where late rows are left out: JSON {"id": field id of the version column}
-    memwal:ttl         only where rows expire, or did: JSON {"id": field id of the time column, "seconds": ttl}, or null
+    memwal:version     only if late rows are left out: JSON {"id": field id of the version column}
+    memwal:ttl         only if rows expire, or did: JSON {"id": field id of the time column, "seconds": ttl}, or null
     memwal:restored    only in a table that was restored from a backup: JSON, see `Restored`
 
-Indexes that are added or dropped later change `memwal:indexes` and `memwal:index_ids` in the table's config; so does
-another ttl with `memwal:ttl`, and a restore with `memwal:table` and `memwal:restored`. The config counts more than the
-schema metadata, which stays as it was: entries of a log in arrow format carry the schema metadata of their time. Of
-`memwal:storage` the newer one counts.
+Later changes are written to the table's config: added or dropped indexes to `memwal:indexes` and `memwal:index_ids`, a
+new ttl to `memwal:ttl`, a restore to `memwal:table` and `memwal:restored`. The config takes precedence over the schema
+metadata, which stays unchanged: entries of a log in arrow format carry the schema metadata of their time. Of
+`memwal:storage`, the newer value counts.
 
-Where another program initialised Lance's MemWAL index first, the same keys are in the table's config instead: Lance's
-ShardWriter refuses WAL entries whose schema metadata differs from the table's, so a new key there would cut it off from
-the entries it wrote itself.
+If another program initialised Lance's MemWAL index first, the same keys are in the table's config instead. Lance's
+ShardWriter rejects WAL entries whose schema metadata differs from the table's, so a new key in the schema metadata
+would make its own entries unreadable for it.
 """
 
 from __future__ import annotations
@@ -49,26 +49,28 @@ ROUTING, TTL = b"memwal:routing", b"memwal:ttl"
 STORAGE_KEY = b"memwal:storage"
 STORAGE = 2
 """Version of what memwal writes on storage: this set-up, entries, region manifests, SSTs, plans and notes. A process
-reads and writes tables of its own version and of those below; a table of a newer one is refused before anything is
-written. It rises with a change that processes of the version before cannot read; README.md, "When a byte format
-changes". 2: `memwal:routed_by`; tables without it have version 1, which older processes can still write to."""
+reads and writes tables of its own version and lower ones, and rejects a table of a higher version before it writes
+anything. Raise it with a change that processes of the previous version cannot read; see README.md, "When a byte format
+changes". 2: `memwal:routed_by`; tables without it have version 1, which older processes can still write.
+"""
 _LONGEST_VERSION = 9
 """Digits of a storage version."""
 RESTORED = b"memwal:restored"
 _IN_CONFIG = (TABLE, INDEXES, INDEX_IDS, TTL, RESTORED)
-"""Keys that count more in the table's config than in its schema metadata."""
+"""Keys whose value in the table's config takes precedence over the schema metadata."""
 Upsert = Literal["replace", "insert", "merge"]
 OnDuplicate = Literal["last", "first", "fail"]
 
 
 class WriteRules(NamedTuple):
-    """What a put does to an existing key, and to a key that it names twice itself."""
+    """What a put does to an existing key, and to a key that occurs twice in the put."""
 
     upsert: Upsert = "replace"
     """What a put to an existing key does. replace: replace the row. insert: keep the stored row. merge: update only the
-    columns that the put has."""
+    columns in the put.
+    """
     on_duplicate: OnDuplicate = "last"
-    """For rows of one put with the same key: the last or the first counts, or the put is refused."""
+    """For rows of one put with the same key: the last or the first counts, or the put is rejected."""
     version: str = ""
     """Version column: a row with a lower value than the newest row of its key is left out; "": no version column."""
 
@@ -78,31 +80,31 @@ class WriteRules(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What a table is set up for."""
+    """The set-up of a table."""
 
     buckets: int
     indexes: tuple[IndexSpec, ...]
     wal_format: WalFormat
     index_ids: Mapping[str, int] = MappingProxyType({})
-    """Field id of each column in `indexes`; {} where not recorded."""
+    """Field id of each column in `indexes`; {} if not recorded."""
     append_by: tuple[str, ...] | None = None
-    """None: rows have a key. Else they are only appended, and routed by these columns; () = all at the set-up."""
+    """None: rows have a key. Else rows are only appended, and routed by these columns; () = all at the set-up."""
     append_ids: tuple[int, ...] = ()
-    """Field ids of the columns that rows without a key are routed by; known once the table exists."""
+    """Field ids of the columns that route rows without a key; known once the table exists."""
     rules: WriteRules = WriteRules()
     """Once the table exists, without the name of the version column: columns are renamed, ids stay."""
     version_id: int | None = None
     routing: int = 1
-    """Version of the routing; one more with every resize."""
+    """Version of the routing; raised by one with every resize."""
     ttl: Ttl | None = None
     """When rows expire; once the table exists, without the name of the time column."""
     ttl_id: int | None = None
     routed_ids: tuple[int, ...] = ()
-    """Field ids of the key columns that rows are routed by; (): the first key column, or the table has no key."""
+    """Field ids of the key columns that route rows; (): the first key column, or the table has no key."""
 
 
 def setup_metadata(setup: Setup, ids: Mapping[str, int], key: Sequence[str]) -> dict[str, str]:
-    """Return the set-up of a new table with the key `key`, whose top-level fields have the ids `ids`, as metadata.
+    """Return the metadata of a new table with the key `key`, whose top-level fields have the ids `ids`.
 
     Rows are routed by the whole key. In arrow format Lance routes too, by the first column, so memwal does the same.
     """
@@ -126,7 +128,7 @@ def setup_metadata(setup: Setup, ids: Mapping[str, int], key: Sequence[str]) -> 
 
 
 def index_settings(indexes: Sequence[IndexSpec], ids: Mapping[str, int]) -> dict[str, str]:
-    """Return the part of the set-up that names the indexes. `ids`: field ids by column."""
+    """Return the part of the set-up with the indexes. `ids`: field ids by column."""
     return {
         INDEXES.decode(): json.dumps([_listed(spec) for spec in indexes]),
         INDEX_IDS.decode(): json.dumps({spec.column: ids[spec.column] for spec in indexes if spec.column in ids}),
@@ -134,7 +136,7 @@ def index_settings(indexes: Sequence[IndexSpec], ids: Mapping[str, int]) -> dict
 
 
 def ttl_settings(ttl: Ttl | None, ids: Mapping[str, int]) -> dict[str, str]:
-    """Return the part of the set-up that says when rows expire. `ids`: field ids by column."""
+    """Return the part of the set-up that defines when rows expire. `ids`: field ids by column."""
     return {TTL.decode(): json.dumps(None if ttl is None else {"id": ids[ttl.column], "seconds": ttl.seconds})}
 
 
@@ -144,9 +146,9 @@ def _listed(spec: IndexSpec) -> dict[str, Any]:
 
 
 def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
-    """Return the metadata that holds the table's set-up: of its schema, else its config (which may lack it too).
+    """Return the metadata with the table's set-up: the schema's, else the config (which may lack the set-up too).
 
-    The storage version is the newer of both: whoever raises it may write it to either.
+    The storage version is the higher of both, because it may be raised in either.
     """
     metadata: Mapping[bytes, bytes] = dataset.schema.metadata or {}
     config = {key.encode(): value.encode() for key, value in dataset.config().items()}
@@ -158,12 +160,12 @@ def metadata_of(dataset: lance.LanceDataset) -> Mapping[bytes, bytes]:
 
 
 def _storage_version(written: bytes) -> float:
-    """Return the storage version in a text; what is none counts as newer than every version."""
+    """Return the storage version in a text; an invalid text counts as higher than every version."""
     return int(written) if written.isdigit() and len(written) <= _LONGEST_VERSION else float("inf")
 
 
 class Restored(NamedTuple):
-    """What a restored table remembers of its backup."""
+    """The origin of a restored table."""
 
     table: str
     """Id of the table that was backed up."""
@@ -178,7 +180,7 @@ class Restored(NamedTuple):
 
 
 def restored_from(metadata: Mapping[bytes, bytes]) -> Restored | None:
-    """Return what `metadata` says of the table's restore; None where it was not restored."""
+    """Return the origin recorded in `metadata`; None if the table was not restored."""
     if RESTORED not in metadata:
         return None
     said = json.loads(metadata[RESTORED])
@@ -186,7 +188,7 @@ def restored_from(metadata: Mapping[bytes, bytes]) -> Restored | None:
 
 
 def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
-    """Return the set-up in `metadata`. Raises UnsupportedTable where it cannot be read."""
+    """Return the set-up in `metadata`. Raises UnsupportedTable if it cannot be parsed."""
     written = metadata.get(STORAGE_KEY, b"1")
     if _storage_version(written) > STORAGE:
         raise UnsupportedTable(
@@ -220,7 +222,10 @@ def _read_ttl(metadata: Mapping[bytes, bytes]) -> tuple[Ttl | None, int | None]:
 
 
 def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
-    """Raises ValueError for a rule that this version of memwal does not know: writing by another would lose rows."""
+    """Return the rules.
+
+    Raises ValueError for a rule unknown to this version of memwal: writing by another rule would lose rows.
+    """
     upsert, on_duplicate = metadata.get(UPSERT, b"replace").decode(), metadata.get(ON_DUPLICATE, b"last").decode()
     for value, key, known in ((upsert, UPSERT, Upsert), (on_duplicate, ON_DUPLICATE, OnDuplicate)):
         if value not in get_args(known):

@@ -1,8 +1,8 @@
 """The shape of a table: its columns with their field ids, and its indexes. Other programs may change it at any time.
 
-Under MemWAL Lance lets a column be added (nullable, all null), dropped, or renamed. Rows that are not committed yet
-have the shape that the table had when they were put. Their values are found by field id: a renamed column keeps its
-values, an added column is null in them, and a dropped column is left out.
+Under MemWAL, Lance allows a column to be added (nullable, all null), dropped, or renamed. Uncommitted rows have the
+shape that the table had when they were put. Their values are matched by field id: a renamed column keeps its values, an
+added column is null in them, and a dropped column is omitted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from memwal.wal.codec.columns import field_ids
 class Shape:
     """Columns and indexes of a table, as of one of its versions.
 
-    Thread safety. Immutable. Two shapes are equal where rows of one are rows of the other without a change.
+    Thread safety. Immutable. Two shapes are equal if rows of one are valid rows of the other without a change.
     """
 
     rows: pa.Schema
     """The row schema, every base field with its id; with the base table's schema metadata."""
     indexes: tuple[IndexSpec, ...]
     unsupported: Mapping[str, str] = field(default_factory=dict)
-    """Columns that are not in `rows`, since memwal cannot hold them, and why. Puts are rejected while there are any."""
+    """Columns that are missing in `rows` because memwal cannot hold them, with the reason. While any exist, puts are
+    rejected.
+    """
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -47,7 +49,7 @@ class Shape:
         return field_ids(self.rows)
 
     def gone(self, newer: Shape) -> dict[str, str | None]:
-        """Return the columns of this shape that `newer` lacks -> their name there, None where dropped."""
+        """Return the columns of this shape that `newer` lacks -> their new name; None if dropped."""
         now = {number: name for name, number in newer.ids.items()}
         newer_names = set(newer.rows.names)
         return {name: now.get(number) for name, number in self.ids.items() if name not in newer_names}
@@ -71,8 +73,8 @@ def present_indexes(
     """Return the indexes `declared` at the table's set-up, each with the present name of its column.
 
     `schema`: the columns that memwal holds. `ids`: field ids of their columns at the set-up. A dropped column has lost
-    its index. A renamed column has kept it under the index's old name; an index that is not built yet will be built
-    under that name too.
+    its index. A renamed column keeps it under the index's old name; an index that is not built yet will be built under
+    that name too.
     """
     names = schema.names
     if all(spec.column in names for spec in declared):
@@ -100,9 +102,10 @@ def _fits(spec: IndexSpec, schema: pa.Schema) -> bool:
 
 
 def version_without(dataset: lance.LanceDataset, column: str, number: int, after: int) -> int:
-    """Return the first version after `after`, up to that of `dataset`, in which field `number` is not named `column`.
+    """Return the first version after `after`, up to that of `dataset`, where field `number` is not named `column`.
 
-    `after`: a version that had it. Versions that were cleaned up are unknown: the oldest one left counts instead.
+    `after`: a version with that field name. Cleaned-up versions are unknown: the oldest remaining version counts
+    instead.
     """
     low, high = after, dataset.version
     while high - low > 1:

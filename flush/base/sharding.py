@@ -1,12 +1,12 @@
-"""Which bucket, and so which region, a row belongs to: a pure function of its key, or of the row where it has no key.
+"""Compute the bucket, and so the region, of a row: a pure function of its key, or of the row in a table without a key.
 
-`Routing` is everything that the function depends on: a client that never reads storage gets it from a daemon and routes
-alike.
+`Routing` holds everything that the function depends on. A client that never reads storage gets it from a daemon and
+routes alike.
 
 - A key of one column: the bucket hash of Lance's MemWAL sharding. Lance itself evaluates it, so other users of the
-  layout compute the same regions. Binary columns, which Lance's hash does not take: SipHash-1-3.
-- A key of several columns: `flush.base.row_hash` of all of them, by field id. Where a sharding spec is published (arrow
-  format), and in tables made before there was `memwal:routed_by`: the hash above, of the first key column.
+  layout compute the same regions. Binary columns, which Lance's hash does not accept: SipHash-1-3.
+- A key of several columns: `flush.base.row_hash` of all of them, by field id. If a sharding spec is published (arrow
+  format), and in tables without `memwal:routed_by`: the hash above, of the first key column.
 - No key: `flush.base.row_hash` of the columns in `regions.by`, or of all columns.
 """
 
@@ -34,13 +34,13 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class Routing(NamedTuple):
-    """Everything that determines the bucket of a row, fit for JSON."""
+    """Everything that determines the bucket of a row, serialisable as JSON."""
 
     buckets: int
     column: str | None
-    """The first column of the key where it alone counts, else None."""
+    """The first key column if it alone is hashed, else None."""
     by: tuple[tuple[int, str], ...] = ()
-    """Else: field id and present name of each hashed column."""
+    """Otherwise: field id and present name of each hashed column."""
 
     @staticmethod
     def by_columns(ids: Sequence[int], columns: Mapping[str, int], buckets: int) -> Routing:
@@ -50,19 +50,19 @@ class Routing(NamedTuple):
 
     @staticmethod
     def parse(described: Mapping[str, Any]) -> Routing:
-        """Return the routing that `_asdict` and JSON have encoded."""
+        """Return the routing encoded by `_asdict` and JSON."""
         by = tuple((int(number), str(name)) for number, name in described["by"])
         return Routing(int(described["buckets"]), described["column"], by)
 
     def hash(self, schema: pa.Schema) -> BucketHash | RowHash:
-        """Return the function itself, for rows with the columns of `schema`."""
+        """Return the bucket function for rows with the columns of `schema`."""
         if self.column is None:
             return RowHash(self.by, self.buckets)
         return BucketHash(schema.field(self.column), self.buckets)
 
 
 class BucketHash:
-    """Rows to buckets 0 .. buckets-1 by one column. Thread safety: any thread; immutable."""
+    """Maps rows to buckets 0 .. buckets-1 by one column. Thread safety: any thread; immutable."""
 
     def __init__(self, field: pa.Field, buckets: int) -> None:
         """`field`: a column that is never null."""
@@ -94,7 +94,7 @@ class BucketHash:
 
 
 class RowHash:
-    """Rows to buckets 0 .. buckets-1 by a hash of several columns. Thread safety: any thread; immutable."""
+    """Maps rows to buckets 0 .. buckets-1 by a hash of several columns. Thread safety: any thread; immutable."""
 
     def __init__(self, by: Sequence[tuple[int, str]], buckets: int) -> None:
         """`by`: field id and name of each hashed column."""
@@ -106,7 +106,7 @@ class RowHash:
         return tuple(name for _, name in self._fields)
 
     def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """Return the bucket of every row, int32 in row order. A column that `rows` lacks counts as null."""
+        """Return the bucket of every row, int32 in row order. A column missing in `rows` counts as null."""
         buckets = np.zeros(rows.num_rows, dtype=np.int32)
         if self._buckets == 1 or not rows.num_rows:
             return buckets
@@ -132,7 +132,9 @@ def _scaled(hashes: npt.NDArray[np.uint64], buckets: int) -> Buckets:
 def _bucket_spec(schema: Any, column: str, buckets: int) -> Mapping[str, Any]:
     (source,) = (field.id() for field in schema.fields() if field.name() == column)
     transform = ShardingField("bucket", [source], "bucket", None, "int32", {"num_buckets": str(buckets)})
-    return asdict(ShardingSpec(1, [transform]))  # else Lance makes the dict at every call, half the time for one key
+    return asdict(
+        ShardingSpec(1, [transform])
+    )  # otherwise Lance makes the dict at every call: half the time for one key
 
 
 Regions = tuple[UUID, ...]
@@ -147,8 +149,8 @@ def bucket_regions(buckets: int) -> Regions:
 def published_regions(uri: str, details: Mapping[str, Any], key: str, key_field_id: int) -> Regions:
     """Return the regions of the table at `uri` by the sharding spec in the `details` of its MemWAL index.
 
-    `key`: its first key column, with the field id `key_field_id`. Raises UnsupportedTable where rows are neither
-    unsharded nor sharded by buckets of that column.
+    `key`: its first key column, with the field id `key_field_id`. Raises UnsupportedTable unless rows are unsharded or
+    sharded by buckets of that column.
     """
     specs = details["sharding_specs"]
     if len(specs) != 1 or len(specs[0]["fields"]) != 1:

@@ -1,12 +1,12 @@
 """SipHash-1-3 with the key 0, 0 over many byte strings at once.
 
-Lance's bloom filters use it: it is Rust's `DefaultHasher`. Source: Aumasson and Bernstein, "SipHash: a fast
-short-input PRF" (2012), with one compression and three finalisation rounds.
+Lance's bloom filters use it: it is Rust's `DefaultHasher`. Source: Aumasson and Bernstein, "SipHash: a fast short-input
+PRF" (2012), with one compression and three finalisation rounds.
 
-Vectorised over the strings, not along them: one NumPy step mixes word j of all strings that have one. The strings are
-sorted by length, so that unfinished strings are always a prefix and the work is proportional to the bytes. Once few are
-unfinished, each is completed by itself: a NumPy step costs the same for one string as for hundreds. So few strings are
-hashed one by one from the start.
+The code is vectorised over the strings, not along them: one NumPy step mixes word j of all strings that have one. The
+strings are sorted by length, so unfinished strings are always a prefix and the work is proportional to the bytes. A
+NumPy step costs the same for one string as for hundreds, so the last few unfinished strings are completed one by one,
+and a small input is hashed one by one from the start.
 """
 
 from __future__ import annotations

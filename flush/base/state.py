@@ -1,4 +1,4 @@
-"""Reads what one version of a Lance table consists of from its manifest file and its transaction; reads no row.
+"""Read the composition of one version of a Lance table from its manifest file and its transaction, without its rows.
 
     _versions/….manifest                                      layout: flush.base.manifest
     _transactions/{read version}-{uuid}.txn                   Transaction: the operation that made the version
@@ -12,9 +12,9 @@
     IndexMetadata.uuid = 1, .fields = 2, .name = 3
     Transaction.read_version = 1, .transaction_properties = 4; its operation is one of the fields 100 to 114
 
-pylance shows most of this, but its `read_transaction` fails for some operations (a compaction with an index, 14.0.2).
-A map field is read in its wire form: repeated entries of key = 1, value = 2.
-Source: table.proto and transaction.proto of Lance, checked against pylance 14.0.2.
+pylance shows most of this, but its `read_transaction` fails for some operations (a compaction with an index, 14.0.2). A
+map field is read in its wire form: repeated entries of key = 1, value = 2. Source: table.proto and transaction.proto of
+Lance, checked against pylance 14.0.2.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ class Fragment:
 
     id: int
     rows: int
-    """Rows in its files, deleted ones too."""
+    """Rows in its files, including deleted ones."""
     deleted: int
     files: Mapping[str, int]
-    """Key of each data file -> its size in bytes, 0 where not recorded; files of another table are left out."""
+    """Key of each data file -> its size in bytes, 0 if not recorded; files of other tables are omitted."""
     deletion_file: str | None
     """Key of the file that lists the deleted rows."""
 
@@ -124,11 +124,11 @@ class Transaction:
     """The operation that made a version, as recorded by its writer."""
 
     operation: str
-    """Lance's name for it, such as "update" or "rewrite"; "unknown" where this version of memwal does not know it."""
+    """Lance's name for it, such as "update" or "rewrite"; "unknown" if this version of memwal does not know it."""
     read_version: int
-    """The version that the operation was planned on."""
+    """The version on which the operation was planned."""
     restored: int | None = None
-    """The version that a "restore" brings back."""
+    """The version that a "restore" restores."""
     message: str = ""
     """The commit message of its writer."""
 
@@ -147,19 +147,19 @@ class TableState:
     """Field id -> name and Lance's type, of the top-level columns."""
     fragments: Mapping[int, Fragment]
     indexes: Mapping[str, frozenset[UUID]]
-    """Name -> its segments; Lance's own indexes (`__lance_…`) included."""
+    """Name -> its segments; includes Lance's own indexes (`__lance_…`)."""
     settings: Mapping[str, bytes]
     """The table's config and metadata, and the metadata of its schema."""
     committed: Mapping[UUID, int]
-    """Per region the highest generation whose rows it holds."""
+    """Per region, the highest generation whose rows it holds."""
     transaction: Transaction | None
-    """None where its file is missing."""
+    """None if its file is missing."""
     marked: Mapping[UUID, int] = field(default_factory=dict)
-    """The same by Lance's own marker; a commit into a table without a key moves that in a separate version."""
+    """The same by Lance's own marker; a commit into a table without a key moves the marker in a separate version."""
     transaction_key: str = ""
-    """Key of the file with the transaction; "" where the manifest names none."""
+    """Key of the file with the transaction; "" if the manifest names none."""
     is_shallow: bool = False
-    """Whether some of its files are in other tables, as those of a shallow clone are."""
+    """Whether some of its files are in other tables, as in a shallow clone."""
 
     @property
     def rows(self) -> int:
@@ -173,7 +173,7 @@ class TableState:
 
 
 def versions(store: ObjectStore) -> list[int]:
-    """Return the numbers of the versions that the table at the root of `store` has now, ascending.
+    """Return the existing version numbers of the table at the root of `store`, ascending.
 
     Raises StoreUnavailable, StoreRefused.
     """
@@ -184,8 +184,8 @@ def versions(store: ObjectStore) -> list[int]:
 def read_state(store: ObjectStore, version: int, *, transaction: bool = True) -> TableState:
     """Return `version` of the table at the root of `store`. Reads two or three small objects.
 
-    `transaction`: False leaves it out and reads one object less. Raises Corrupt where its manifest is missing or cannot
-    be parsed; StoreUnavailable, StoreRefused.
+    `transaction`: False omits it and reads one object less. Raises Corrupt if its manifest is missing or cannot be
+    parsed; StoreUnavailable, StoreRefused.
     """
     key, data = manifest_file(store, "", version)
     with named_errors(key):
@@ -210,7 +210,7 @@ def read_state(store: ObjectStore, version: int, *, transaction: bool = True) ->
 def with_config(data: bytes, config: Mapping[str, str]) -> bytes:
     """Return the manifest file `data` with the entries `config` set in the table's config. Pure.
 
-    Raises ValueError, struct.error or DecodeError where it is not as pylance writes it.
+    Raises ValueError, struct.error or DecodeError if it is not as pylance writes it.
     """
     position = manifest_position(data)
     manifest = message_at(_MANIFEST, data, position)

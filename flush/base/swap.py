@@ -1,9 +1,9 @@
-"""A compare-and-swap on a Lance table: append rows and change metadata only if nobody else has made a version since.
+"""A compare-and-swap on a Lance table: append rows and change metadata only if no other version was created since.
 
 Two transactions of the kind Append never conflict, so two writers of the same rows would double them. A transaction
-that Lance calls Merge lists every fragment of the version read and the new ones. It passes only if nobody appended,
-deleted, updated, compacted, restored, or changed the schema or its metadata since that version. The metadata that it
-sets is in the same version as the rows, or in none.
+that Lance calls Merge lists every fragment of the version read, and the new ones. It succeeds only if no other writer
+appended, deleted, updated, compacted, restored, or changed the schema or its metadata since that version. The metadata
+that it sets is in the same version as the rows, or in none.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import lance
 from lance.fragment import FragmentMetadata
 
 _NEW = 0
-"""Id of a new fragment; Lance replaces it by the next free one at the commit."""
+"""Id of a new fragment; Lance replaces it with the next free id at the commit."""
 BARRIER = "memwal: barrier"
-"""Commit message of a version that changes nothing and conflicts with writes that were planned on older ones
-(flush.commits.maintenance)."""
+"""Commit message of a version that changes nothing and conflicts with writes planned on older versions
+(flush.commits.maintenance).
+"""
 
 
 def as_new_fragments(written: Sequence[FragmentMetadata]) -> list[FragmentMetadata]:
-    """Return the fragments `written` by `write_fragments` with the id of new ones, as a Merge transaction needs."""
+    """Return the fragments `written` by `write_fragments` with the id of new ones, as a Merge transaction requires."""
     return [FragmentMetadata.from_json(json.dumps({**fragment.to_json(), "id": _NEW})) for fragment in written]
 
 
@@ -35,10 +36,10 @@ def append_if_unchanged(
     *,
     message: str = "",
 ) -> lance.LanceDataset:
-    """Make the version above that of `dataset`, with `fragments` appended (may be none) and schema `metadata` set.
+    """Create the version above that of `dataset`, with `fragments` appended (may be empty) and schema `metadata` set.
 
-    `message`: the commit message of the version, "" for none. Raises OSError (CommitConflictError is one) where that
-    version exists already; nothing was changed then.
+    `message`: the commit message of the version, "" for none. Raises OSError (CommitConflictError is one) if that
+    version already exists; nothing was changed then.
     """
     operation = lance.LanceOperation.Merge(
         [*(fragment.metadata for fragment in dataset.get_fragments()), *fragments], _with_metadata(dataset, metadata)
@@ -51,8 +52,8 @@ def append_if_unchanged(
 def _with_metadata(dataset: lance.LanceDataset, metadata: Mapping[str, bytes]) -> Any:
     """Return the dataset's schema with its field ids, and `metadata` added to its own.
 
-    A schema made from an Arrow one would get new field ids, and be refused where columns were dropped. So Lance's
-    schema object is taken apart the way pickle does, which keeps everything: metadata as JSON, a message per field.
+    A schema made from an Arrow schema would get new field ids, and be rejected if columns were dropped. Lance's schema
+    object is therefore taken apart as pickle does, which keeps everything: metadata as JSON, a message per field.
     """
     taken_apart: Any = dataset.lance_schema.__reduce__()
     make, (present, *fields) = taken_apart

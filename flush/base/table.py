@@ -29,7 +29,7 @@ from memwal.wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for, o
 from memwal.wal.panics import panics_as_errors
 
 _OPENINGS = 10
-"""Attempts to open the newest version; one fails only where a commit and a clean-up come within milliseconds."""
+"""Attempts to open the newest version; an attempt fails only if a commit and a clean-up follow within milliseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,39 +47,40 @@ class BaseTable:
     schema: pa.Schema
     """The columns that memwal holds, with the key's field metadata, without schema metadata."""
     unsupported: Mapping[str, str]
-    """The columns that memwal cannot hold, which other programs added, and why: reads return the others, puts are
-    rejected, and a commit leaves the values as they are (null in new rows)."""
+    """Columns that memwal cannot hold, added by other programs, with the reason. Reads return the other columns, puts
+    are rejected, and a commit leaves their values unchanged (null in new rows).
+    """
     key: tuple[str, ...]
-    """Key columns; () where the table has no key and rows are only appended."""
+    """Key columns; () if the table has no key and rows are only appended."""
     append_by: tuple[str, ...] | None
-    """None where the table has a key. Else the columns that rows are routed by; () = all columns at the set-up."""
+    """None if the table has a key, else the columns that route rows; () = all columns at the set-up."""
     indexes: tuple[IndexSpec, ...]
     regions: Regions
-    """Ids of the regions; rows of bucket n go to region n."""
+    """Ids of the regions; rows of bucket n belong to region n."""
     routing_version: int
-    """Version of the routing of rows to regions: 1, plus one for every resize."""
+    """Version of the routing of rows to regions: 1, plus one per resize."""
     wal_format: WalFormat
     """Format of its WAL entries, fixed at the set-up."""
     rules: WriteRules
     """What a put does to an existing key, fixed at the set-up; with the present name of the version column."""
     ttl: Ttl | None
-    """When rows expire; None: never. With the present name of the time column; "" where that was dropped."""
+    """When rows expire; None: never. With the present name of the time column; "" if that column was dropped."""
     committed: Mapping[UUID, int]
-    """Per region the highest generation whose rows this version holds; absent = none."""
+    """Per region, the highest generation whose rows this version holds; absent = none."""
     marked: Mapping[UUID, int]
-    """The same by Lance's own marker, which lags for a moment where there is no key (flush.commits.append_pass)."""
+    """The same by Lance's own marker, which lags briefly in a table without a key (flush.commits.append_pass)."""
     storage_version: str
     """Lance file version of new data files, such as "2.2"; SSTs use the same."""
-    storage_options: Mapping[str, str] = field(repr=False)  # secrets are among them
+    storage_options: Mapping[str, str] = field(repr=False)  # contains secrets
     routing: Routing
-    """What determines the bucket of a row."""
+    """The parameters of the bucket function."""
     routing_is_stable: bool
-    """Whether a row goes to the same region as ever; False where a hashed column was dropped."""
+    """Whether every row still goes to its original region; False if a hashed column was dropped."""
     _hash: BucketHash | RowHash
     caches: LanceCaches = field(default_factory=LanceCaches, repr=False)
     """Caches of the views that follow this one."""
     session: Session | None = field(default=None, repr=False)
-    """The Lance session of this view; None for one of its own, which ends with it."""
+    """The Lance session of this view; None for a separate one, which ends with the view."""
 
     @staticmethod
     @panics_as_errors
@@ -97,10 +98,10 @@ class BaseTable:
     ) -> BaseTable:
         """Create an empty table with its key, its indexes and `buckets` regions.
 
-        `append_by`: for a table without a key, whose rows are only appended (`key` is empty then): the columns they are
-        routed by, () for all.
-        The vector indexes among `indexes` are built by the first commit that has enough rows for them.
-        Raises TableExists; NotALanceTable where the path holds something else; InvalidRows for schema, key, or indexes.
+        `append_by`: for a table without a key (`key` is empty), whose rows are only appended: the columns that route
+        rows, () for all.
+        `indexes`: the first commit with enough rows builds the vector indexes among them.
+        Raises TableExists; NotALanceTable if the path holds something else; InvalidRows for schema, key, or indexes.
         """
         setup = _setup(buckets, indexes, wal_format, append_by, rules, ttl)
         create(open_store(uri, storage_options), uri, schema, key, setup)
@@ -119,11 +120,12 @@ class BaseTable:
         rules: WriteRules | None = None,
         ttl: Ttl | None = None,
     ) -> BaseTable:
-        """Set up an existing Lance table for ingestion, and build its indexes; its rows stay as they are.
+        """Set up an existing Lance table for ingestion, and build its indexes. Its rows are unchanged.
 
-        `wal_format`: None for lance, or arrow where another program initialised the table's MemWAL; such a table
-        keeps its key and its regions, whatever `buckets` is. Also completes a set-up that crashed; a table that is set
-        up is returned unchanged. The key must have no nulls and no duplicates; its columns are read to check that.
+        Also completes a set-up that crashed; a table that is already set up is returned unchanged. The key must have no
+        nulls and no duplicates; this check reads its columns.
+        `wal_format`: None for lance, or for arrow if another program initialised the table's MemWAL; the table then
+        keeps its key and its regions, whatever `buckets` is.
         `append_by`: as for `create`; the table must not have a primary key.
         Raises NotALanceTable; UnsupportedTable; InvalidRows.
         """
@@ -141,14 +143,14 @@ class BaseTable:
     @staticmethod
     @panics_as_errors
     def find(uri: str, storage_options: Mapping[str, str] | None = None, *, to_write: bool = False) -> BaseTable | None:
-        """Return the table at `uri`, or None where the path is empty. Completes a creation that crashed half way.
+        """Return the table at `uri`, or None if the path is empty. Completes a creation that crashed.
 
-        `to_write`: on a local disk, goes back from versions that a power cut left torn (`flush.base.torn`), and syncs
-        the newest version unless that was done.
-        Raises NotALanceTable where the path holds something else; NotInitialised; UnsupportedTable.
+        `to_write`: on a local disk, set torn versions aside after a power cut (`flush.base.torn`), and sync the newest
+        version unless it is already synced.
+        Raises NotALanceTable if the path holds something else; NotInitialised; UnsupportedTable.
         """
         store = open_store(uri, storage_options)
-        store.children("")  # Our client first: it fails at once, with one line; Lance retries for seconds.
+        store.children("")  # memwal's client first: it fails at once, with one line; Lance retries for seconds.
         if to_write:
             set_torn_versions_aside(store, uri)
         dataset = existing(store, uri)
@@ -159,7 +161,7 @@ class BaseTable:
             refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
             return BaseTable.open(uri, storage_options)
-        opened = [dataset]  # on S3 opening it again takes as long as claiming a region
+        opened = [dataset]  # on S3 a second opening takes as long as claiming a region
         base = _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
         if to_write:
             sync_newest(base.dataset)
@@ -175,8 +177,8 @@ class BaseTable:
     ) -> BaseTable:
         """Open the table at its newest version, or at `version`. Writes nothing.
 
-        `caches`: shared by a process that opens the table repeatedly; None for its own.
-        Raises NotALanceTable; NotInitialised; UnsupportedTable; Corrupt where its manifest cannot be parsed.
+        `caches`: shared by a process that opens the table repeatedly; None for separate ones.
+        Raises NotALanceTable; NotInitialised; UnsupportedTable; Corrupt if its manifest cannot be parsed.
         """
         store = open_store(uri, storage_options)
         if version is not None:
@@ -185,21 +187,21 @@ class BaseTable:
 
     @property
     def table_id(self) -> str:
-        """Random id from the table's creation: a table that is recreated at the same path has another one."""
+        """Random id from the table's creation. A table recreated at the same path has a different id."""
         return metadata_of(self.dataset).get(TABLE, b"").decode()
 
     @property
     def restored(self) -> Restored | None:
-        """The backup that it was restored from; None where it was not restored."""
+        """The backup that the table was restored from; None if it was not restored."""
         return restored_from(metadata_of(self.dataset))
 
     @property
     def puts_rejected(self) -> str | None:
-        """Why the table takes no puts, with the remedy; None where it does."""
+        """The reason why the table takes no puts, with the remedy; None if it does."""
         return None if not self.unsupported else _remedy(next(iter(self.unsupported.items())), self.version)
 
     def expect_readable(self) -> None:
-        """Raise UnsupportedTable where Lance cannot read the table because of the name of a column."""
+        """Raise UnsupportedTable if Lance cannot read the table because of the name of a column."""
         for name in LANCES_ROW_COLUMNS:
             if name in self.unsupported:
                 raise UnsupportedTable(f"{self.uri}: {_remedy((name, self.unsupported[name]), self.version)}")
@@ -211,7 +213,7 @@ class BaseTable:
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """The columns that the bucket of a row is computed from."""
+        """The columns used to compute the bucket of a row."""
         return self._hash.columns
 
     @property
@@ -220,14 +222,14 @@ class BaseTable:
         return self.key or self._hash.columns
 
     def expiry(self, now: float) -> Expiry | None:
-        """Return which rows have expired at `now`, in unix seconds; None where none ever does."""
+        """Return the rows that have expired at `now` (Unix seconds), as an Expiry; None if rows never expire."""
         if self.ttl is None or not self.ttl.column:
             return None
         return Expiry.at(self.ttl, self.schema.field(self.ttl.column).type, now)
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns outside the key that must not be null in any row that is put."""
+        """Columns outside the key that must not be null in any put row."""
         declared, version = required_columns(self.schema, self.key), self.rules.version
         return (*declared, version) if version and version not in declared else declared
 
@@ -243,20 +245,20 @@ class BaseTable:
 
     @property
     def row_field_ids(self) -> tuple[int, ...] | None:
-        """Field ids that its SSTs must have; None where they count from 0 without a gap, as Lance numbers them."""
+        """Field ids that its SSTs must have; None if they count from 0 without a gap, as Lance numbers them."""
         ids = row_field_ids(self.dataset, self.schema.names)
         return None if ids == tuple(range(len(ids))) else ids
 
     @panics_as_errors
     def latest(self) -> BaseTable:
-        """Return the newest version: this object where it still is. All views that follow share the caches.
+        """Return the newest version; this object if it is still the newest. All later views share the caches.
 
-        Raises UnsupportedTable where another table was created at its path meanwhile; what `open` raises.
+        Raises UnsupportedTable if another table was created at its path in the meantime; what `open` raises.
         """
         if self.session is self.caches.session and self.dataset.latest_version == self.version:
             return self
         store = open_store(self.uri, self.storage_options)
-        # Not by Lance alone: where storage does not answer, it raises just a ValueError.
+        # Lance alone raises just a ValueError if storage does not answer.
         newest = _shared_view(self.uri, store, self.caches, lambda session: _existing(store, self.uri, None, session))
         if newest.table_id != self.table_id:
             raise UnsupportedTable(f"{self.uri}: another table was made here while this one was open; open it again")
@@ -266,7 +268,7 @@ class BaseTable:
 
     @panics_as_errors
     def is_kept(self) -> bool:
-        """Return whether this version is still on storage. Raises: the error of a storage that does not answer."""
+        """Return whether this version is still on storage. Raises the error of a storage that does not answer."""
         return any(each["version"] == self.version for each in self.dataset.version_refs())
 
     def vector_models(self) -> dict[str, VectorModel]:
@@ -274,14 +276,15 @@ class BaseTable:
         return vector_models(self.dataset, self.indexes, self.storage_options)
 
     def route(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """Return the bucket of every row, int32 in row order: a pure function of the key, or of the row without one.
+        """Return the bucket of every row, int32 in row order.
 
-        `rows` need only the columns in `hashed`.
+        The bucket is a pure function of the key, or of the row in a table without a key. `rows` needs only the columns
+        in `hashed`.
         """
         return self._hash(rows)
 
     def route_into(self, buckets: int, rows: pa.Table | pa.RecordBatch) -> Buckets:
-        """As `route`, for a table with `buckets` regions: before a resize, or after it."""
+        """Return `route` for a table with `buckets` regions: the number before or after a resize."""
         return self.routing._replace(buckets=buckets).hash(self.schema)(rows)
 
 
@@ -300,7 +303,7 @@ def _setup(
 def _newest_view(uri: str, store: ObjectStore, opened: Callable[[], lance.LanceDataset]) -> BaseTable:
     """Return a view of the newest version.
 
-    Another program may supersede it and clean it up before its manifest is read; then the newer version is opened.
+    Another program may supersede a version and clean it up before its manifest is read; then a newer version is opened.
     """
     for _ in range(_OPENINGS):
         dataset = opened()
@@ -379,7 +382,7 @@ def _remedy(column: tuple[str, str], version: int) -> str:
 
 
 def _expect_routed_columns(uri: str, dataset: lance.LanceDataset, setup: Setup, *, present: bool) -> None:
-    """Refuse a version without the columns that rows are routed by, unless rows are routed by all columns, ()."""
+    """Reject a version without the columns that route rows, unless all columns route them, ()."""
     if not present and setup.append_by != ():
         raise UnsupportedTable(
             f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are missing in version "
@@ -399,7 +402,7 @@ def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | Non
 
 
 def _present_ttl(setup: Setup, schema: pa.Schema, columns: Mapping[str, int]) -> Ttl | None:
-    """Return the ttl with the present name of its column. Where that was dropped all rows are as if it were null."""
+    """Return the ttl with the present name of its column. If the column was dropped, rows count as if it were null."""
     if setup.ttl is None:
         return None
     names = (name for name, number in columns.items() if number == setup.ttl_id and is_time(schema.field(name).type))

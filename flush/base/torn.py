@@ -1,31 +1,31 @@
-"""Goes back from versions of the base table that a power cut left torn on a local disk.
+"""Set aside versions of the base table that a power cut left torn on a local disk.
 
-Lance does not fsync. Between the moment when a version appears and the sync that follows it (`flush.base.fsync`), a
-power cut may leave its manifest, or a file that it added, empty, cut off or missing; Lance then cannot open the table.
-Nothing depends on such a version: SSTs are pruned, and loads, resizes and rows in new columns are acknowledged, after
-the sync, which notes the version's number.
+Lance does not fsync. Between the creation of a version and the sync that follows it (`flush.base.fsync`), a power cut
+may leave its manifest, or a file that it added, empty, truncated or missing; Lance then cannot open the table. Nothing
+depends on an unsynced version: SSTs are pruned, and loads, resizes and rows in new columns are acknowledged, after the
+sync, which records the version's number.
 
-Under the table's lock, in an opening that is about to write:
+When a process opens the table to write, under the table's lock:
 
- 1. Look at the versions above the noted one, newest first, until one is whole. The noted version and those before it
-    are relied upon, and not looked at: what is wrong with them is damage, which only a backup mends.
- 2. A version is torn if its manifest or its transaction cannot be parsed, or if a file that the noted version lacks is
-    missing, shorter than recorded, ends without the last bytes of its format, or does not hold the recorded number of
-    deletions. Anything else that fails, such as a read or a manifest of a later Lance, is no proof, and the version
-    counts as whole.
- 3. Below the whole version only those are set aside whose manifest or transaction cannot be parsed: no reader needs
-    them, but a collection reads every manifest, and would fail for ever.
+ 1. Examine the versions above the recorded one, newest first, until one is whole. The recorded version and earlier ones
+    are relied upon and not examined: a fault in them is damage, which only a backup repairs.
+ 2. A version is torn if its manifest or its transaction cannot be parsed, or if a file that the recorded version lacks
+    is missing, shorter than recorded, ends without the last bytes of its format, or does not hold the recorded number
+    of deletions. Any other failure, such as a read error or a manifest of a later Lance, proves nothing, and the
+    version counts as whole.
+ 3. Below the whole version, only versions whose manifest or transaction cannot be parsed are set aside: no reader needs
+    them, but a collection reads every manifest and would fail forever.
  4. Rename the manifests of the torn versions, newest first, to `….manifest.torn`, and sync. *Crash here: the next
-    opening goes on.* The next commit commits the SSTs again.
- 5. Do the same with tags that are no JSON: while there is one, Lance lists none, so collections and backups fail. Lance
-    does not fsync tags, and gives them their names when they are whole.
+    opening continues.* The next commit commits the SSTs again.
+ 5. Rename tags that are not JSON in the same way: Lance lists no tags while one is invalid, so collections and backups
+    fail. Lance does not fsync tags, and renames them to their final name when they are whole.
 
-Without a noted version no row was ever acknowledged, or an older memwal wrote the table. Then versions are set aside
-only of a table without data files and claimed regions: its creation by memwal was cut off.
+Without a recorded version, no row was ever acknowledged, or an older memwal wrote the table. Versions are then set
+aside only if the table has no data files and no claimed regions: its creation by memwal was interrupted.
 
-A version that a live process commits at this moment is never torn: its files are written before its manifest gets its
-name. Not found: zeros in place of blocks within a data or index file of the right size, which POSIX allows and file
-systems avoid that order data before sizes (ext4 by default).
+A version that a live process is committing is never torn: its files are written before its manifest gets its name. Not
+detected: zeros in place of blocks within a data or index file of the right size. POSIX allows this; file systems that
+order data before sizes avoid it (ext4 by default).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.store.local import sync_directory
 
 TORN = ".torn"
-"""Last letters of the names of manifests that were set aside."""
+"""Suffix of the names of manifests that were set aside."""
 _HINT = "_versions/latest_version_hint.json"
 _TAGS = "_refs/tags"
 _DATA_END = b"LANC"
@@ -57,7 +57,7 @@ _LOG = logging.getLogger("memwal.opening")
 
 
 def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
-    """Do that for the table at `uri`, the root of `store`; return the versions that were set aside, newest first.
+    """Set aside the torn versions of the table at `uri`, the root of `store`; return their numbers, newest first.
 
     Thread safety. Any number of threads and processes. Raises StoreUnavailable, StoreRefused, OSError of storage.
     """
@@ -83,7 +83,7 @@ def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
 
 
 def _set_torn_tags_aside(tags: Path) -> None:
-    """Step 5."""
+    """Run step 5."""
     for path in sorted(tags.glob("*.json")):
         try:
             json.loads(path.read_bytes())
@@ -99,7 +99,7 @@ def _set_torn_tags_aside(tags: Path) -> None:
 
 
 def _torn(store: ObjectStore, uri: str, noted: int) -> list[int]:
-    """Steps 1 to 3: the versions to set aside, newest first."""
+    """Run steps 1 to 3: return the versions to set aside, newest first."""
     listed = versions(store)[::-1]
     newer = [version for version in listed if version > noted]
     if noted and noted not in listed:
@@ -123,7 +123,7 @@ def _state(store: ObjectStore, version: int) -> TableState | None:
 
 
 def _is_torn(store: ObjectStore, uri: str, state: TableState, before: TableState | None) -> bool:
-    """Step 2 for a version whose manifest can be parsed; `before`: the noted version."""
+    """Return whether a version with a parsable manifest is torn (step 2). `before`: the recorded version."""
     if state.transaction is not None and not store.get(state.transaction_key):
         return True
     known = {} if before is None else before.fragments
@@ -156,7 +156,7 @@ def _is_cut_off(store: ObjectStore, key: str, size: int, end: bytes) -> bool:
 
 
 def _lacking_segments(store: ObjectStore, uri: str, version: int, known: frozenset[UUID]) -> Iterator[bool]:
-    """Yield whether the files of each index segment have fewer bytes than recorded, without the segments `known`."""
+    """Yield, per index segment not in `known`, whether its files have fewer bytes than recorded."""
     dataset = open_dataset(store, uri, version)
     for index in dataset.describe_indices() if dataset is not None else ():
         for segment in index.segments:
@@ -168,11 +168,11 @@ def _lacking_segments(store: ObjectStore, uri: str, version: int, known: frozens
 
 
 def _is_temporary(key: str) -> bool:
-    """Return whether an object has the name under which Lance writes a file that it renames then."""
+    """Return whether an object has a temporary name, under which Lance writes a file before renaming it."""
     return key.rpartition("/")[2].startswith(".tmp")
 
 
 def _unused(path: Path) -> Path:
-    """Return the name that a manifest is renamed to: a version of that number may have been set aside before."""
+    """Return a free name for a manifest to set aside: a version of that number may have been set aside before."""
     names = (Path(f"{path}{suffix}{TORN}") for suffix in chain([""], map(".{}".format, count(2))))
     return next(name for name in names if not name.exists())

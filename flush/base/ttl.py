@@ -1,13 +1,13 @@
-"""How long rows live: the time column of a table, the age at which its rows expire, and which rows have expired.
+"""The lifetime of rows: a table's time column, the age at which its rows expire, and a test for expired rows.
 
 A row expires when the value of its time column is less than now - ttl. A null never expires. A timestamp without a zone
 counts as UTC, a date as its midnight UTC. The value is compared as an integer in the column's own unit:
 
     expired  <=>  value < least,  least = ceil((now - ttl) / unit)
 
-So the moment is exact to the microsecond whatever the unit, and no literal is rounded. In filters for Lance the bound
-is written as `arrow_cast(integer, type)`: a `timestamp '…'` literal is read as local time where the column has a zone
-other than UTC (pylance 14.0.2), and a cast of the column would keep a B-tree on it from being used.
+The comparison is therefore exact to the microsecond in every unit, and no literal is rounded. In filters for Lance the
+bound is written as `arrow_cast(integer, type)`: a `timestamp '…'` literal is read as local time if the column has a
+zone other than UTC (pylance 14.0.2), and a cast of the column would prevent the use of a B-tree on it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Ttl(NamedTuple):
     """When the rows of a table expire."""
 
     column: str
-    """The column that has the time of a row."""
+    """The column with the time of a row."""
     seconds: float
     """The age at which a row expires."""
 
 
 def check_ttl(schema: pa.Schema, ttl: Ttl) -> None:
-    """Raise InvalidRows, with the reason, where rows with the columns `schema` cannot expire by `ttl`."""
+    """Raise InvalidRows, with the reason, if rows with the columns `schema` cannot expire by `ttl`."""
     name, times = ttl.column, [field.name for field in schema if is_time(field.type)]
     fit = f"; columns that fit: {', '.join(times)}" if times else "; the table has no such column"
     if name not in schema.names:
@@ -74,7 +74,7 @@ class Expiry:
 
     @staticmethod
     def at(ttl: Ttl, kind: pa.DataType, now: float) -> Expiry:
-        """Return what has expired at `now`, unix time in seconds, by a column of the type `kind`."""
+        """Return what has expired at `now`, Unix time in seconds, by a column of the type `kind`."""
         return Expiry(ttl.column, kind, _units(kind, round(now * 1e6) - round(ttl.seconds * 1e6)))
 
     @property
@@ -88,8 +88,8 @@ class Expiry:
         return f"`{self.column}` < {self._bound}"
 
     def of_live(self, filter: str | None) -> str:
-        """Return a filter that passes the rows that pass `filter` (None: all) and have not expired."""
-        return self.live if filter is None else f"({self.live}) AND ({filter}\n)"  # it may end with a comment
+        """Return a filter for rows that pass `filter` (None: all) and have not expired."""
+        return self.live if filter is None else f"({self.live}) AND ({filter}\n)"  # `filter` may end with a comment
 
     def mask(self, values: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
         """Return which of `values`, of the time column, have expired: bool [n]."""
@@ -98,8 +98,9 @@ class Expiry:
         return below
 
     def as_deleted(self, rows: pa.Table, kept: list[str]) -> pa.Table:
-        """Return `rows`, which have the time column and `_tombstone`, with expired rows as if they were deleted by
-        their key: `_tombstone` is true, and every column but those in `kept` is null.
+        """Return `rows` with expired rows changed to deletions: `_tombstone` true, columns not in `kept` null.
+
+        Requires: `rows` has the time column and `_tombstone`.
         """
         expired = self.mask(rows.column(self.column))
         if not expired.any():

@@ -1,7 +1,7 @@
-"""Reads the trained centroids and codebooks of the base table's vector indexes, which memtables start with.
+"""Read the trained centroids and codebooks of the base table's vector indexes, which new memtables use.
 
-pylance returns the centroids of an index but not its codebook, and reads the whole index for them. So the two Lance
-files in `_indices/{uuid}/` are read directly, of each the metadata and one buffer:
+pylance returns the centroids of an index but not its codebook, and reads the whole index for them. This module reads
+the two Lance files in `_indices/{uuid}/` directly, the metadata and one buffer of each:
 
     index.idx       schema metadata lance:index = {"type": "IVF_PQ", "distance_type"}, lance:ivf = number of the buffer
                     with IVF.centroids_tensor = 4
@@ -11,7 +11,7 @@ files in `_indices/{uuid}/` are read directly, of each the metadata and one buff
 
 The codes of sub-vector m are the m-th part of the codebook, whatever shape is recorded. They encode residuals to the
 nearest centroid under l2, residuals of unit vectors under cosine, and the vectors themselves under dot. Found by
-decoding the rows of indexes that pylance 14.0.2 built; a test repeats it.
+decoding the rows of indexes built by pylance 14.0.2; a test repeats it.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _INDEX, _CODES = "index.idx", "auxiliary.idx"
 def vector_models(
     dataset: lance.LanceDataset, indexes: Sequence[IndexSpec], storage_options: Mapping[str, str]
 ) -> dict[str, VectorModel]:
-    """Return by column the model of each ivf_pq index in `indexes` that is built with the declared kind and metric.
+    """Return, by column, the model of each ivf_pq index in `indexes` that is built with the declared kind and metric.
 
-    Reads some kilobytes of two files per index. Never raises for an index that cannot be read or used: it is left out
-    and the reason logged, since a memtable without a model trains one.
+    Reads some kilobytes of two files per index. Never raises for an index that cannot be read or used: it is omitted
+    and the reason logged, because a memtable without a model trains one.
     """
     models: dict[str, VectorModel] = {}
     wanted = {spec.name: spec for spec in indexes if spec.kind == "ivf_pq"}
@@ -72,7 +72,7 @@ def vector_models(
             models[spec.column] = _model(directory, spec, width, storage_options)
         except _Unusable as reason:
             _LOG.info("%s: index %s is no model for memtables: %s", dataset.uri, index.name, reason)
-        except BaseException as error:  # noqa: BLE001 - pylance raises what it likes for a file it cannot read
+        except BaseException as error:  # noqa: BLE001 - pylance raises any class for a file it cannot read
             _LOG.warning("%s: cannot read the model of index %s: %s", dataset.uri, index.name, as_exception(error))
     return models
 
@@ -103,8 +103,8 @@ def _model(directory: str, spec: IndexSpec, width: int, storage_options: Mapping
 def _buffer(session: LanceFileSession, name: str, file: LanceFileReader, number: int) -> bytes:
     """Return a global buffer of a file.
 
-    Not by `read_global_buffer`: it holds the GIL while it waits for Lance's threads, which may wait for a scanning
-    thread of ours that needs the GIL.
+    `read_global_buffer` is not used: it holds the GIL while it waits for Lance's threads, which may wait for a memwal
+    scanning thread that needs the GIL.
     """
     place = file.metadata().global_buffers[number]
     return bytes(session.read_range(name, place.position, place.size))

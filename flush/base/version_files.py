@@ -1,4 +1,4 @@
-"""Which files each version of the base table consists of, and their sizes: the bytes that it keeps on storage.
+"""List the files of each base-table version with their sizes: the bytes that the version keeps on storage.
 
     data/{name}.lance            with the directory data/{name}/, where Lance puts large values
     _deletions/{name}            deleted rows of a fragment
@@ -25,7 +25,7 @@ from memwal.wal import ObjectInfo, ObjectStore
 _DATA, _DELETIONS, _INDICES, _TRANSACTIONS = "data/", "_deletions/", "_indices/", "_transactions/"
 _VERSIONS = "_versions/"
 _LISTINGS = 3
-"""Attempts to list the tags; two in a row fail only where two tags are deleted within milliseconds."""
+"""Attempts to list the tags; two in a row fail only if two tags are deleted within milliseconds."""
 
 Files = Mapping[str, int]
 """Key below the table's root -> size in bytes; an index segment has the key of its directory."""
@@ -48,7 +48,7 @@ def stored_versions(store: ObjectStore) -> list[StoredVersion]:
 
 
 def tagged_versions(dataset: lance.LanceDataset) -> set[int]:
-    """Return the versions of the main branch that have a tag. Raises OSError, ValueError of Lance."""
+    """Return the tagged versions of the main branch. Raises OSError, ValueError of Lance."""
     for attempt in range(1, _LISTINGS + 1):
         try:
             return {int(tag["version"]) for tag in dataset.tags.list().values() if tag.get("branch") is None}
@@ -67,7 +67,7 @@ def stored_bytes(versions: Iterable[Files]) -> int:
 
 
 class VersionFiles:
-    """Looks up the files of versions; sizes are those of a listing that is made once.
+    """Looks up the files of versions. Sizes are those of a single listing.
 
     Thread safety. One thread. Errors. Methods raise StoreUnavailable, StoreRefused; `of` also Corrupt for a version
     that is not on storage or cannot be parsed.
@@ -77,11 +77,11 @@ class VersionFiles:
         self._store = store
 
     def of(self, version: int) -> Files:
-        """Return the files of `version`. Reads its manifest; files that are not on storage are left out."""
+        """Return the files of `version`. Reads its manifest; files that are not on storage are omitted."""
         return self.of_state(read_state(self._store, version, transaction=False))
 
     def of_state(self, state: TableState) -> Files:
-        """Return the files of the version that `state` describes."""
+        """Return the files of the version described by `state`."""
         keys = [key for fragment in state.fragments.values() for key in fragment.files]
         keys += [key.removesuffix(".lance") for key in keys]
         keys += [fragment.deletion_file for fragment in state.fragments.values() if fragment.deletion_file]
@@ -91,12 +91,12 @@ class VersionFiles:
         return {key: sizes[key] for key in keys if key in sizes}
 
     def everything(self) -> Files:
-        """Return all files of the base table, those of no version too."""
+        """Return all files of the base table, including those without a version."""
         return self._sizes
 
     @cached_property
     def _sizes(self) -> Counter[str]:
-        """Size of each file; of each directory of large values or of an index segment, the sum."""
+        """Size of each file; for directories of large values and of index segments, the sum."""
         sizes: Counter[str] = Counter()
         for folder in (_DATA, _DELETIONS, _TRANSACTIONS, _INDICES):
             for info in self._store.describe(folder):

@@ -1,1 +1,1 @@
-"""SSTs into the base table: the plan, the passes, other programs' writes. Imports base and sst."""
+"""Commits: move SSTs into the base table and check other programs' writes. Imports base and sst."""

@@ -1,27 +1,27 @@
-"""The two writes of a commit into a table without a key: rows are appended, and no stored row is read.
+"""The two writes of a commit into a table without a key: append the rows, then set Lance's marker.
 
     invariant: the rows of a range of generations, and the record that the range is committed, are in one version, or in
     none.
 
-A load (flush.commits.load) appends its rows the same way. What comes before and after is as in every commit (model:
-Append!ReadManifests, Append!OpenBase, Append!Prune).
+No stored row is read. A load (flush.commits.load) appends its rows the same way. The steps before and after are those
+of every commit (model: Append!ReadManifests, Append!OpenBase, Append!Prune).
 
- 1. **Write** the rows of the SSTs into data files of the base, streamed: memory holds some batches, never a whole SST.
-    No version refers to the files. *Crash here: orphans, see flush.garbage.orphans.*
+ 1. **Write** the rows of the SSTs as a stream into data files of the base. Memory holds a few batches, never a whole
+    SST. No version refers to the files yet. *Crash here: orphans, see flush.garbage.orphans.*
     (model: Append!WriteFiles)
- 2. **Append** by a compare-and-swap (`flush.base.swap`), which sets `memwal:committed` in the schema's metadata: a
-    commit of the same range at the same time fails, whatever files it wrote. (A merge-insert carries Lance's own
-    marker, but has to match rows.) *Crash here: appended or not. The next commit reads `memwal:committed` in the
-    manifest.* (model: Append!Swap)
- 3. **Mark**: an empty merge-insert moves Lance's own marker up to the same generations; Lance records by it how far its
-    indexes are. *Crash before: the next commit does it. Refused, with nothing lost, where another commit set it first.*
-    (model: Append!Mark)
+ 2. **Append** by a compare-and-swap (`flush.base.swap`) that sets `memwal:committed` in the schema's metadata. A
+    concurrent commit of the same range fails, whatever files it wrote. (A merge-insert carries Lance's own marker, but
+    must match rows.) *Crash here: appended or not. The next commit reads `memwal:committed` in the manifest.*
+    (model: Append!Swap)
+ 3. **Mark**: an empty merge-insert raises Lance's own marker to the same generations; Lance uses it to record how far
+    its indexes are. *Crash before this step: the next commit does it. It is rejected, without loss, if another commit
+    set the marker first.* (model: Append!Mark)
 
-The cost of a commit depends on the rows that it appends (and on one list of the base's fragments). Index builds and
-changes of the table's config may come in between; Lance puts 2 on top of them, and keeps them.
+The cost of a commit depends on the rows that it appends, and on one listing of the base's fragments. Index builds and
+changes of the table's config may happen in between; Lance rebases step 2 onto them and keeps them.
 
-Other programs: an append or compaction that was planned below our commit fails with Lance's "Retryable commit
-conflict"; a delete or an update is put on top of it.
+Other programs: an append or compaction planned on a version below the commit fails with Lance's "Retryable commit
+conflict"; a delete or an update is rebased onto the commit.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from memwal.wal.panics import panics_as_errors
 class AppendedRows:
     """Steps 1 and 2 for the rows of `source`.
 
-    After a conflict with another program the same files are appended, not written again: only one append with a marker
-    ever passes. A process that loses a race, or crashes, leaves its files as orphans.
+    After a conflict with another program, the same files are appended again, not rewritten: only one append with a
+    given marker ever succeeds. A process that loses a race, or crashes, leaves its files as orphans.
     Thread safety. One thread.
     """
 
     def __init__(
         self, base: BaseTable, marker: Mapping[UUID, int], source: Callable[[], Iterator[pa.RecordBatch]]
     ) -> None:
-        """`marker`: the generations that are committed with the rows. `source`: returns the rows in base schema."""
+        """`marker`: the generations committed with the rows. `source`: returns the rows in base schema."""
         self._base, self._marker, self._source = base, dict(marker), source
         self._rows = 0
         self._error: BaseException | None = None
         self._fragments: list[FragmentMetadata] | None = None
 
     def fits(self, base: BaseTable) -> bool:
-        """Return whether all rows are written, in the columns of `base`; False where `write` raised."""
+        """Return whether all rows are written, in the columns of `base`. False if `write` raised."""
 
         def form(table: BaseTable) -> tuple[object, ...]:
             return table.schema, tuple(row_field_ids(table.dataset, table.schema.names)), table.storage_version
@@ -74,7 +74,7 @@ class AppendedRows:
         return self._fragments is not None and form(base) == form(self._base)
 
     def write(self) -> None:
-        """Step 1: write files that no version refers to yet.
+        """Run step 1: write the files; no version refers to them yet.
 
         Raises what the source raises; OSError of storage.
         """
@@ -102,17 +102,17 @@ class AppendedRows:
         self._fragments = as_new_fragments(written)
 
     def append(self, base: BaseTable) -> Written:
-        """Step 2, on top of the version of `base`, whose dataset stays there. Requires: `write`.
+        """Run step 2, on top of the version of `base`, whose dataset is not moved. Requires: `write`.
 
-        Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the append, where the new
-        version does not hold exactly these rows more than the one below it.
+        Raises OSError (CommitConflictError is one) on a conflict; CountMismatch, after the append, if the new version
+        does not hold exactly these additional rows.
         """
         if self._fragments is None:
             raise RuntimeError("the rows to append are not written")
         done = highest(base.committed, self._marker)
         committed = json.dumps({str(region): generation for region, generation in sorted(done.items())})
         made = append_if_unchanged(base.dataset, self._fragments, {COMMITTED: committed.encode()}, base.storage_options)
-        before = base.dataset.count_rows()  # the swap passed, so no row has changed since
+        before = base.dataset.count_rows()  # the swap succeeded, so no row has changed since
         if made.count_rows() != before + self._rows:
             raise CountMismatch(
                 f"{base.uri}: version {made.version} holds {made.count_rows()} rows; {before} before and {self._rows} "
@@ -129,7 +129,7 @@ class AppendedRows:
             for batch in self._source():
                 self._rows += batch.num_rows
                 yield batch
-        except GeneratorExit:  # Lance has failed by itself and reads no further
+        except GeneratorExit:  # Lance itself failed and reads no further
             raise
         except BaseException as error:
             self._error = error
@@ -137,8 +137,9 @@ class AppendedRows:
 
 
 class AppendedSsts(AppendedRows):
-    """The same for the SSTs of `plans`. `write` raises Corrupt where an SST is missing or short, and StoreUnavailable,
-    StoreRefused.
+    """Steps 1 and 2 for the SSTs of `plans`.
+
+    `write` raises Corrupt if an SST is missing or short; StoreUnavailable, StoreRefused.
     """
 
     def __init__(self, store: ObjectStore, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
@@ -148,7 +149,7 @@ class AppendedSsts(AppendedRows):
         """The region whose SSTs could not be read."""
 
     def serves(self, base: BaseTable, plans: Sequence[RegionPlan]) -> bool:
-        """Return whether all rows of `plans` are written, in the columns of `base`; False where `write` raised."""
+        """Return whether all rows of `plans` are written, in the columns of `base`. False if `write` raised."""
 
         def ssts(plans: Sequence[RegionPlan]) -> list[object]:
             return [(plan.region, plan.ssts) for plan in plans]
@@ -173,9 +174,9 @@ def unmarked(base: BaseTable) -> dict[UUID, int]:
 
 
 def mark(dataset: lance.LanceDataset, generations: Mapping[UUID, int]) -> None:
-    """Step 3. Moves `dataset` to the new version. Raises OSError on a conflict.
+    """Run step 3. Moves `dataset` to the new version. Raises OSError on a conflict.
 
-    The merge matches no rows, so any column may be its key.
+    The merge matches no rows, so any column can serve as its key.
     """
     done = [CompactedSsTable(str(region), generation) for region, generation in generations.items()]
     builder = dataset.merge_insert([dataset.schema.names[0]]).when_not_matched_insert_all().use_index(False)

@@ -1,4 +1,4 @@
-"""Reads the SSTs that a commit takes, and reduces them to keys to delete and rows to upsert."""
+"""Read the SSTs that a commit takes, and reduce them to keys to delete and rows to upsert."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from memwal.memtable import TOMBSTONE
 from memwal.wal import ObjectStore, SsTable
 
 _READERS = 4
-"""SSTs read at once: on an object store opening one takes a few round trips; on a disk Lance uses all cores for each,
-and more readers are no faster."""
+"""SSTs read concurrently. On an object store, opening one takes a few round trips; on a disk, Lance uses all cores for
+each, and more readers gain nothing.
+"""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Keys to delete and rows to upsert, each key at most once in the two together.
+    """Keys to delete and rows to upsert; each key at most once in the two together.
 
-    `deletes` has the key columns, `upserts` the base schema with its nullability and field metadata, without
-    `_tombstone`. `taken`: rows of the SSTs, superseded ones included. `failed`: regions without any changes here,
-    because an SST cannot be read or does not fit the base table, and the error.
+    `deletes` has the key columns; `upserts` has the base schema with its nullability and field metadata, without
+    `_tombstone`. `taken`: rows of the SSTs, superseded ones included. `failed`: regions whose changes are missing
+    because an SST cannot be read or does not fit the base table, with the error.
     """
 
     deletes: pa.Table
@@ -53,10 +54,10 @@ def read_changes(
     `rows`: the row schema with field ids (`Shape.rows`), which finds columns that were renamed since an SST was
     written; None matches columns by name.
 
-    Every SST is opened once and read whole. Reading keys first and then the newest rows alone would skip the rows that
-    a later generation replaces, but would cost every other commit a second opening. Errors in `failed`: Corrupt where
-    an SST is missing or short; ValueError where a row is null in a column that the base table declares not null; errors
-    of storage.
+    Every SST is opened once and read whole. Reading the keys first and then only the newest rows would skip rows that a
+    later generation replaces, but would cost every other commit a second opening. Errors in `failed`: Corrupt if an SST
+    is missing or short; ValueError if a row is null in a column that the base table declares not null; errors of
+    storage.
     """
     key_schema = pa.schema([base_schema.field(name) for name in key])
     deletes, upserts = [key_schema.empty_table()], [base_schema.empty_table()]
@@ -81,10 +82,10 @@ def read_changes(
 def _of_region(
     read: Sequence[pa.Table | BaseException], key_schema: pa.Schema, base_schema: pa.Schema
 ) -> tuple[list[pa.Table], list[pa.Table]]:
-    """Return keys to delete and rows to upsert, by SST. Raises the first error in `read`."""
+    """Return the keys to delete and the rows to upsert, per SST. Raises the first error in `read`."""
     key, deletes, upserts = key_schema.names, list[pa.Table](), list[pa.Table]()
     ssts = [_table(result) for result in read]
-    # A single SST holds every key once: ours by how it is written, Lance's by its deletion vector.
+    # A single SST holds every key once: memwal writes it so, and in an SST of Lance the deletion vector ensures it.
     kept = newest_per_key(ssts, key) if len(ssts) > 1 else [all_newest(ssts[0])]
     for sst, newest in zip(ssts, kept, strict=True):
         deletes.append(_kept(sst.select(key), newest.deletes).cast(key_schema))
@@ -117,7 +118,7 @@ def _read_all(
 
 
 def _kept(rows: pa.Table, mask: Mask) -> pa.Table:
-    """Return the rows in `mask`. Copies no row where it has all of them (most SSTs) or none."""
+    """Return the rows in `mask`. Copies no row if the mask selects all of them (most SSTs) or none."""
     if mask.all():
         return rows
     return rows.filter(pa.array(mask)) if mask.any() else rows.slice(0, 0)
@@ -136,10 +137,10 @@ class Newest:
 
 
 def newest_per_key(generations: Sequence[pa.Table], key: Sequence[str]) -> list[Newest]:
-    """Return for each table the rows that no later row, in it or in a later table, replaces.
+    """Return, for each table, the rows that no later row of the same or a later table replaces.
 
     `generations`: ascending, each with the key columns and `_tombstone`. A newest row that is a tombstone is a delete,
-    any other an upsert; a key that is in several tables counts in one.
+    any other an upsert. A key that is in several tables is selected in one.
     """
     if not generations:
         return []
@@ -170,10 +171,10 @@ def _last_of_each(keys: pa.Table) -> Mask:
 
 
 def _coded(keys: pa.Table) -> tuple[Codes, int]:
-    """Return a code per row, the same for equal keys, and the number of codes. At least one row.
+    """Return a code per row, equal for equal keys, and the number of codes. Requires at least one row.
 
-    Arrow's hash of one column takes a third of the time of its `group_by`. Further columns are added one by one, with
-    the codes renumbered each time, so that they stay below rows squared.
+    Arrow's hash of one column takes a third of the time of its `group_by`. Further columns are added one by one, and
+    the codes are renumbered each time, so that they stay below rows squared.
     """
     first, *others = (_codes(column) for column in keys.columns)
     codes, count = first

@@ -1,53 +1,55 @@
-"""Commit: the rows of published SSTs become part of the base table, each exactly once.
+"""Commit: move the rows of published SSTs into the base table, each row exactly once.
 
- 1. Read the regions' manifests, then the base table. In the other order a committer that prunes in between would look
-    like a gap (flush.commits.plan.uncommitted). (model: Commit!ReadManifests, Commit!OpenBase)
- 2. Plan. Take per region the contiguous generations above the committed one, oldest first, regions by turns, no more
-    than `memory_max` holds, and agree on each range with other committers (flush.commits.plan). Wait up to `courtesy`
-    seconds for a committer that planned a range first. Then read the newest base version: where it has another
-    generation committed than in 1, back to 1. A plan may be one that this committer made after the right one was
-    collected (flush.garbage.plans). *Crash here: the next commit takes the same range.* (model: Commit!Plan,
-    Commit!LookAgain)
+ 1. Read the region manifests, then the base table. In the reverse order, a committer that prunes between the two reads
+    would look like a gap in the generations (flush.commits.plan.uncommitted). (model: Commit!ReadManifests,
+    Commit!OpenBase)
+ 2. Plan. For each region, take the contiguous generations above the committed one, oldest first, alternating between
+    regions, up to `memory_max` bytes. Agree on each range with other committers (flush.commits.plan). If another
+    committer planned a range first, wait up to `courtesy` seconds for it. Then read the newest base version; if its
+    committed generations differ from step 1, restart at step 1. This catches a plan that this committer created after
+    the original plan was collected (flush.garbage.plans). *Crash here: the next commit takes the same range.*
+    (model: Commit!Plan, Commit!LookAgain)
  3. Reduce the SSTs to the newest row of each key: a tombstone is a delete, any other row an upsert.
     (model: Commit!Reduce)
- 4. Check whether other programs added rows since the last commit and, where they did, whether a key stands twice
-    (flush.commits.foreign_writes). A row to repair is deleted, and back to 1. *Crash here: at most a row was repaired.*
- 5. Deletes pass: one base-table version, without the marker. Left out where there is nothing to delete. *Crash here:
-    the deleted keys are gone from the base and the progress is not recorded. Readers see the same rows as before,
-    because the SSTs still shadow the base. The next commit takes the same range and gives the same table.*
+ 4. Check whether other programs added rows since the last commit and, if they did, whether a key has two rows in the
+    base (flush.commits.foreign_writes). If a row must be repaired, delete it and restart at step 1. *Crash here: at
+    most, a row was repaired.*
+ 5. Deletes pass: write one base-table version without the marker. Skipped if there is nothing to delete. *Crash here:
+    the deleted keys are gone from the base but the progress is not recorded. Readers see the same rows as before,
+    because the SSTs still shadow the base. The next commit takes the same range and produces the same table.*
     (model: Commit!DeletesPass)
- 6. Upserts pass: one version with the progress marker of every region. Without upserts the deletes pass carries the
-    marker. (model: Commit!UpsertsPass)
- 7. Back to 1 until everything is committed that the first 1 found published; what was published since rides along, or
-    waits for the next commit. Where Lance put 6 on top of versions that 4 had not seen, 4 once more. (model:
-    Commit!Finish)
- 8. Index catch-up, where an index lags (flush.commits.index_catchup). (model: Commit!CatchUp)
- 9. Prune: sync the base to the disk, then remove the committed SSTs from each manifest. *Crash here: the next commit
-    does it. Readers skip generations at or below the committed one anyway.* (model: Commit!Sync, Commit!Prune)
+ 6. Upserts pass: write one version with the progress marker of every region. Without upserts, the deletes pass carries
+    the marker. (model: Commit!UpsertsPass)
+ 7. Restart at step 1 until all SSTs that the first step 1 found are committed. SSTs published later are included if a
+    round takes them, or wait for the next commit. If Lance rebased step 6 onto versions that step 4 had not read, run
+    step 4 again. (model: Commit!Finish)
+ 8. Index catch-up, if an index lags (flush.commits.index_catchup). (model: Commit!CatchUp)
+ 9. Prune: sync the base to disk, then remove the committed SSTs from each manifest. *Crash here: the next commit
+    prunes. Readers skip generations at or below the committed one in any case.* (model: Commit!Sync, Commit!Prune)
 
-4, 8 and 9 are decided from what storage says, so any later commit completes them after a crash.
+Steps 4, 8 and 9 depend only on the state of storage, so any later commit completes them after a crash.
 
-Counts. Every pass is checked against the keys given to it, the number of rows in the version below it and, where 4
-read the base, the rows found there. The base is not scanned in every commit: at 4,000,000 rows that costs as much as
-the merge itself, and says nothing where only commits wrote.
+Counts. Each pass is checked against the number of keys it received, the number of rows in the version below it and, if
+step 4 read the base, the rows found there. A commit does not scan the base otherwise: at 4,000,000 rows a scan costs as
+much as the merge, and finds nothing if only commits wrote.
 
-A region that fails. What is wrong with one region (an SST that cannot be read or does not fit, a gap, a damaged plan or
-manifest, a key of it that stands twice) holds that region back for this commit, before any of its rows is written; its
-SSTs stay published, and the others are committed. Where Lance refuses what several regions write together, they are
-committed one by one. If the newest version has committed something of the region meanwhile, the failure came from an
-outdated view: back to 1.
+A region that fails. A problem of one region (an SST that is unreadable or does not fit, a gap, a damaged plan or
+manifest, a key with two rows) holds that region back for this commit, before any of its rows is written. Its SSTs stay
+published, and the other regions are committed. If Lance rejects the rows of several regions together, the regions are
+committed one by one. If the newest version has committed a generation of the region in the meantime, the failure came
+from an outdated view: restart at step 1.
 
-Conflicts. Lance's own retries are off: they would apply rows planned for an older state. A conflict is recognised by a
-newer version of the table, never by the text of an error. The commit then waits a little and begins again at 1, up to
-`retries` times in a row. Commits of other programs (append, delete, compaction) end a round the same way.
+Conflicts. Lance's own retries are disabled: they would apply rows planned for an older state. A conflict is recognised
+by a newer version of the table, never by the text of an error. The commit then waits briefly and restarts at step 1, up
+to `retries` times in a row. Commits of other programs (append, delete, compaction) end a round the same way.
 
-A second committer. The rows of a range and its marker land in one version, and Lance refuses a marker that is not above
-the recorded one. The deletes pass has no marker, but it touches only rows of the version it read, and fails where one
-of them changed; rows that a newer commit inserted are out of its reach. The upserts pass fails where one of its keys
-was inserted meanwhile.
+A second committer. The rows of a range and its marker are in one version, and Lance rejects a marker that is not above
+the recorded one. The deletes pass has no marker, but it only affects rows of the version it read and fails if one of
+them changed; it cannot reach rows that a newer commit inserted. The upserts pass fails if one of its keys was inserted
+in the meantime.
 
-Without a key. One append that carries the progress replaces 3 to 6. Lance's own marker, which the append cannot carry,
-is set before 8: see flush.commits.append_pass.
+Without a key. One append that carries the progress replaces steps 3 to 6. The append cannot carry Lance's own marker,
+which is set before step 8: see flush.commits.append_pass.
 """
 
 from __future__ import annotations
@@ -72,9 +74,9 @@ from memwal.wal import Clock, Ids, ManifestStore, ObjectStore, RegionManifest, S
 from memwal.wal.panics import panics_as_errors
 
 MEMORY_MAX = 1 << 30
-"""Bytes of rows that one round of a commit takes by default."""
+"""Default number of bytes of rows that one round of a commit takes."""
 COURTESY = 3.0
-"""Seconds. Longer than most commits; a crash between steps 2 and 6 delays the next commit by it."""
+"""Seconds. Longer than most commits take; a crash between steps 2 and 6 delays the next commit by this time."""
 
 
 @panics_as_errors
@@ -93,21 +95,26 @@ def commit(
     held: HeldBack | None = None,
     options: WalOptions | None = None,
 ) -> CommitReport:
-    """Commit every published SST of the table at `uri`, catch its indexes up, prune the manifests.
+    """Commit every published SST of the table at `uri`, catch up its indexes, and prune the manifests.
 
-    `retries`: number of conflicts with other writers in a row that are tolerated. `ids`: None for the system's.
-    `memory_max`: bytes taken in one round, as `SsTable.in_memory_bytes` counts them, but at least one SST. A merge
-    takes half as much again, and Lance about 300 MB by itself. `courtesy`: seconds to wait, in all, for another
-    committer that planned the same SSTs; only double work depends on it. `committer`: name of this committer in its
-    plans; None for a fresh id. A process that commits repeatedly passes the same name, so that it never waits for its
-    own plan. `caches`: those of the table's views in this process; None for its own. `held`: receives the regions that
-    could not be committed, and why; None: the first of these errors is raised once the others are committed.
-    `options`: how long storage calls for manifests and plans are retried.
+    - `retries`: maximum number of consecutive conflicts with other writers.
+    - `ids`: None for the system's.
+    - `memory_max`: bytes taken in one round, counted as `SsTable.in_memory_bytes`, but at least one SST. A merge uses
+      1.5 times this amount, and Lance itself about 300 MB.
+    - `courtesy`: total seconds to wait for another committer that planned the same SSTs. A shorter wait only risks
+      duplicate work.
+    - `committer`: name of this committer in its plans; None for a fresh id. A process that commits repeatedly must pass
+      the same name, so that it never waits for its own plan.
+    - `caches`: those of the table's views in this process; None for separate ones.
+    - `held`: receives the regions that could not be committed and the errors. If None, the first of these errors is
+      raised after the other regions are committed.
+    - `options`: how long storage calls for manifests and plans are retried.
+
     Thread safety. Any number of threads and processes; nothing is committed twice.
-    Durability. Lance's commits do not fsync on a local disk; the SSTs stay listed until the base is synced, and a
-    version that a power cut leaves torn before that is set aside when the table is opened (`flush.base.torn`).
+    Durability. Lance's commits do not fsync on a local disk. The SSTs stay listed until the base is synced; a version
+    torn by a power cut before the sync is set aside when the table is opened (`flush.base.torn`).
     Raises CommitConflict; CountMismatch; Corrupt (gap, missing or broken SST); errors of BaseTable.open;
-    OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of them commit again.
+    OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of them, commit again.
     """
     began = clock.monotonic()
     conflict_retries = ConflictRetries(uri, clock, retries)
@@ -136,9 +143,9 @@ def finished(
     failed: Mapping[UUID, BaseException] | None = None,
     options: WalOptions | None = None,
 ) -> BaseTable:
-    """Steps 8 and 9, and what a table without a key needs before; returns the newest view.
+    """Run steps 8 and 9, and before them set Lance's marker if the table has no key. Return the newest view.
 
-    `failed`: regions that are left out. Raises as `commit`.
+    `failed`: regions to leave out. Raises as `commit`.
     """
     base = _caught_up(_marked(base, conflict_retries, totals), conflict_retries, totals)
     _prune_all(store, base, clock, ids, failed or {}, options)
@@ -153,9 +160,9 @@ def _prune_all(
     failed: Mapping[UUID, BaseException],
     options: WalOptions | None,
 ) -> None:
-    """Step 9: where a manifest lists committed SSTs, make the base as durable as they are, then drop them.
+    """Run step 9: sync the base if a manifest lists committed SSTs, then remove these SSTs from the manifests.
 
-    Leaves out the regions `failed`: nothing of them was committed.
+    Skips the regions in `failed`, because nothing of them was committed.
     """
     stores = (
         ManifestStore(store, region, clock=clock, options=options) for region in regions(store) if region not in failed
@@ -179,10 +186,10 @@ def prune(
     ids: Ids | None = None,
     options: WalOptions | None = None,
 ) -> RegionManifest | None:
-    """Drop the SSTs up to `committed_generation` from the region's manifest; their directories stay.
+    """Remove the SSTs up to `committed_generation` from the region's manifest. Their directories stay.
 
-    Returns the newest manifest, None where the region has none. Writes nothing where it lists no such SST.
-    Thread safety. Any thread; the owner of the region may write meanwhile. Raises as ManifestStore.edit_unowned does.
+    Returns the newest manifest; None if the region has no manifest. Writes nothing if the manifest lists no such SST.
+    Thread safety. Any thread; the owner of the region may write concurrently. Raises as ManifestStore.edit_unowned.
     """
     manifests = ManifestStore(store, region_id, ids=ids, clock=clock, options=options)
     if manifests.latest() is None:
@@ -196,7 +203,7 @@ def _without(manifest: RegionManifest, committed_generation: int) -> RegionManif
 
 
 def _marked(base: BaseTable, conflict_retries: ConflictRetries, totals: CommitTotals) -> BaseTable:
-    """Raise Lance's own marker to the committed generations; returns the newest view."""
+    """Raise Lance's own marker to the committed generations. Return the newest view."""
     while missing := unmarked(base):
         try:
             with panics_as_errors:
@@ -210,7 +217,7 @@ def _marked(base: BaseTable, conflict_retries: ConflictRetries, totals: CommitTo
 
 
 def _caught_up(base: BaseTable, conflict_retries: ConflictRetries, totals: CommitTotals) -> BaseTable:
-    """Step 8; returns the newest view."""
+    """Run step 8. Return the newest view."""
     while True:
         before = base.version
         try:
@@ -230,11 +237,11 @@ def _caught_up(base: BaseTable, conflict_retries: ConflictRetries, totals: Commi
 
 
 def _opened_again(base: BaseTable) -> BaseTable:
-    """Return the newest view. Not by `latest`: a pass has moved the dataset of `base`."""
+    """Return the newest view. `latest` does not serve here: a pass has moved the dataset of `base`."""
     return BaseTable.open(base.uri, base.storage_options, caches=base.caches)
 
 
 def _expect_conflict(dataset: lance.LanceDataset, error: Exception) -> None:
-    """Raise `error` again unless the table has a newer version: only that makes it a conflict, not its text."""
+    """Reraise `error` unless the table has a newer version; only a newer version makes the error a conflict."""
     if dataset.latest_version == dataset.version:
         raise error

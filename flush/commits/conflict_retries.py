@@ -1,4 +1,4 @@
-"""How long a commit puts up with other writers."""
+"""Limit of consecutive conflicts that a commit tolerates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONGEST_PAUSE = 2.0
 
 
 class ConflictRetries:
-    """Counts conflicts in a row, waits longer after each, gives up after `retries`.
+    """Counts consecutive conflicts, waits longer after each, and raises after `retries`.
 
     Thread safety. One thread only.
     """
@@ -20,15 +20,15 @@ class ConflictRetries:
         self._uri, self._clock, self._retries = uri, clock, retries
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.conflicts = 0
-        """Conflicts since something last went through."""
+        """Conflicts since the last successful round."""
 
     def reset(self) -> None:
-        """Something went through."""
+        """Start a new count after a success."""
         self.conflicts = 0
         self._backoff.reset()
 
     def wait(self, cause: Exception) -> None:
-        """Pauses before the next attempt. Raises CommitConflict where `retries` in a row met conflicts."""
+        """Pause before the next attempt. Raises CommitConflict after more than `retries` consecutive conflicts."""
         self.conflicts += 1
         if self.conflicts > self._retries:
             raise CommitConflict(

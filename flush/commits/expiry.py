@@ -1,30 +1,30 @@
-"""Deletes rows of the base table that expired a while ago; changes when rows expire.
+"""Delete rows of the base table that expired a while ago; change when rows expire.
 
-Reads leave out expired rows by themselves (`flush.base.ttl`), so a collection changes no answer; it gives the space
-back, and keeps the time column from being filtered for ever more rows. In steps, in the process that commits, after a
-commit or between two, and never during one of its own:
+Reads filter out expired rows themselves (`flush.base.ttl`), so a collection changes no answer. It frees the space and
+limits the rows that reads must filter. It runs in the committing process, after or between commits, never during one of
+its own:
 
-1. For each fragment that was not looked at before, by its files, read the oldest time of its rows. A fragment never
-   gets older rows, so that is kept as a lower bound; most collections read nothing.
-2. In the fragments whose oldest row expired more than GRACE ago, write the deletion vectors of all such rows. What is
-   left in them is younger, so their oldest time is read again by the next collection.
-3. If the ttl is still the same, make one version of them, planned on the version that 1 read and never retried inside
-   Lance. Its message names what it is (`memwal log`).
+1. For each fragment not yet examined (identified by its files), read the oldest time of its rows. A fragment never gets
+   older rows, so the value is kept as a lower bound; most collections read nothing.
+2. For fragments whose oldest row expired more than GRACE seconds ago, write the deletion vectors of all such rows. The
+   remaining rows are younger, so the next collection reads the oldest time again.
+3. If the ttl is unchanged, create one version with these vectors, planned on the version read in step 1 and never
+   retried inside Lance. Its message identifies it (`memwal log`).
 
-A change of the ttl is made between 3's question and its version without a conflict: Lance keeps the ttl and rows apart.
-So whoever changes it makes a version without changes behind, which conflicts with every deletion that was planned
-before, and only then returns: rows that do not expire by the new ttl are there from then on.
+A change of the ttl can land between the check and the version of step 3 without a conflict, because Lance tracks the
+ttl and rows separately. Whoever changes the ttl therefore creates an empty version after it, which conflicts with every
+deletion planned before, and only then returns. From then on, rows that do not expire by the new ttl are kept.
 
-Crash points. Before 3 nothing has happened; deletion vectors that no version names are orphans. 3 is one version of
-Lance's: it exists or not. Every run decides from the state of the table.
+Crash points. Before step 3 nothing has happened; deletion vectors without a version are orphans. Step 3 is one Lance
+version, which exists or does not. Every run depends only on the state of the table.
 
-Another writer. Lance refuses 3 where a version since has changed one of the fragments: nothing was deleted, and it is
-tried again after the interval. It passes where others only added rows, which are in other fragments. A commit that was
-planned before 3 and updates or deletes a row that 3 deleted is refused by Lance, and begins again; one that updates
-other rows of these fragments passes, with both deletions.
+Another writer. Lance rejects step 3 if a later version changed one of the fragments; nothing was deleted, and the step
+runs again after the interval. It succeeds if others only added rows, which are in other fragments. A commit planned
+before step 3 that updates or deletes a row deleted by step 3 is rejected by Lance and restarts; a commit that updates
+other rows of these fragments succeeds, with both deletions.
 
-Why no older row of a key appears: the base is the lowest level and has one row per key. Levels above it hold newer rows
-of a key only, and they count, whether they have expired or not.
+Why no older row of a key appears: the base is the lowest level and has one row per key. Levels above it only hold newer
+rows of a key, and these take precedence whether or not they have expired.
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ from memwal.wal import Clock
 from memwal.wal.panics import panics_as_errors
 
 GRACE = 60.0
-"""Seconds for which an expired row stays. The clocks of two processes may differ by this much, and a row that one of
-them still shows is deleted by none."""
+"""Seconds that an expired row is kept. Clocks of two processes may differ by this much without one deleting a row that
+the other still shows.
+"""
 _SHARE = 100
 _INTERVAL_MIN, _INTERVAL_MAX = 10.0, 3600.0
 _ROWS_AT_ONCE = 20_000_000
-"""Rows whose times one collection reads, about; commits wait for it, so the rest is left to the next one."""
+"""Approximate number of rows whose times one collection reads. Commits wait for it, so the rest is left to the next
+one.
+"""
 _RETRIES = 20
 
 _Seen = tuple[int, tuple[str, ...]]
@@ -68,11 +71,13 @@ class ExpiredRows:
     _oldest: dict[_Seen, int | None] = field(default_factory=dict)
     _column: str = ""
     _complete: bool = True
-    """Whether the last collection has looked at every fragment."""
+    """Whether the last collection has examined every fragment."""
 
     def interval(self, ttl: Ttl) -> float:
-        """Return the seconds until the next collection: a hundredth of the ttl, at least 10 s, at most an hour; 10 s
-        where the last one left fragments out.
+        """Return the seconds until the next collection.
+
+        This is a hundredth of the ttl, at least 10 s and at most an hour; 10 s if the last collection left fragments
+        out.
         """
         return min(max(ttl.seconds / _SHARE, _INTERVAL_MIN), _INTERVAL_MAX) if self._complete else _INTERVAL_MIN
 
@@ -83,17 +88,17 @@ class ExpiredRows:
         storage_options: Mapping[str, str],
         still: Callable[[], bool] = lambda: True,
     ) -> int:
-        """Delete the rows of `dataset` that have expired; return their number. Moves `dataset` to the new version.
+        """Delete the expired rows of `dataset`; return their number. Moves `dataset` to the new version.
 
-        `expiry`: what has expired at now - GRACE. `still`: asked just before the deletion; False: the ttl has changed,
-        and nothing is deleted.
-        Raises OSError (CommitConflictError is one) where another writer changed a fragment; errors of Lance.
+        `expiry`: rows that have expired at now - GRACE. `still`: called just before the deletion; False means that the
+        ttl has changed, and nothing is deleted.
+        Raises OSError (CommitConflictError is one) if another writer changed a fragment; errors of Lance.
         """
         updated, gone, rows = list[FragmentMetadata](), list[int](), 0
         for fragment, oldest in list(self._looked_at(dataset, expiry.column)):
             if oldest is None or oldest >= expiry.least:
                 continue
-            self._oldest.pop(_seen(fragment))  # what is left is younger: it is read again by the next collection
+            self._oldest.pop(_seen(fragment))  # the rest is younger: the next collection reads it again
             before, after = fragment.metadata, fragment.delete(expiry.expired)
             if after is None:
                 gone.append(fragment.fragment_id)
@@ -113,7 +118,7 @@ class ExpiredRows:
         return rows
 
     def _looked_at(self, dataset: lance.LanceDataset, column: str) -> Iterator[tuple[lance.LanceFragment, int | None]]:
-        """Step 1: yield each fragment that was read by now, with its oldest time; None where it has none."""
+        """Run step 1: yield each examined fragment with its oldest time; None if all its times are null."""
         if column != self._column:
             self._oldest, self._column = {}, column
         fragments, left = dataset.get_fragments(), _ROWS_AT_ONCE
@@ -131,24 +136,25 @@ class ExpiredRows:
 
 
 def _seen(fragment: lance.LanceFragment) -> _Seen:
-    """Return what identifies the rows of a fragment: its files never change. Rows that are deleted later leave what was
-    its oldest time as a lower bound.
+    """Return the identity of a fragment's rows: its files, which never change.
+
+    After later deletions, the former oldest time remains valid as a lower bound.
     """
     data = fragment.metadata
     return fragment.fragment_id, (*(file.path for file in data.files), *map(repr, data.overlays))
 
 
 def _oldest(dataset: lance.LanceDataset, fragment: lance.LanceFragment, column: str) -> int | None:
-    """Return the least value of the time column in a fragment; None where all are null."""
+    """Return the lowest value of the time column in a fragment; None if all are null."""
     batches = dataset.scanner(columns=[column], fragments=[fragment]).to_batches()
     oldest = (pc.min(integers(pa.chunked_array([batch.column(0)]))).as_py() for batch in batches)
     return min((value for value in oldest if value is not None), default=None)
 
 
 def set_ttl(base: BaseTable, ttl: Ttl | None, clock: Clock) -> BaseTable:
-    """Change when rows of the table of `base`, any of its versions, expire; None: never. Return the newest version.
+    """Change when rows of the table of `base` (any version) expire; None: never. Return the newest version.
 
-    Once it has returned no row is deleted by the ttl before. If it fails, or its process is killed, call it again.
+    After it returns, no row is deleted by the previous ttl. If it fails, or its process is killed, call it again.
     Raises InvalidRows for a column or a time that does not fit; CommitConflict; errors of storage.
     """
     retries, before = ConflictRetries(base.uri, clock, _RETRIES), base.latest()
@@ -168,7 +174,7 @@ def set_ttl(base: BaseTable, ttl: Ttl | None, clock: Clock) -> BaseTable:
 
 
 def _changed(base: BaseTable, change: Callable[[BaseTable], object], retries: ConflictRetries) -> BaseTable:
-    """Apply `change` to the newest version, again after each conflict; return the newest version then."""
+    """Apply `change` to the newest version, again after each conflict; return the newest version afterwards."""
     while True:
         newest = base.latest()
         try:

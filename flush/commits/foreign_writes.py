@@ -1,31 +1,34 @@
-"""Rows that other programs wrote into the base table between our commits, and keys that stand twice because of them.
+"""Detect rows that other programs wrote into the base table between commits, and repair keys with two rows.
 
-Lance detects two rows of one key only where both writers say which keys they insert, and for some key types only. So:
+Lance detects two inserts of one key only if both writers declare the keys they insert, and only for some key types.
+This module ensures:
 
-    invariant: when a commit writes its rows, none of their keys stands twice in the base.
+    invariant: when a commit writes its rows, none of their keys has two rows in the base.
 
- 1. **Look back** from the version read to the newest commit (a version whose progress differs from the one below). A
-    version in between that added fragments, and is no compaction, is foreign. Where Lance does not detect duplicates
-    (`lance_detects_duplicates`), look back one commit further: a foreign merge may have landed just below the newest
-    commit, after that commit was planned. For a region whose range another committer has planned before, and may have
-    held back, look back to its own last commit. A load (flush.commits.load) writes keys of every region, so where
-    Lance does not detect duplicates, it and a commit may insert one key and not see each other. So look back to the
-    commits before the newest one of its regions: that one had read those, and a load below them. A load above them is
-    treated like a foreign merge.
- 2. **No foreign version**, the usual case: the base holds what our commits wrote, one row per key; no row is read.
-    *History that was cleaned up, or is longer than `_LOOK_BACK`, counts as foreign.*
- 3. **Foreign versions**: scan the key columns once, for the keys to be written and those that others added. A key
-    found twice:
-    - One row by a commit, the other by a foreign merge or a load, and a type for which Lance detects no duplicates:
-      neither writer saw the other. The row of the later version stands, as if the two had come one after the other; the
-      older one is deleted, in a version of its own, and the commit begins again.
-    - Any other pair: which row is meant is not ours to decide. The key's region is held back where the commit would
-      write the key (`DoubledKey`, before anything is written over it); every other region is committed. A key that the
-      commit does not write is reported, and looked up by each commit of this process until it stands there once; after
-      a restart `memwal verify --deep` finds it.
- 4. After an upserts pass that Lance put on top of versions that the round has not read, 1 to 3 run once more before the
-    commit reports. *Crash before that: the next commit that has rows does it as its first step; the look back in 1
-    reaches as far.* Until then readers see the key twice.
+ 1. **Look back** from the version read to the newest commit (a version whose progress differs from the version below).
+    A version in between that added fragments and is not a compaction is foreign. *History that was cleaned up, or is
+    longer than `_LOOK_BACK`, counts as foreign.* Look back further in these cases:
+    - Lance does not detect duplicates for the key (`lance_detects_duplicates`): one commit further. A foreign merge may
+      have landed just below the newest commit, after that commit was planned.
+    - Another committer planned a region's range first, and may have held the region back: to that region's own last
+      commit.
+    - The base contains a load (flush.commits.load), and Lance does not detect duplicates: to the previous commits of
+      the newest commit's regions. A load writes keys of every region, so a load and a commit may insert one key without
+      seeing each other. The newest commit had read those previous commits, and any load below them. A load above them
+      is treated like a foreign merge.
+ 2. **No foreign version** (the usual case): the base holds what commits wrote, one row per key. No row is read.
+ 3. **Foreign versions**: scan the key columns once for the keys to be written and the keys that others added. If a key
+    has two rows:
+    - One row is from a commit, the other from a foreign merge or a load, and Lance detects no duplicates for the key
+      type: neither writer saw the other. The row of the later version is kept, as if the two had run one after the
+      other. The older row is deleted in a separate version, and the commit restarts.
+    - Any other pair: memwal cannot decide which row is correct. If the commit would write the key, the key's region is
+      held back (`DoubledKey`, before anything is written over it) and all other regions are committed. A key that the
+      commit does not write is reported, and each commit of this process looks it up until it has one row; after a
+      restart, `memwal verify --deep` finds it.
+ 4. If Lance rebased an upserts pass onto versions that the round has not read, run steps 1 to 3 once more before the
+    commit reports. *Crash before this step: the next commit with rows does it as its first step; the look back in step
+    1 reaches far enough.* Until then readers see the key twice.
 """
 
 from __future__ import annotations
@@ -49,47 +52,49 @@ from memwal.wal.errors import first_line
 _LOOK_BACK = 64
 """Versions; each takes two or three small reads."""
 _ADDED_ROWS_MAX = 4_000_000
-"""Foreign rows whose keys are held in memory and looked up; where there are more, only the keys to be written are."""
+"""Maximum number of foreign rows whose keys are held in memory and looked up. Above it, only the keys to be written
+are.
+"""
 _ROWS_AT_ONCE = 1 << 20
 _ROW_ADDRESS = "_rowaddr"
 _EARLIER, _UNKNOWN = 0, -1
-"""In place of the version that made a row: one before those looked at; any."""
+"""Placeholders for the version that created a row: older than all examined versions; any version."""
 _FRAGMENT_BITS = 32
-"""A row address is the fragment's id and, in these lower bits, the row's offset in it."""
+"""A row address is the fragment's id and, in these lower bits, the row's offset in the fragment."""
 
 
 @dataclass(frozen=True)
 class ForeignWrites:
-    """The versions since the last commit, or the one before it, that other programs made."""
+    """The versions that other programs created since the last commit, or since the one before it."""
 
     complete: bool
     """Whether the history could be read back that far."""
     commits: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Versions of our commits -> fragments they added."""
+    """Versions of commits -> fragments that they added."""
     foreign: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Versions of other programs that added fragments -> these fragments."""
     unchecked: frozenset[int] = frozenset()
     """Versions in `foreign` whose keys Lance may not have compared with those of a commit."""
     loads: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Among `commits`: loads whose keys Lance may not have compared with those of a commit or of another load."""
+    """Loads among `commits` whose keys Lance may not have compared with those of a commit or of another load."""
     rewritten: frozenset[int] = frozenset()
-    """Fragments made by compactions: their rows are of unknown age."""
+    """Fragments created by compactions: the age of their rows is unknown."""
 
     @property
     def possible(self) -> bool:
-        """Whether a key may stand twice."""
+        """Whether a key may have two rows."""
         return bool(self.foreign) or bool(self.loads) or not self.complete
 
 
 def lance_detects_duplicates(schema: pa.Schema, key: Sequence[str]) -> bool:
-    """Return whether Lance detects two merges that insert one key at once; tried with pylance 14.0.2."""
+    """Return whether Lance detects two concurrent merges that insert the same key. Tested with pylance 14.0.2."""
     types = [schema.field(name).type for name in key]
     detected = {pa.int32(), pa.int64(), pa.uint32(), pa.uint64()} | {pa.string(), pa.large_string()}
     return all(kind in detected | {pa.binary(), pa.large_binary()} for kind in types)
 
 
 def look_back(store: ObjectStore, base: BaseTable, behind: Collection[UUID] = ()) -> ForeignWrites:
-    """Step 1, from the version of `base`.
+    """Run step 1, from the version of `base`.
 
     `behind`: regions that commits may have held back; the look back reaches the last commit of each.
     Raises StoreUnavailable, StoreRefused.
@@ -115,13 +120,14 @@ def look_back(store: ObjectStore, base: BaseTable, behind: Collection[UUID] = ()
 
 @dataclass
 class _Found:
-    """What a look back has found so far, from the newest version down."""
+    """The state of a look back, from the newest version down."""
 
     behind: set[UUID]
     """Regions whose last commits are still to be found."""
     commits_wanted: int
     to_find: set[UUID] | None = field(default_factory=set)
-    """Regions of the newest commit whose commits before it are still to be found; None: the newest commit itself is."""
+    """Regions of the newest commit whose previous commits are still to be found; None until the newest commit is found.
+    """
     commits: dict[int, frozenset[int]] = field(default_factory=dict)
     foreign: dict[int, frozenset[int]] = field(default_factory=dict)
     unchecked: set[int] = field(default_factory=set)
@@ -129,7 +135,7 @@ class _Found:
     rewritten: frozenset[int] = frozenset()
 
     def add(self, before: TableState, state: TableState) -> None:
-        """Add what version `state` did to `before`, the one below it."""
+        """Add the changes of version `state` to `before`, the version below it."""
         added = frozenset(state.fragments.keys() - before.fragments.keys())
         operation = state.transaction.operation if state.transaction else "unknown"
         if before.committed != state.committed:
@@ -155,19 +161,19 @@ class _Found:
 
     @property
     def enough(self) -> bool:
-        """Whether no version further below matters."""
+        """Whether no older version matters."""
         return len(self.commits) >= self.commits_wanted and not self.behind and self.to_find == set()
 
     def writes(self, *, complete: bool) -> ForeignWrites:
-        """Return what was found."""
+        """Return the result."""
         unchecked = frozenset(self.unchecked)
         return ForeignWrites(complete, self.commits, self.foreign, unchecked, self.loads, self.rewritten)
 
 
 def rows_with_keys(base: BaseTable, keys: pa.Table) -> pa.Table:
-    """Return key columns and `_rowaddr` of the base's rows that have one of `keys` (the key columns, any number).
+    """Return key columns and `_rowaddr` of the base rows that have one of `keys` (the key columns, any number of rows).
 
-    One scan of the key columns. Memory holds `keys`, the rows found, and about as many rows of the base as `keys` has.
+    Scans the key columns once. Memory holds `keys`, the rows found, and about as many base rows as `keys` has.
     Raises OSError of storage.
     """
     names = list(base.key)
@@ -188,8 +194,8 @@ def rows_with_keys(base: BaseTable, keys: pa.Table) -> pa.Table:
 def _reading() -> Iterator[None]:
     """Turn ValueError into OSError.
 
-    pylance raises ValueError for a version or file that another program has cleaned up meanwhile, and for a stream of
-    rows that storage breaks off.
+    pylance raises ValueError if another program has cleaned up a version or file in the meantime, or if storage
+    interrupts a stream of rows.
     """
     try:
         yield
@@ -198,7 +204,7 @@ def _reading() -> Iterator[None]:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Join batches to tables of at least `rows` rows each but the last: every join hashes all wanted keys again."""
+    """Join batches into tables of at least `rows` rows each, except the last. Every join hashes all keys."""
     gathered: list[pa.RecordBatch] = []
     for batch in batches:
         gathered.append(batch)
@@ -210,10 +216,10 @@ def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table
 
 
 def added_keys(base: BaseTable, writes: ForeignWrites) -> pa.Table:
-    """Return the keys of the rows that other programs, and loads in `writes`, added, as each version had them.
+    """Return the keys of the rows that other programs, and loads in `writes`, added, as of each version.
 
-    Returns none where these are more than _ADDED_ROWS_MAX, or where one of the versions was cleaned up since
-    `look_back`: then the history says nothing.
+    Returns an empty table if there are more than _ADDED_ROWS_MAX rows, or if one of the versions was cleaned up since
+    `look_back`: the history is then incomplete.
     """
     names = list(base.key)
     keys = [pa.schema([base.schema.field(name) for name in names]).empty_table()]
@@ -234,9 +240,9 @@ def added_keys(base: BaseTable, writes: ForeignWrites) -> pa.Table:
 def duplicates(
     base: BaseTable, stored: pa.Table, writes: ForeignWrites
 ) -> tuple[list[int], pa.Table, dict[UUID, DoubledKey]]:
-    """Step 3 for the rows `stored` (`rows_with_keys`).
+    """Run step 3 for the rows `stored` (from `rows_with_keys`).
 
-    Returns the addresses of the rows to delete; the other keys that stand twice; an error for these by region.
+    Returns the addresses of the rows to delete; the other keys that have two rows; an error per region for these.
     """
     names = list(base.key)
     counts = stored.group_by(names).aggregate([([], "count_all")])
@@ -278,13 +284,13 @@ def _errors(
 
 
 def delete_rows(dataset: lance.LanceDataset, addresses: Sequence[int]) -> int:
-    """Delete the rows at `addresses`; moves `dataset` to the new version. Raises OSError on a conflict."""
+    """Delete the rows at `addresses`. Moves `dataset` to the new version. Raises OSError on a conflict."""
     done = dataset.delete(f"{_ROW_ADDRESS} IN ({', '.join(map(str, addresses))})", conflict_retries=0)
     return int(done["num_deleted_rows"])
 
 
 def _older(addresses: Sequence[int], writes: ForeignWrites) -> int | None:
-    """Return the address of the older row of a key that stands twice because two merges did not see each other.
+    """Return the address of the older row of a key that two merges inserted without seeing each other.
 
     None for any other pair.
     """

@@ -1,7 +1,7 @@
-"""Regions that a commit cannot take, and why; the other regions are committed without them.
+"""Regions that a commit cannot take, with their errors; the other regions are committed without them.
 
-An SST that cannot be read, a gap in the generations, a damaged plan, a key that stands twice in the base: each concerns
-one region. Its SSTs stay published, so readers see its rows as before, and every later commit tries it again.
+An unreadable SST, a gap in the generations, a damaged plan, or a key with two rows in the base concerns one region. Its
+SSTs stay published, so readers see its rows as before, and every later commit tries it again.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ def is_failure(error: BaseException) -> bool:
 
 @dataclass
 class HeldBack:
-    """What the last commit could not take; a process that commits repeatedly keeps it from one commit to the next.
+    """What the last commit could not take. A process that commits repeatedly passes it from commit to commit.
 
     Thread safety. One commit at a time writes; any thread reads `regions`, which is replaced as a whole.
     """
 
     regions: Mapping[UUID, BaseException] = field(default_factory=dict)
-    """Why nothing of a region was committed; or the error about a key that stands twice and that no SST writes."""
+    """The error that kept a region from being committed, or the error about a key that has two rows and is not
+    written by an SST.
+    """
     doubled: pa.Table | None = None
-    """Keys that stood twice in the base; each commit looks them up until they no longer do."""
+    """Keys that had two rows in the base; each commit looks them up until the duplicates are gone."""
 
     def raise_first(self) -> None:
         """Raise the error of the first region, if any."""

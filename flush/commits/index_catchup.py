@@ -1,15 +1,15 @@
-"""Builds and extends the base table's indexes after each commit, so that they cover its rows.
+"""Build and extend the base table's indexes after each commit, so that they cover its rows.
 
-Decided from the state of the table and not from what the commit did, so that the next commit also covers rows of a
+The step depends on the state of the table and not on what the commit did, so the next commit also covers rows of a
 commit that crashed before this step, or rows that other programs appended. *Crash here: the next commit does it.*
 
-What an index lacks goes into a new segment, in one version for all indexes: the cost depends on the number of new rows,
-15 to 45 ms per index for 3,000 of them. Merging with the existing segments, Lance's default, rewrites full-text and
+Rows missing from an index go into a new segment, in one version for all indexes. The cost depends on the number of new
+rows: 15 to 45 ms per index for 3,000. Merging with the existing segments, Lance's default, rewrites full-text and
 scalar indexes each time (0.1 to 0.2 s for 200,000 short texts); `flush.commits.maintenance` merges.
 
-An index that cannot be built or extended (vectors of length 0 under cosine, a damaged index file) is logged and left to
-the next commit; Lance searches rows that it does not cover one by one. The rows are in the base table already, and a
-commit that failed here would never prune the SSTs that it has committed.
+If an index cannot be built or extended (vectors of length 0 under cosine, a damaged index file), the failure is logged
+and the next commit tries again; Lance scans the rows that the index does not cover. The rows are already in the base
+table, and a commit that failed here would never prune its committed SSTs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ PQ_ROWS_MIN = 256
 """Rows with a vector. Lance trains 2**8 centroids per sub-vector and refuses fewer rows."""
 _SUB_VECTOR_WIDTHS = (16, 8, 4, 2, 1)
 _SUB_VECTORS_MIN = 4
-"""One 8-bit code for a whole small vector gives low recall: with 4 codes recall@10 of 4,000 random vectors, not
-re-ranked, rises from 0.29 to 0.89 (8 wide), from 0.20 to 0.67 (16) and from 0.28 to 0.45 (32)."""
+"""One 8-bit code for a whole small vector gives low recall. With 4 codes, recall@10 of 4,000 random vectors without
+re-ranking rises from 0.29 to 0.89 (8 wide), from 0.20 to 0.67 (16) and from 0.28 to 0.45 (32).
+"""
 
 
 def catch_up(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> bool:
-    """Build the indexes that are missing, extend those that lag. Return whether a new version was made.
+    """Build the missing indexes and extend those that lag. Return whether a new version was created.
 
     Moves `dataset` to the newest version. A vector index is built once PQ_ROWS_MIN rows have a vector; until then Lance
-    searches the column exactly. Raises what Lance raises on a conflict with another writer; an index that Lance cannot
+    searches the column exactly. Raises what Lance raises on a conflict with another writer. An index that Lance cannot
     build raises nothing.
     """
     before = dataset.version
@@ -61,7 +62,7 @@ def catch_up(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> bool:
 def build_vector_index(dataset: lance.LanceDataset, spec: IndexSpec, *, replace: bool = False) -> None:
     """Build the vector index `spec`, if PQ_ROWS_MIN rows have a vector. Raises what Lance raises.
 
-    `replace`: in place of the one that is there.
+    `replace`: replace an existing index of that name.
     """
     if _enough_vectors(dataset, spec.column):
         parameters = ivf_pq_parameters(spec, dataset.schema)
@@ -69,9 +70,10 @@ def build_vector_index(dataset: lance.LanceDataset, spec: IndexSpec, *, replace:
 
 
 def train_anew(dataset: lance.LanceDataset, spec: IndexSpec) -> bool:
-    """Build the vector index `spec` once more, trained on the rows of now; False if Lance cannot, or they are too few.
+    """Rebuild the vector index `spec`, trained on the current rows.
 
-    Raises what Lance raises on a conflict with another writer.
+    Returns False if Lance cannot, or there are too few rows. Raises what Lance raises on a conflict with another
+    writer.
     """
     before = dataset.version
     built = _attempted(dataset, spec.name, partial(build_vector_index, dataset, spec, replace=True))
@@ -83,9 +85,9 @@ def _extend(dataset: lance.LanceDataset, names: list[str]) -> None:
 
 
 def _attempted(dataset: lance.LanceDataset, what: str, act: Callable[[], object]) -> bool:
-    """Run `act` on the indexes `what`; return whether it succeeded, and log it where Lance cannot do it.
+    """Run `act` on the indexes `what`. Return whether it succeeded; log a failure of Lance.
 
-    Raises what `act` raises where the table has a newer version by now: only that makes it a conflict.
+    Raises what `act` raises if the table has a newer version: only a newer version makes it a conflict.
     """
     try:
         act()
@@ -100,7 +102,7 @@ def _attempted(dataset: lance.LanceDataset, what: str, act: Callable[[], object]
 
 
 def ivf_pq_parameters(spec: IndexSpec, schema: pa.Schema) -> Mapping[str, Any]:
-    """Return Lance's arguments for a vector index: as given, else the metric l2 and `sub_vectors` of the width."""
+    """Return Lance's arguments for a vector index; defaults: metric l2, and `sub_vectors` of the width."""
     given: dict[str, Any] = {
         "metric": spec.parameters.get("metric", "l2"),
         "num_sub_vectors": spec.parameters.get(
@@ -125,6 +127,6 @@ def _enough_vectors(dataset: lance.LanceDataset, column: str) -> bool:
 
 
 def _lags(dataset: lance.LanceDataset, index: Any) -> bool:
-    """Return whether a fragment is in no segment of the index. Not by index_stats: it reads the index, and warns."""
+    """Return whether a fragment is in no segment of the index. Avoids index_stats, which reads the index and warns."""
     covered = {fragment for segment in index.segments for fragment in segment.fragment_ids}
     return not covered.issuperset(fragment.fragment_id for fragment in dataset.get_fragments())

@@ -1,23 +1,24 @@
-"""Adds an index to a table, or drops one, while the table is written.
+"""Add an index to a table, or drop one, while the table is written.
 
 To add an index:
 
- 1. Read the newest version; check the column, the parameters, and the index that the column may have. An index of that
-    kind that another program built is taken over as it is.
- 2. Build it in the base table. A vector index of too few rows is left to the commit that brings enough. *Crash here:
-    Lance has an index that the set-up does not name. Adding it again takes it over, dropping it drops it.*
- 3. Name it in the set-up (flush.base.setup), in one version of the table, which Lance refuses if somebody else changed
-    the indexes since 1: then from 1 again.
+ 1. Read the newest version; check the column, the parameters, and any existing index of the column. An index of the
+    same kind that another program built is adopted unchanged.
+ 2. Build it in the base table. A vector index with too few rows is left to the commit that adds enough. *Crash here:
+    Lance has an index that is not in the set-up. Adding it again adopts it; dropping it drops it.*
+ 3. Add it to the set-up (flush.base.setup), in one version of the table. Lance rejects this version if another writer
+    changed the indexes since step 1: then restart at step 1.
 
-Built before it is named: a match on a column whose index is named but not built would fail. From 3 on the table has
-another shape. Its owners notice at the next version of the base that they open, and their next memtables have the index
-(ingest.region.admission); SSTs and the log's tail are indexed as they are read, by the set-up of that moment.
+The index is built before it is declared, because a match on a column with a declared but unbuilt index would fail.
+After step 3 the table has a new shape. The region owners detect it at the next version of the base that they open, and
+their next memtables have the index (ingest.region.admission). SSTs and the log's tail are indexed as they are read, by
+the set-up of that moment.
 
-To drop one:
+To drop an index:
 
- 1. Take it out of the set-up, as in 3. *Crash here: as in 2.*
- 2. Drop it in the base table. A commit that read the set-up before 1 may build it again; it looks at the newest set-up
-    when it has done that, and drops it (`drop_undeclared`).
+ 1. Remove it from the set-up, as in step 3. *Crash here: as in step 2.*
+ 2. Drop it in the base table. A commit that read the set-up before step 1 may build it again; after building, the
+    commit reads the newest set-up and drops the index (`drop_undeclared`).
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from memwal.wal.panics import RustPanic, panics_as_errors
 
 T = TypeVar("T")
 _RETRIES = 20
-"""Conflicts with other writers in a row. Commits come every few seconds, and building starts again from nothing."""
+"""Consecutive conflicts with other writers. Commits come every few seconds, and each conflict restarts the build."""
 
 
 def add_index(base: BaseTable, spec: IndexSpec, clock: Clock) -> IndexSpec:
-    """Add `spec` to the table of `base`, any of its versions; return it with the name and parameters that it has.
+    """Add `spec` to the table of `base` (any version); return it with its resulting name and parameters.
 
-    Returns at once what is there already if the table has the same index.
-    Raises InvalidRows for an index that the table cannot have, or a column that has another one; CommitConflict; errors
-    of storage.
+    Returns immediately if the table already has the same index.
+    Raises InvalidRows for an index that the table cannot have, or a column with a different index; CommitConflict;
+    errors of storage.
     """
 
     def attempt(newest: BaseTable, dataset: lance.LanceDataset) -> IndexSpec:
@@ -69,9 +70,9 @@ def add_index(base: BaseTable, spec: IndexSpec, clock: Clock) -> IndexSpec:
 
 
 def drop_index(base: BaseTable, name: str, clock: Clock) -> None:
-    """Drop the index called `name` from the table of `base`, any of its versions.
+    """Drop the index called `name` from the table of `base` (any version).
 
-    Raises InvalidRows if there is none; CommitConflict; errors of storage.
+    Raises InvalidRows if no such index exists; CommitConflict; errors of storage.
     """
     done: list[str] = []
 
@@ -92,7 +93,7 @@ def drop_index(base: BaseTable, name: str, clock: Clock) -> None:
 
 
 def drop_undeclared(before: BaseTable, newest: BaseTable) -> bool:
-    """Drop what was built by the set-up of `before` and is not in that of `newest`; return whether a version was made.
+    """Drop indexes that are in the set-up of `before` but not of `newest`. Return whether a version was created.
 
     Raises what Lance raises on a conflict.
     """
@@ -105,7 +106,7 @@ def drop_undeclared(before: BaseTable, newest: BaseTable) -> bool:
 
 
 def _retried(base: BaseTable, clock: Clock, attempt: Callable[[BaseTable, lance.LanceDataset], T]) -> T:
-    """Return what `attempt` returns for the newest version; it is called again if a newer one appeared meanwhile."""
+    """Return the result of `attempt` for the newest version. Repeat it if a newer version appeared in the meantime."""
     retries = ConflictRetries(base.uri, clock, _RETRIES)
     while True:
         newest = base.latest()
@@ -120,7 +121,7 @@ def _retried(base: BaseTable, clock: Clock, attempt: Callable[[BaseTable, lance.
 
 
 def _same(wanted: IndexSpec, declared: IndexSpec) -> IndexSpec:
-    """Return `declared` if it is what is wanted. Raises InvalidRows."""
+    """Return `declared` if it matches `wanted`. Raises InvalidRows."""
     has = {**DEFAULTS, **declared.parameters}
     differs = any(has.get(name) != value for name, value in wanted.parameters.items())
     if wanted.kind != declared.kind or differs:
@@ -133,7 +134,7 @@ def _same(wanted: IndexSpec, declared: IndexSpec) -> IndexSpec:
 
 
 def _expect_free_name(base: BaseTable, spec: IndexSpec) -> None:
-    """Raise InvalidRows if another index, of a column that was renamed, has the name."""
+    """Raise InvalidRows if an index of another column has the name; a renamed column keeps the name of its index."""
     for other in base.indexes:
         if other.name == spec.name:
             raise InvalidRows(
@@ -142,7 +143,7 @@ def _expect_free_name(base: BaseTable, spec: IndexSpec) -> None:
 
 
 def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
-    """Step 2. Raises InvalidRows where Lance cannot build it, which no newer version would change."""
+    """Run step 2. Raises InvalidRows if Lance cannot build the index and a newer version would not change that."""
     try:
         if spec.kind == "ivf_pq":
             if spec.name not in {index.name for index in dataset.describe_indices()}:
@@ -160,6 +161,6 @@ def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
 
 
 def _declare(base: BaseTable, indexes: Iterable[IndexSpec]) -> None:
-    """Step 3: set the indexes of the table, if nobody changed them since the version of `base`."""
+    """Run step 3: set the indexes of the table, unless another writer changed them since the version of `base`."""
     settings: Mapping[str, Any] = index_settings(list(indexes), column_ids(base.dataset))
     base.dataset.checkout_version(base.version).update_config(dict(settings))

@@ -1,4 +1,4 @@
-"""Lists the indexes of a table: those that its set-up names, and others that Lance has."""
+"""List the indexes of a table: those in its set-up, and others that Lance has."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from memwal.flush.base.table import BaseTable
 
 
 def list_indexes(base: BaseTable) -> list[dict[str, Any]]:
-    """Return the indexes that the set-up names, one dict each; reads no index.
+    """Return the indexes in the set-up, one dict each. Reads no index.
 
     name, column, kind, parameters; built: whether the base table has it; rows, rows_waiting: base rows that it covers,
-    and those that the next commit adds to it; bytes: of its files, 0 where Lance recorded none.
+    and those that the next commit adds to it; bytes: of its files, 0 if Lance recorded none.
     """
     rows = {fragment.fragment_id: fragment.count_rows() for fragment in base.dataset.get_fragments()}
     built = {index.name: index for index in base.dataset.describe_indices()}
@@ -36,7 +36,7 @@ def list_indexes(base: BaseTable) -> list[dict[str, Any]]:
 
 
 def undeclared(base: BaseTable) -> dict[str, str]:
-    """Return the indexes of the base table that its set-up does not name: name -> why, "" if it can be added."""
+    """Return the indexes of the base table that are not in its set-up: name -> reason; "" if it can be added."""
     declared, columns = {spec.name for spec in base.indexes}, {spec.column: spec.name for spec in base.indexes}
     found = dict[str, str]()
     for index in base.dataset.describe_indices():

@@ -1,42 +1,45 @@
-"""Load: rows that are in files already become part of the base table, past the log, in one version and exactly once.
+"""Load: write rows that are already in files into the base table, past the log, in one version and exactly once.
 
     invariant: the rows of a load, and the record that it has landed, are in one version of the base, or in none.
 
-A load is a region of its own (flush.base.load_id): its id is made of the token, and each attempt is a generation. So
-its marker is the compare-and-swap that it is for the range of a commit: of any number of loads with one token, at once
-or one after the other, one lands.
+A load is a separate region (flush.base.load_id): its id is derived from the token, and each attempt is a generation.
+Its marker is therefore a compare-and-swap, as for the range of a commit: of any number of loads with one token,
+concurrent or sequential, one lands.
 
-The caller has checked the rows, has begun an attempt (flush.commits.load_notes), and then has flushed and committed
-every row that was acknowledged before (model: Load!Begin, Load!Settle). Then:
+The caller has checked the rows, has begun an attempt (flush.commits.load_notes), and has then flushed and committed
+every row that was acknowledged earlier (model: Load!Begin, Load!Settle). Then:
 
  1. **Note** the token beside the table, so that `memwal log` can name it. *Crash here: a note of a load that never
-    landed; the next attempt writes the same one.*
- 2. **Read** the newest base version. Where it has the marker, the load has landed: on to 6. Where its columns are not
-    those that the rows were checked for, the load ends; so it does where the attempt was ended by others.
+    landed; the next attempt writes the same note.*
+ 2. **Read** the newest base version. If it has the marker, the load has landed: continue at step 6. If its columns
+    differ from those that the rows were checked for, or if another process ended the attempt, the load ends.
     (model: Load!Read, Append!ReadToken)
- 3. **Check** whether other programs added rows since the last commit and, where they did, whether a key stands twice
-    (flush.commits.foreign_writes). A row to repair is deleted, and back to 2; any other such key ends the load.
-    *Crash here: at most a row was repaired.*
- 4. **Write** the rows with the marker, streamed: with a key by one merge (flush.commits.merge_passes), without one by
-    one append (flush.commits.append_pass). A conflict with another writer: back to 2. *Crash before the version exists:
-    files without a version, see flush.garbage.orphans. Crash after it: loaded; the next attempt with the token goes
-    from 2 to 6.* (model: Load!Merge, Append!AppendLoad)
- 5. Where Lance put 4 on top of versions that 3 had not seen, and does not detect that both inserted one key: check as
-    in 3 once more, and delete the row of the earlier version. *Crash before that: the next commit of
-    rows, or the next attempt, does it: it looks back to the load until a commit of the same region has seen it.*
+ 3. **Check** whether other programs added rows since the last commit and, if they did, whether a key has two rows
+    (flush.commits.foreign_writes). If a row can be repaired, delete it and restart at step 2; any other such key ends
+    the load. *Crash here: at most, a row was repaired.*
+ 4. **Write** the rows with the marker as a stream: with a key by one merge (flush.commits.merge_passes), without a key
+    by one append (flush.commits.append_pass). On a conflict with another writer, restart at step 2. *Crash before the
+    version exists: files without a version, see flush.garbage.orphans. Crash after it: loaded; the next attempt with
+    the token goes from step 2 to 6.* (model: Load!Merge, Append!AppendLoad)
+ 5. If Lance rebased step 4 onto versions that step 3 had not read, and does not detect that both inserted one key, run
+    the check of step 3 once more and delete the row of the earlier version. *Crash before this step: the next commit of
+    rows, or the next attempt, does it; it looks back to the load until a commit of the same region has seen the load.*
  6. **Finish** as a commit does: Lance's marker of a table without a key, index catch-up, sync, prune.
 
-Order. What was acknowledged before is committed, so the loaded row replaces it. A row that is put while the load runs
-is one of two concurrent writes: where it is committed when the load lands, the loaded row replaces it; where it is not,
-it hides the loaded row, and the commit after the load replaces that. A commit that read the base before the load landed
-conflicts where both write one row or insert one key. What is acknowledged after the load returned is committed by a
-commit that reads the base with the loaded rows, since it reads the region manifests before the base. Only a delete that
-is concurrent with the load may be ordered before it although readers have seen it: a commit without upserts that read
-the base before the load landed does not find the row. (model: Load!ReadManifests, Load!OpenBase, Load!Write)
+Order of the load and a row of the same key. (model: Load!ReadManifests, Load!OpenBase, Load!Write)
 
-A restore of the base to a version before the load takes the marker back with the rows: the token may be used again.
-A repeat of a load that has landed only finishes it (`finish_load`): it has no rows, so it must never land by itself.
-A record stays in the base for ever, some 40 bytes for each load.
+ - Acknowledged before the load: the row is committed first, and the loaded row replaces it.
+ - Put during the load: concurrent writes. If the put is committed when the load lands, the loaded row replaces it.
+   Otherwise it hides the loaded row, and the next commit replaces the loaded row. A commit that read the base before
+   the load landed conflicts if both write one row or insert one key.
+ - Put after the load returned: the put replaces the loaded row. Its commit reads the base with the loaded rows, because
+   it reads the region manifests before the base.
+ - Deleted during the load: the delete may be ordered before the load although readers have seen it. A commit without
+   upserts that read the base before the load landed does not find the loaded row.
+
+A restore of the base to a version before the load removes the marker with the rows, so the token can be used again. The
+repetition of a landed load only finishes it (`finish_load`): it has no rows, so it must never land itself. Each load
+leaves a permanent record of about 40 bytes in the base.
 """
 
 from __future__ import annotations
@@ -71,9 +74,9 @@ from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
 from memwal.wal.panics import panics_as_errors
 
 Step = Callable[[str], None]
-"""Called with a few words about the next step."""
+"""Called with a short description of the next step."""
 _CONFLICTS = (OSError, RuntimeError, ValueError, Corrupt)
-"""What an attempt raises when another writer's version came in between."""
+"""Errors that an attempt may raise if another writer created a version in between."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +84,21 @@ class RowsToLoad:
     """Checked rows in base schema, each key once, that can be read several times."""
 
     schema: pa.Schema
-    """The base schema that they were checked for."""
+    """The base schema that the rows were checked against."""
     number: int
     keys: pa.Table | None
-    """The key columns of all rows; None where the table has no key."""
+    """The key columns of all rows; None if the table has no key."""
     batches: Callable[[], Iterator[pa.RecordBatch]]
-    """Returns the same rows each time. What it raises ends the load, and nothing is written."""
+    """Returns the same rows at each call. An exception ends the load, and nothing is written."""
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What one load did. All numbers are 0 where it had landed before."""
+    """The result of one load. All numbers are 0 if an earlier attempt had landed."""
 
     id: UUID
     loaded_in: int | None
-    """The base-table version with its rows; None where it was cleaned up and only later ones are known."""
+    """The base-table version with its rows; None if it was cleaned up and only later versions exist."""
     version: int
     """Base-table version afterwards, index catch-up included."""
     already: bool
@@ -103,23 +106,25 @@ class LoadReport:
     rows_inserted: int
     rows_replaced: int
     rows_repaired: int
-    """Rows deleted because another program, or a commit at the same time, wrote the same key."""
+    """Rows deleted because another program, or a concurrent commit, wrote the same key."""
     files_written: int
     bytes_written: int
     versions: int
-    """Base-table versions made, index catch-up included."""
+    """Base-table versions created, index catch-up included."""
     seconds: float
 
 
 def loaded_in(store: ObjectStore, base: BaseTable, token: str) -> int | None:
-    """Return the version that brought the rows of `token`; 0 where they are not in `base`; None where that version
-    was cleaned up. Reads a few manifests. Raises Corrupt, StoreUnavailable, StoreRefused.
+    """Return the version that added the rows of `token`.
+
+    Returns 0 if they are not in `base`; None if that version was cleaned up. Reads a few manifests.
+    Raises Corrupt, StoreUnavailable, StoreRefused.
     """
     id = load_id(token)
     if not has_landed(base.committed, id):
         return 0
     kept = [version for version in versions(store) if version <= base.version]
-    low, high = 0, len(kept) - 1  # after a restore of a version with it, some version with it: its predecessor says so
+    low, high = 0, len(kept) - 1  # after a restore: any version with the load; its predecessor decides
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if _holds(store, kept[middle], id) else (middle + 1, high)
@@ -152,15 +157,15 @@ def load(
 ) -> LoadReport:
     """Load `rows` into the table at `uri`, the root of `store`, unless a load with `token` has landed there.
 
-    Steps: see the module docstring; the caller begins the attempt, commits what was acknowledged before, renews the
-    note meanwhile, and withdraws it once the load has landed. `retries`: number of conflicts in a row that are
-    tolerated; each costs another pass over `rows` in a table with a key. Memory holds some batches, and the keys of the
-    base while Lance merges.
+    Steps: see the module docstring. The caller begins the attempt, commits what was acknowledged before, renews the
+    note during the call, and withdraws it after the load has landed. `retries`: maximum number of consecutive
+    conflicts; each costs another pass over `rows` in a table with a key. Memory holds a few batches, and the keys of
+    the base while Lance merges.
     Thread safety. Any number of threads and processes; one token lands once.
-    Durability. The base is synced to the disk when it returns.
-    Raises CommitConflict; LoadEnded, after which another attempt may be begun; CountMismatch, DoubledKey (a key stands
-    twice in the base; nothing was written); what `rows.batches` raises; errors of BaseTable.open; StoreUnavailable,
-    StoreRefused, OSError of storage. After any of them load again with the same token.
+    Durability. The base is synced to disk when it returns.
+    Raises CommitConflict; LoadEnded, after which another attempt may be begun; CountMismatch; DoubledKey (a key has two
+    rows in the base; nothing was written); what `rows.batches` raises; errors of BaseTable.open; StoreUnavailable,
+    StoreRefused, OSError of storage. After any of them, load again with the same token.
     """
     began, id = clock.monotonic(), load_id(token)
     run = _Run(
@@ -197,10 +202,10 @@ def finish_load(
     retries: int = 10,
     options: WalOptions | None = None,
 ) -> bool:
-    """Do what is left of a load with `token` that has landed, as its process may have been killed; return whether one
-    has landed. A restore of the base may have taken it back since the caller looked.
+    """Complete a landed load with `token` whose process may have been killed. Return whether a load has landed.
 
-    Parameters, thread safety, durability and errors: as of `load`.
+    A restore of the base may have removed it since the caller checked.
+    Parameters, thread safety, durability and errors: as for `load`.
     """
     conflict_retries = ConflictRetries(uri, clock, retries)
     try:
@@ -211,7 +216,7 @@ def finish_load(
 
 
 class _NotLanded(Exception):
-    """No load with the token has landed, and there are no rows to load."""
+    """No load with the token has landed, and the run has no rows."""
 
 
 @dataclass
@@ -227,7 +232,7 @@ class _Run:
     conflict_retries: ConflictRetries
     id: UUID
     rows: RowsToLoad | None = None
-    """None: nothing is written for a load that has not landed, but _NotLanded is raised."""
+    """If None, a load that has not landed raises _NotLanded and nothing is written."""
     attempt: LoadAttempt | None = None
     on_step: Step = lambda _: None
     caches: LanceCaches = field(default_factory=LanceCaches)
@@ -235,14 +240,14 @@ class _Run:
     landed: int | None = None
     """The version with the rows, once this run has written it."""
     unchecked: bool = False
-    """Whether Lance put the rows on top of versions that step 3 has not read."""
+    """Whether Lance rebased the rows onto versions that step 3 has not read."""
     appended: AppendedRows | None = None
-    """Without a key: the rows written last. After a conflict they are appended again, not written again."""
+    """Without a key: the rows written last. After a conflict they are appended again, not rewritten."""
     failure: BaseException | None = None
-    """What reading the rows raised: Lance passes on only its text."""
+    """The exception raised while reading the rows: Lance passes on only its text."""
 
     def finished(self, clock: Clock, ids: Ids | None, options: WalOptions | None) -> BaseTable:
-        """Do all steps; return the base table behind them."""
+        """Run all steps; return the resulting base table."""
         while (base := self._next()) is None:
             continue
         self.on_step("indexes")
@@ -278,7 +283,7 @@ class _Run:
         return None
 
     def _given(self, base: BaseTable) -> tuple[RowsToLoad, dict[UUID, int]]:
-        """Return the rows, and their marker. Raises _NotLanded; LoadEnded."""
+        """Return the rows and their marker. Raises _NotLanded; LoadEnded."""
         if self.rows is None or self.attempt is None:
             raise _NotLanded
         if self.attempt.generation != next_attempt(base.committed, self.id):
@@ -286,13 +291,13 @@ class _Run:
         return self.rows, {self.id: self.attempt.generation}
 
     def _repaired(self, base: BaseTable, *, has_landed: bool) -> bool:
-        """Step 3, and 5 after 4; return whether a row was deleted. Raises DoubledKey where nothing is written yet."""
+        """Run step 3 (and 5 after 4); return whether a row was deleted. Raises DoubledKey if nothing is written yet."""
         if not base.key:
             return False
         foreign = look_back(self.store, base)
         if not foreign.possible:
             return False
-        keys = added_keys(base, foreign)  # those of a load that has landed are among them
+        keys = added_keys(base, foreign)  # includes the keys of a landed load
         if self.rows is not None and self.rows.keys is not None:
             keys = pa.concat_tables([self.rows.keys, keys.cast(self.rows.keys.schema)])
         older, _, errors = duplicates(base, rows_with_keys(base, keys), foreign)
@@ -304,7 +309,7 @@ class _Run:
         return bool(older)
 
     def _write(self, base: BaseTable, rows: RowsToLoad, marker: Mapping[UUID, int]) -> None:
-        """Step 4."""
+        """Run step 4. Raises CommitConflict if the columns of the base have changed."""
         if base.schema != rows.schema:
             raise CommitConflict(f"{base.uri}: its columns changed while the rows were checked; load again")
         self.on_step("merging" if base.key else "appending")
@@ -330,7 +335,7 @@ class _Run:
     def _batches(self, rows: RowsToLoad) -> Iterator[pa.RecordBatch]:
         try:
             yield from rows.batches()
-        except GeneratorExit:  # Lance has failed by itself and reads no further
+        except GeneratorExit:  # Lance itself failed and reads no further
             raise
         except BaseException as error:
             self.failure = error

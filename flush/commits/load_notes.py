@@ -1,33 +1,34 @@
 """Notes of loads beside the table.
 
-    {table}/_mem_wal/loads/{id}.json           {"token": "books-2026"}: which token a load's id is made of, for
+    {table}/_mem_wal/loads/{id}.json           {"token": "books-2026"}: the token that a load's id is derived from, for
                                                `memwal log`; advice only
     {table}/_mem_wal/loading/{id}_{generation}_{32 hex}.json   {"until": Unix seconds}: an attempt at a load
 
-An attempt begins with its note, before its process commits what was acknowledged before (flush.commits.load), and
-renews it while it runs. It has two readers.
+An attempt begins with its note, before its process commits the rows acknowledged earlier (flush.commits.load), and
+renews the note while it runs. Two kinds of code read the note.
 
-**Automatic commits** wait as long as the note is renewed, for a bounded time (`ingest.table.commit_loop`): a load
-merges all its rows in one version, and begins again where another commit lands first, so a daemon that commits every
-30 seconds would keep a load that takes longer from ever landing. That is advice.
+**Automatic commits** wait while the note is renewed, for a bounded time (`ingest.table.commit_loop`). A load merges all
+its rows in one version and restarts if another commit lands first; a daemon that commits every 30 seconds would prevent
+a longer load from ever landing. This wait is advice, not needed for safety.
 
 **Deletes with a condition** must not run beside a load.
 
-    invariant: no load lands between a region's look at the newest rows of keys and the tombstones that it logs for
-    those that pass.
+    invariant: no load lands between a region's read of the newest rows of keys and the tombstones that it logs for the
+    rows that match.
 
-Else the tombstones hide the loaded rows, which nobody has looked at. So a region looks for notes first, in its own
-thread, and refuses while an attempt is under way. The flush that an attempt begins with goes through that thread: what
-the region looked at before has its tombstones in the log by then, and is committed before the load is written; whatever
-the region looks at later finds the note. (model: Load!Settle, Load!LookForNotes, Load!LookAt, Load!LogTombstone)
+Otherwise the tombstones would hide the loaded rows, which were never checked against the condition. A region therefore
+looks for notes first, in its own thread, and refuses the delete while an attempt is under way. The flush at the start
+of an attempt passes through the same thread: the tombstones for rows that the region read before the flush are in the
+log by then and are committed before the load is written; a later read finds the note. (model: Load!Settle,
+Load!LookForNotes, Load!LookAt, Load!LogTombstone)
 
-The note of a process that was killed is no longer renewed, but what it has asked of storage may land late. So before
-such a note is passed over, its attempt is **ended**: its generation is committed without rows, and all below that are
-not, after which Lance refuses to commit it with them (flush.base.load_id). An attempt that is ended while it runs
-begins again, with the next generation. (model: Load!End)
+A killed process stops renewing its note, but its storage requests may still land late. Before its note is ignored,
+its attempt is **ended**: its generation, and all uncommitted ones below it, are committed without rows, after which
+Lance refuses to commit it with rows (flush.base.load_id). A running attempt that is ended restarts with the next
+generation. (model: Load!End)
 
-A note says nothing once the load has landed, or a generation as high is committed. Clocks only decide when an attempt
-is ended.
+A note has no effect once the load has landed or an equal or higher generation is committed. Clocks only decide when an
+attempt is ended.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from memwal.wal.layout import LOADING_PREFIX, load_key, loading_key
 from memwal.wal.panics import panics_as_errors
 
 RENEW_EVERY, LASTS, LASTS_LONGEST = 10.0, 30.0, 60.0
-"""Seconds. The longest is for which a note counts at most, whatever it says: clocks may differ."""
+"""Seconds. LASTS_LONGEST limits the validity of a note whatever its content, because clocks may differ."""
 _NAME = re.compile(r"([0-9a-f-]{36})_([1-9][0-9]*)_([0-9a-f]{32})\.json")
 
 
@@ -72,18 +73,18 @@ class LoadAttempt:
         return not has_landed(committed, self.id) and self.generation > committed.get(self.id, 0)
 
     def renew(self, store: ObjectStore, clock: Clock) -> None:
-        """Write the note, or write it once more. Raises StoreUnavailable, StoreRefused."""
+        """Write or rewrite the note. Raises StoreUnavailable, StoreRefused."""
         store.put(self.key, json.dumps({"until": clock.now() + LASTS}).encode())
 
     def withdraw(self, store: ObjectStore) -> None:
-        """Delete the note. Requires: the attempt has landed or failed, and nothing that it asked of storage is left.
+        """Delete the note. Requires: the attempt has landed or failed, and none of its storage requests is pending.
 
         Raises StoreUnavailable, StoreRefused.
         """
         store.delete(self.key)
 
     def is_renewed(self, store: ObjectStore, clock: Clock) -> bool:
-        """Return whether its process has renewed the note lately. Raises StoreUnavailable, StoreRefused."""
+        """Return whether its process has renewed the note recently. Raises StoreUnavailable, StoreRefused."""
         try:
             until = float(json.loads(store.get(self.key) or b"null")["until"])
         except (ValueError, TypeError, KeyError):
@@ -92,7 +93,7 @@ class LoadAttempt:
 
 
 def begin_load(store: ObjectStore, base: BaseTable, id: UUID, clock: Clock, ids: Ids) -> LoadAttempt:
-    """Note a new attempt at a load. `base`: the newest version.
+    """Write the note of a new attempt at a load. `base`: the newest version.
 
     Raises StoreUnavailable, StoreRefused.
     """
@@ -102,9 +103,9 @@ def begin_load(store: ObjectStore, base: BaseTable, id: UUID, clock: Clock, ids:
 
 
 def under_way(store: ObjectStore, newest: Callable[[], BaseTable]) -> list[LoadAttempt]:
-    """Return the attempts that may still land. One listing; `newest`, asked if there is a note, returns the newest
-    version of the base table.
+    """Return the attempts that may still land.
 
+    Costs one listing. `newest` returns the newest version of the base table and is only called if a note exists.
     Raises StoreUnavailable, StoreRefused; what `newest` raises.
     """
     noted = _noted(store)
@@ -127,10 +128,10 @@ def is_asked_to_wait(store: ObjectStore, clock: Clock, base: BaseTable) -> bool:
 
 
 def end_abandoned(store: ObjectStore, newest: Callable[[], BaseTable], clock: Clock) -> list[LoadAttempt]:
-    """End the attempts that nobody renews, and delete the notes that say nothing any more; return the attempts that are
-    under way. `newest`: as of `under_way`.
+    """End the attempts that are not renewed, and delete notes without effect; return the attempts under way.
 
-    Durability. What is ended is synced to the disk.
+    `newest`: as for `under_way`.
+    Durability. Ended attempts are synced to disk.
     Raises OSError, RuntimeError of Lance; StoreUnavailable, StoreRefused; what `newest` raises.
     """
     left = list[LoadAttempt]()
@@ -145,7 +146,7 @@ def end_abandoned(store: ObjectStore, newest: Callable[[], BaseTable], clock: Cl
 
 
 def _end(attempt: LoadAttempt, newest: Callable[[], BaseTable]) -> None:
-    """Commit generations without rows until that of `attempt` is, unless the load lands first."""
+    """Commit generations without rows up to that of `attempt`, unless the load lands first."""
     while attempt.may_land((base := newest()).committed):
         generation = next_attempt(base.committed, attempt.id)
         dataset = lance.dataset(base.uri, version=base.version, storage_options=dict(base.storage_options) or None)
@@ -160,12 +161,12 @@ def _end(attempt: LoadAttempt, newest: Callable[[], BaseTable]) -> None:
 
 
 def note_token(store: ObjectStore, id: UUID, token: str) -> None:
-    """Note which token `id` is made of. Raises StoreUnavailable, StoreRefused."""
+    """Record the source token of `id`. Raises StoreUnavailable, StoreRefused."""
     store.put(load_key(id), json.dumps({"token": token}).encode())
 
 
 def noted_token(store: ObjectStore, id: UUID) -> str | None:
-    """Return the token that `id` is made of; None where no note tells. Raises StoreUnavailable, StoreRefused."""
+    """Return the source token of `id`; None if no note exists. Raises StoreUnavailable, StoreRefused."""
     try:
         return str(json.loads(store.get(load_key(id)) or b"null")["token"])
     except (ValueError, TypeError, KeyError):

@@ -1,36 +1,36 @@
-"""Merges index segments, compacts fragments and deletes old versions of the base table after commits.
+"""Maintain the base table after commits: merge index segments, compact fragments, delete old versions.
 
-A commit adds a fragment and, per index, a segment (`flush.commits.index_catchup`), and leaves deleted rows behind in
-older fragments. The steps run in this order, each at its own interval, in the process that commits and never during a
-commit of its own:
+A commit adds a fragment and, per index, a segment (`flush.commits.index_catchup`), and leaves deleted rows in older
+fragments. The steps run in this order, each at its own interval, in the committing process and never during one of its
+own commits:
 
-1. **Merge** the newest segments of an index once at least `segments_min` belong together. A vector index all of whose
-   segments become one is built anew instead, up to `TRAINED_ROWS_MAX` rows.
-2. **Compact** fragments that are in the same segments (Lance puts no others together) once at least `fragments_min` of
-   them belong together, and any fragment with more than `deleted_min` of its rows deleted. A run reads at most
-   `bytes_max` bytes, the next run continues; a fragment of that size is rewritten only for its deleted rows, alone.
+1. **Merge** the newest segments of an index if at least `segments_min` of them qualify. If all segments of a vector
+   index become one, the index is rebuilt instead, up to `TRAINED_ROWS_MAX` rows.
+2. **Compact** fragments that are in the same segments (Lance merges no others) if at least `fragments_min` of them
+   qualify, and any fragment with more than `deleted_min` of its rows deleted. A run reads at most `bytes_max` bytes;
+   the next run continues. A fragment of that size is only rewritten for its deleted rows, and alone.
 3. **Clean up** versions that `flush.commits.thinning` does not keep. Tagged versions stay, and so do versions from
-   before the table was set up: they are another program's history. With `changes_age_min` versions that readers of
-   changes need stay too. Lance deletes them, with the files that no other version refers to.
+   before the table was set up: they are another program's history. With `changes_age_min`, versions that readers of
+   changes need stay too. Lance deletes the versions, with the files that no other version refers to.
 
-What belongs together is decided by size (`worth_merging`): as many as possible while the largest is no larger than the
-sum of the others. So a rewrite at least doubles the size, and a row is rewritten at most log2(rows / rows of a batch of
-`fragments_min` commits) times. Fragments of `rows_max` rows and more are never rewritten for their size. At most
-`fragments_min` plus that logarithm of fragments are left unmerged.
+`worth_merging` selects by size: as many as possible while the largest is no larger than the sum of the others. A
+rewrite therefore at least doubles the size, and a row is rewritten at most log2(rows / rows of a batch of
+`fragments_min` commits) times. Fragments of `rows_max` rows or more are never rewritten for their size. The number of
+unmerged fragments is at most `fragments_min` plus that logarithm.
 
-Invariant of 3: **above every version that was deleted there is a kept version made by Merge**, the *barrier*. Lance
-checks a write from an old handle against the versions since, as far as they exist. Without the barrier a write that was
-planned on an older version than the deleted ones would bring rows back that these had deleted, and insert keys twice
-that these had inserted. With it Lance reports a conflict: it plans an update, a delete or a merge anew on the newest
-version, and refuses an append, a compaction or a change of columns until the program opens the table again. So every
-run that deletes versions first makes a barrier, a version that changes nothing, above all of them.
+Invariant of step 3: **above every deleted version there is a kept version made by Merge**, the *barrier*. Lance checks
+a write from an old handle against the versions since, but only those that still exist. Without the barrier, a write
+planned on a version older than the deleted ones would restore rows that they had deleted, and insert keys twice that
+they had inserted. With the barrier, Lance reports a conflict: it plans an update, a delete or a merge anew on the
+newest version, and rejects an append, a compaction or a change of columns until the program reopens the table. Every
+run that deletes versions therefore first creates a barrier above all of them, a version that changes nothing.
 
-Crash points. 1 and 2 each make one version of Lance's: it exists or not. 3 makes the barrier, syncs it, and deletes
-what no kept version refers to, manifests first. *Crash before the first deletion: one more version. Crash later: the
-next run deletes the rest.* The sync is needed: a power cut takes back versions that were not synced, the barrier among
-them, and could leave none (model: Commit!CleanUp). Two runs at once each make a barrier above what they delete; the
-later barrier is above what both delete. Every run decides from the state of the table. After a conflict with another
-writer the step is tried again at its next interval.
+Crash points. Steps 1 and 2 each create one Lance version, which exists or does not. Step 3 creates the barrier, syncs
+it, and deletes what no kept version refers to, manifests first. *Crash before the first deletion: one more version.
+Crash later: the next run deletes the rest.* The sync is required: a power cut takes back unsynced versions, including
+the barrier, and could leave no version at all (model: Commit!CleanUp). Two concurrent runs each create a barrier above
+what they delete; the later barrier is above what both delete. Every run depends only on the state of the table. After a
+conflict with another writer, the step runs again at its next interval.
 """
 
 from __future__ import annotations
@@ -55,19 +55,20 @@ from memwal.memtable import IndexSpec
 from memwal.wal import ObjectStore
 
 BATCH_BYTES, _BATCH_ROWS, _READ_BUFFER = 4 << 20, 8192, 128 << 20
-"""Most bytes, by the mean of the rows, and most rows that a compaction reads at once; bytes of files that it reads
-ahead, where Lance's own buffer is 2 GiB."""
+"""Limits of one read of a compaction: bytes (by the mean row size), rows, and bytes read ahead from files, where
+Lance's default is 2 GiB.
+"""
 TRAINED_ROWS_MAX = 1 << 16
-"""Lance trains 256 codes on at most 256 rows each: an index of more rows is no better trained."""
+"""Lance trains 256 codes on at most 256 rows each: more rows do not improve the training of an index."""
 _BARRIERS = 5
-"""Attempts to make one; each fails only where another writer commits within milliseconds."""
+"""Attempts to create a barrier; an attempt fails only if another writer commits within milliseconds."""
 
 
 def worth_merging(sizes: Sequence[int]) -> int:
-    """Return how many of `sizes`, from the first on, belong together.
+    """Return how many of `sizes`, from the first on, are worth merging.
 
-    That is the largest count whose last size is no larger than the sum of those before it; 1 where there is no such
-    count, 0 for no sizes. Pure.
+    This is the largest count whose last size is no larger than the sum of those before it; 1 if no such count exists, 0
+    if `sizes` is empty. Pure.
     """
     total, most = 0, min(len(sizes), 1)
     for count, size in enumerate(sizes, 1):
@@ -79,7 +80,7 @@ def worth_merging(sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Rows of a fragment, with and without deleted ones; bytes of its data files, 0 where not recorded."""
+    """Rows of a fragment, with and without deleted ones; bytes of its data files, 0 if not recorded."""
 
     physical: int
     live: int
@@ -94,8 +95,10 @@ class _Size:
 
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
-    """Which fragments step 2 compacts: merge `fragments_min` or more of similar size, rewrite those with more than
-    `deleted_min` of their rows deleted. One run reads at most `bytes_max` bytes, but at least one fragment.
+    """Limits of step 2.
+
+    Merge `fragments_min` or more fragments of similar size, and rewrite those with more than `deleted_min` of their
+    rows deleted. One run reads at most `bytes_max` bytes, but at least one fragment.
     """
 
     fragments_min: int = 8
@@ -104,7 +107,7 @@ class CompactionLimits:
     bytes_max: int = 1 << 30
 
     def chosen(self, fragments: Mapping[int, _Size], groups: Iterable[Sequence[int]]) -> set[int]:
-        """Return the fragments to compact. `groups`: numbers of those that may be merged with each other. Pure."""
+        """Return the fragments to compact. `groups`: fragment numbers that may be merged with each other. Pure."""
         deleted = [n for n, size in fragments.items() if size.physical - size.live > self.deleted_min * size.physical]
         sets = [[number] for number in sorted(deleted, key=lambda number: fragments[number].bytes)]
         for group in groups:
@@ -118,13 +121,13 @@ class CompactionLimits:
         return {number for each in sets[: max(taken, 1)] for number in each}
 
     def _fitting(self, sizes: Iterable[int]) -> int:
-        """Return how many of `sizes`, from the first on, have at most `bytes_max` bytes together."""
+        """Return how many of `sizes`, from the first on, total at most `bytes_max` bytes."""
         return sum(total <= self.bytes_max for total in accumulate(sizes))
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceRules:
-    """When to run which step. Intervals and ages in seconds, 0 = never."""
+    """When to run each step. Intervals and ages in seconds; 0 = never."""
 
     optimize_interval: float = 10.0
     segments_min: int = 8
@@ -133,15 +136,15 @@ class MaintenanceRules:
     versions_interval: float = 600.0
     versions: VersionRules = field(default_factory=VersionRules)
     changes_age_min: float = 0.0
-    """Versions that were the newest in this time stay for readers of changes. 0: none stays for them."""
+    """Versions that were the newest within this time are kept for readers of changes. 0: none is kept for them."""
 
 
 def merge_segments(
     dataset: lance.LanceDataset, names: Iterable[str], segments_min: int, vectors: Iterable[IndexSpec] = ()
 ) -> list[str]:
-    """Step 1 for the indexes `names`; returns those merged. Moves `dataset` to the newest version.
+    """Run step 1 for the indexes `names`; return the merged ones. Moves `dataset` to the newest version.
 
-    `vectors`: vector indexes among them that may be built anew.
+    `vectors`: the vector indexes among them that may be rebuilt.
     Raises OSError, RuntimeError of Lance, also on a conflict with another writer.
     """
     wanted, specs, rebuilt = set(names), {spec.name: spec for spec in vectors}, list[str]()
@@ -163,9 +166,9 @@ def merge_segments(
 
 
 def compact(dataset: lance.LanceDataset, limits: CompactionLimits) -> tuple[int, int]:
-    """Step 2; returns the numbers of fragments removed and added. Moves `dataset` to the newest version.
+    """Run step 2; return the numbers of fragments removed and added. Moves `dataset` to the newest version.
 
-    Memory: some batches of BATCH_BYTES and Lance's pages, whatever the size of a row. Raises as `merge_segments`.
+    Memory: a few batches of BATCH_BYTES and Lance's pages, whatever the size of a row. Raises as `merge_segments`.
     """
     fragments = {fragment.fragment_id: _Size.of(fragment) for fragment in dataset.get_fragments()}
     chosen = limits.chosen(fragments, _same_segments(dataset, fragments))
@@ -179,7 +182,7 @@ def compact(dataset: lance.LanceDataset, limits: CompactionLimits) -> tuple[int,
         excluded_fragment_ids=[number for number in fragments if number not in chosen],
         batch_size=max(1, min(_BATCH_ROWS, rows * BATCH_BYTES // max(size, 1))),
         io_buffer_size=_READ_BUFFER,
-        num_threads=1,  # each thread reads and writes a fragment of its own
+        num_threads=1,  # each thread reads and writes a separate fragment
     )
     done = Compaction.execute(dataset, options)
     return done.fragments_removed, done.fragments_added
@@ -192,13 +195,13 @@ def clean_up(
     now: float,
     changes_since: float | None = None,
 ) -> int:
-    """Step 3; returns the number of versions deleted. Moves `dataset` to the barrier, if one is made.
+    """Run step 3; return the number of deleted versions. Moves `dataset` to the barrier, if one is created.
 
     `store`: of the table. `dataset`: at the newest version. `now`: Unix seconds.
-    `changes_since`: Unix seconds; the version that was the newest then, and all after it, stay for readers of changes.
-    It may be much older than that, where the table was idle.
+    `changes_since`: Unix seconds; the version that was the newest then, and all later ones, are kept for readers of
+    changes. In an idle table that version may be much older.
 
-    Lists the versions; where some are too many by their age, reads the manifests of the others, for their bytes.
+    Lists the versions. If some exceed their age, also reads the manifests of the others to add up their bytes.
     Raises OSError, RuntimeError, ValueError of Lance; Corrupt, StoreUnavailable, StoreRefused.
     """
     gone = _to_delete(store, dataset, rules, now, changes_since)
@@ -218,7 +221,7 @@ def clean_up(
 def _to_delete(
     store: ObjectStore, dataset: lance.LanceDataset, rules: VersionRules, now: float, changes_since: float | None
 ) -> list[int]:
-    """Return the versions that do not stay, ascending."""
+    """Return the versions to delete, ascending."""
     present = [each for each in stored_versions(store) if each.version <= dataset.version]
     recent = recent_versions(present, rules, now)
     if len(recent) == len(present):
@@ -234,7 +237,7 @@ def _to_delete(
 
 
 def _raise_barrier(store: ObjectStore, dataset: lance.LanceDataset) -> None:
-    """Make a version that changes nothing and that conflicts with writes planned on older versions.
+    """Create a version that changes nothing and conflicts with writes planned on older versions.
 
     Moves `dataset` to it. Raises OSError after _BARRIERS conflicts in a row.
     """
@@ -250,8 +253,10 @@ def _raise_barrier(store: ObjectStore, dataset: lance.LanceDataset) -> None:
 
 
 def _superseded(versions: Sequence[StoredVersion], since: float) -> int:
-    """Return how many of `versions`, ascending, were no longer the newest at `since`, in Unix seconds, less one: by
-    the version before it a reader of changes tells that it was the first with its progress.
+    """Return how many of `versions`, ascending, had a successor at `since` (Unix seconds), less one.
+
+    A reader of changes needs the version before the one that was the newest at `since`, to detect that the latter was
+    the first with its progress.
     """
     superseded = sum(each.written <= since for each in versions) - 1
     return max(superseded - 1, 0)
@@ -262,7 +267,7 @@ def _is_set_up(dataset: lance.LanceDataset, version: int) -> bool:
 
 
 def _same_segments(dataset: lance.LanceDataset, fragments: Mapping[int, object]) -> Iterable[Sequence[int]]:
-    """Group the fragments: two are together where every index has both in the same segments, or neither."""
+    """Group the fragments: two belong together if every index covers both with the same segments, or covers neither."""
     segments: dict[int, list[str]] = {number: [] for number in fragments}
     for index in dataset.describe_indices():
         if index.name == MEM_WAL_INDEX:

@@ -1,14 +1,14 @@
-"""The two writes of a commit into a table with a key: a version of deletes, then one of upserts.
+"""The two writes of a commit into a table with a key: a version of deletes, then a version of upserts.
 
-They are two versions because Lance's `when_matched_delete` takes no condition. Both run from the version read and are
-never retried inside Lance: a retry there would apply rows planned for an older state. A conflict surfaces as OSError,
-and the committer plans again.
+They are two versions because Lance's `when_matched_delete` takes no condition. Both start from the version read and are
+never retried inside Lance: a retry would apply rows planned for an older state. A conflict surfaces as OSError, and the
+committer plans again.
 
-The counts that Lance reports are checked twice, by metadata only: against the keys given to the pass, and against the
-difference in rows between the new version and the one below it.
+The counts that Lance reports are checked twice, by metadata only: against the number of keys given to the pass, and
+against the difference in rows between the new version and the version below it.
 
-`use_index(False)`: the probe for an index on the key trips over the MemWAL index, which has no columns, and prints
-"Index __lance_mem_wal has no fields"; the key has no index here, so nothing is lost.
+`use_index(False)`: Lance's probe for an index on the key fails on the MemWAL index, which has no columns, and prints
+"Index __lance_mem_wal has no fields". The key has no index, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memwal.wal.codec.lance_arrays import importable_table
 
 
 class Written(NamedTuple):
-    """What one pass did to the base table: rows, and the data files of its version with their bytes."""
+    """Rows changed by one pass, and the number and bytes of the data files of its version."""
 
     inserted: int = 0
     updated: int = 0
@@ -39,8 +39,8 @@ class Written(NamedTuple):
 def delete_pass(dataset: lance.LanceDataset, keys: pa.Table, marker: Mapping[UUID, int] | None = None) -> Written:
     """Delete the rows of `keys`. Moves `dataset` to the new version.
 
-    `marker`: given where no upserts follow. Raises OSError on a conflict; CountMismatch, after the write, where more
-    rows were deleted than `keys` has, or the version does not hold the expected number of rows.
+    `marker`: given if no upserts follow. Raises OSError on a conflict; CountMismatch, after the write, if more rows
+    were deleted than `keys` has, or if the version does not hold the expected number of rows.
     """
     builder = dataset.merge_insert(keys.column_names).when_matched_delete()
     done = _execute(dataset, builder, keys, marker)
@@ -53,9 +53,9 @@ def delete_pass(dataset: lance.LanceDataset, keys: pa.Table, marker: Mapping[UUI
 
 
 def rows_to_delete(dataset: lance.LanceDataset, keys: pa.Table) -> int:
-    """Return how many rows `delete_pass` would delete; commits nothing.
+    """Return how many rows `delete_pass` would delete. Commits nothing.
 
-    Raises OSError. Lance's clean-up removes the deletion files that it wrote.
+    Raises OSError. Lance's clean-up removes the deletion files that this call writes.
     """
     builder = dataset.merge_insert(keys.column_names).when_matched_delete()
     _, counts = builder.use_index(False).conflict_retries(0).execute_uncommitted(keys)
@@ -69,12 +69,13 @@ def upsert_pass(
     marker: Mapping[UUID, int],
     number: int | None = None,
 ) -> Written:
-    """Insert or replace `rows` (base schema, one per key) and record the marker.
+    """Insert or replace `rows` and record the marker. Moves `dataset` to the new version.
 
-    Columns of the table that `rows` lack keep their values, and are null in new rows. `number`: of the rows of a
-    reader. Lance reads it once, batch by batch, and holds the keys of the table meanwhile.
-    Moves `dataset` to the new version. Raises OSError on a conflict; CountMismatch, after the write, where the table
-    did not change by exactly these rows.
+    `rows`: in base schema, one per key. Table columns that are missing in them keep their values, and are null in new
+    rows.
+    `number`: the row count if `rows` is a reader. Lance reads a reader once, batch by batch, and holds the keys of the
+    table in memory meanwhile.
+    Raises OSError on a conflict; CountMismatch, after the write, if the table did not change by exactly these rows.
     """
     builder = dataset.merge_insert(list(key)).when_matched_update_all().when_not_matched_insert_all()
     given = importable_table(_with_star(rows, dataset)) if isinstance(rows, pa.Table) else rows
@@ -89,7 +90,7 @@ def upsert_pass(
 
 
 def _with_star(rows: pa.Table, dataset: lance.LanceDataset) -> pa.Table:
-    """Return `rows` with nulls in a column called "*", which Lance reads as all columns where `rows` lack it."""
+    """Return `rows` with a null column "*" if the table has one: Lance reads a missing "*" as all columns."""
     if "*" in rows.column_names or "*" not in dataset.schema.names:
         return rows
     star = dataset.schema.field("*")
@@ -109,7 +110,7 @@ def _execute(
         done = [CompactedSsTable(str(region), generation) for region, generation in marker.items()]
         builder = builder.mark_sstables_as_compacted(done)
     counts: Mapping[str, int] = builder.execute(rows)
-    if dataset.version != read + 1:  # Lance put it on top of versions that touch other rows
+    if dataset.version != read + 1:  # Lance rebased it onto versions that touch other rows
         rows_before = _rows_of(dataset, dataset.version - 1)
     written = _written(dataset, counts)
     rows_after = dataset.count_rows()
@@ -123,7 +124,7 @@ def _execute(
 
 
 def _rows_of(dataset: lance.LanceDataset, version: int) -> int | None:
-    """Return the rows of an older version; None where it was cleaned up and there is nothing to check against."""
+    """Return the number of rows of an older version; None if it was cleaned up, so that no check is possible."""
     try:
         return int(dataset.checkout_version(version).count_rows())
     except (OSError, ValueError):

@@ -1,17 +1,18 @@
-"""Which generations the next commit takes from each region, agreed once between all committers.
+"""Plan which generations the next commit takes from each region, agreed once between all committers.
 
     {table}/_mem_wal/{region}/commits/{rev(first)}.json = {"first": 4, "last": 6, "by": "1f3a90cc…"}
 
-Lance refuses a marker that is not above the recorded one, but accepts two overlapping ranges in ascending order: a
-committer that saw generations 1-2 and one that saw 1-3 have different markers, and where their rows touch different
-keys both would pass. A slow committer could so put a key inserted by 2 back after 3 has deleted it. So the end of the
-range that starts at generation `first` is decided by a conditional create: the first committer proposes, and every
-committer commits that range. With it the marker is a compare-and-swap: of any number of commits of one range exactly
-one is accepted. A commit that crashed between its two passes is also repeated with the same range.
+Lance rejects a marker that is not above the recorded one, but accepts two overlapping ranges in ascending order. A
+committer that saw generations 1-2 and one that saw 1-3 have different markers, and if their rows have different keys
+both would succeed. A slow committer could therefore restore a key inserted by generation 2 after generation 3 deleted
+it. So a conditional create decides the end of the range that starts at generation `first`: the first committer proposes
+it, and every committer commits that range. This makes the marker a compare-and-swap: of any number of commits of one
+range exactly one is accepted. A commit that crashed between its two passes is repeated with the same range.
 
-The objects are tiny, and a commit never deletes one: a committer asleep since before the plan was made could then make
-another one for the same start. Once every retained base version has committed that start they are garbage
-(`flush.garbage.plans`), and a committer reads the newest version between its plan and its first write.
+The objects are small, and a commit never deletes one: a committer suspended since before the plan was created could
+then create a different plan for the same start. Plans become garbage once every retained base version has committed
+their start (`flush.garbage.plans`); for this reason a committer reads the newest version between its plan and its first
+write.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RegionPlan:
     region: UUID
     ssts: tuple[SsTable, ...]
     by_other: bool = False
-    """Whether another committer planned it first: that one is at work, or crashed."""
+    """Whether another committer planned the range first; that committer is running, or crashed."""
 
     @property
     def first(self) -> int:
@@ -52,16 +53,19 @@ class RegionPlan:
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """A plan as it is on storage."""
+    """A plan as stored."""
 
     key: str
     data: bytes
     last: int
-    """Where its range ends."""
+    """Last generation of its range."""
 
 
 class PlanBehind(Exception):
-    """Another committer planned SSTs that our manifest does not list yet: read again. Never leaves this package."""
+    """Another committer planned SSTs that this committer's manifest does not list yet: read again.
+
+    Never leaves this package.
+    """
 
 
 def plan_prefix(region: UUID) -> str:
@@ -70,7 +74,7 @@ def plan_prefix(region: UUID) -> str:
 
 
 def plan_key(region: UUID, first: int) -> str:
-    """Return the key of the plan of the range that starts at generation `first`."""
+    """Return the key of the plan whose range starts at generation `first`."""
     return f"{plan_prefix(region)}{rev(first)}.json"
 
 
@@ -83,7 +87,7 @@ def parse_plan_key(key: str) -> tuple[UUID, int] | None:
 def plans_above(store: ObjectStore, region: UUID, committed: int) -> tuple[StoredPlan, ...]:
     """Return the plans of `region` whose range begins above generation `committed`, ascending.
 
-    Raises Corrupt where one cannot be read; StoreUnavailable, StoreRefused.
+    Raises Corrupt if a plan cannot be parsed; StoreUnavailable, StoreRefused.
     """
     starts = {}
     for key in store.list(plan_prefix(region)):
@@ -98,11 +102,11 @@ def uncommitted(
     committed: Mapping[UUID, int],
     restored: Callable[[], Mapping[UUID, int]] = dict,
 ) -> list[RegionPlan]:
-    """Return per region all published generations above the committed one.
+    """Return, per region, all published generations above the committed one.
 
-    `committed` must be read *after* the manifests: another committer prunes them only after its commit.
-    `restored`: returns `restored_generations`; called only where generations are missing between the two.
-    Raises Corrupt where generations are missing that no restore took back.
+    `committed` must be read *after* the manifests: another committer prunes them only after its commit. `restored`:
+    returns `restored_generations`; only called if generations are missing between the two.
+    Raises Corrupt if generations are missing that no restore took back.
     """
     plans = []
     for manifest in manifests:
@@ -117,9 +121,10 @@ def uncommitted(
 
 
 def fitting(plans: Sequence[RegionPlan], memory_max: int) -> list[RegionPlan]:
-    """Return as many SSTs of `plans` as `memory_max` bytes hold, at least one: oldest first, regions by turns. Pure.
+    """Return the SSTs of `plans` that fit into `memory_max` bytes, at least one.
 
-    An SST of unknown size is taken by itself. The next round takes the rest.
+    The oldest come first, alternating between regions. An SST of unknown size is taken alone. The next round takes the
+    rest. Pure.
     """
     taken = [0] * len(plans)
     free = memory_max
@@ -148,12 +153,15 @@ def agree(
     by: str = "",
     options: WalOptions | None = None,
 ) -> RegionPlan:
-    """Return the range that every committer commits from `plan.first`: ours where we plan it first.
+    """Return the range from `plan.first` that every committer commits: the proposal, if this committer plans it first.
 
-    `plan`: everything uncommitted; `last`: where to end, by default at its end; `by`: name of this committer, the same
-    in all rounds of one commit. A range that another committer planned is taken as it is, however long.
-    Raises PlanBehind; Corrupt where the stored plan cannot be read; OutcomeUnknown, StoreUnavailable,
-    StoreRefused (harmless: agree again).
+    - `plan`: everything uncommitted.
+    - `last`: proposed last generation, by default the last of `plan`.
+    - `by`: name of this committer, the same in all rounds of one commit.
+
+    A range planned by another committer is taken unchanged, whatever its length.
+    Raises PlanBehind; Corrupt if the stored plan cannot be parsed; OutcomeUnknown, StoreUnavailable, StoreRefused
+    (harmless: agree again).
     """
     key, last = plan_key(plan.region, plan.first), plan.last if last is None else last
     proposal = json.dumps({"first": plan.first, "last": last, "by": by}).encode()
@@ -168,7 +176,7 @@ def agree(
 
 
 def _agreed(key: str, first: int, data: bytes) -> tuple[int, str]:
-    """Return the end of the stored plan and its committer; "" in old plans without a committer."""
+    """Return the last generation of the stored plan and its committer; "" for old plans without a committer."""
     try:
         stored = json.loads(data)
         if stored["first"] == first and stored["last"] >= first:
@@ -190,7 +198,7 @@ def _check_contiguous(manifest: RegionManifest, ssts: Sequence[SsTable], done: i
 
 
 def restored_generations(store: ObjectStore, newest: int) -> Mapping[UUID, int]:
-    """Return per region the highest generation that restores up to version `newest` took back; absent = none.
+    """Return, per region, the highest generation that restores up to version `newest` took back; absent = none.
 
     Reads the manifests of all versions. Raises StoreUnavailable, StoreRefused.
     """

@@ -1,4 +1,4 @@
-"""The report of one commit, and the sums it is made of."""
+"""The report of one commit, and its totals."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from memwal.flush.commits.plan import RegionPlan
 
 @dataclass(frozen=True)
 class CommitReport:
-    """What one commit did. All numbers but `version` are 0 where nothing was published.
+    """The result of one commit. All numbers except `version` are 0 if nothing was published.
 
-    Rows taken from SSTs are inserted, updated, skipped, or tombstones that deleted a row.
+    A row taken from an SST is counted as inserted, updated, skipped, or as a tombstone that deleted a row.
     """
 
     version: int
     """Base-table version afterwards, index catch-up included."""
     regions: dict[str, int]
-    """Region id -> highest generation this commit added."""
+    """Region id -> highest generation that this commit added."""
     rows_inserted: int
     rows_updated: int
     rows_deleted: int
     ssts: int
     seconds: float
     rows_skipped: int = 0
-    """Rows of SSTs that a newer row of their key replaces, and tombstones of keys that the base does not hold."""
+    """SST rows that a newer row of their key replaces, and tombstones of keys that the base does not hold."""
     rows_repaired: int = 0
-    """Rows deleted because another program merged the same key while a commit ran, so that the key stood twice."""
+    """Rows deleted because another program merged the same key during a commit, so that the key had two rows."""
     files_written: int = 0
-    """Data files of the versions made; index files are not counted."""
+    """Data files of the created versions, without index files."""
     bytes_written: int = 0
     """Bytes of these files."""
     versions: int = 0
-    """Base-table versions made, index catch-up included."""
+    """Base-table versions created, index catch-up included."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class CommitTotals:
         self.versions += 1
 
     def committed(self, plans: Iterable[RegionPlan], rows: int) -> None:
-        """Add `plans`, whose SSTs hold `rows` rows and whose progress is in the base table now."""
+        """Add `plans`, whose SSTs hold `rows` rows and whose progress is now recorded in the base table."""
         for plan in plans:
             self.regions[str(plan.region)] = plan.last
             self.ssts += len(plan.ssts)

@@ -1,4 +1,4 @@
-"""Steps 1 to 7 of a commit (flush.commits.committer), one round after another until what it found is committed."""
+"""Steps 1 to 7 of a commit (flush.commits.committer), repeated in rounds until the SSTs found first are committed."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from memwal.wal.panics import panics_as_errors
 from memwal.wal.retries import Backoff
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
-"""Seconds between looks at whether another committer has finished."""
+"""Seconds between checks whether another committer has finished."""
 _CONFLICTS = (OSError, RuntimeError, ValueError, Corrupt)
-"""What a round raises when another writer's version came in between."""
+"""Errors that a round may raise if another writer created a version in between."""
 
 
 class _Overtaken(Exception):
-    """Another writer's version came in between; the round begins again. Never leaves this module."""
+    """Another writer created a version in between; the round restarts. Never leaves this module."""
 
 
 @dataclass
@@ -76,21 +76,22 @@ class Rounds:
     options: WalOptions | None = None
     totals: CommitTotals = field(default_factory=CommitTotals)
     unchecked: pa.Table | None = None
-    """Keys of an upserts pass that Lance put on top of versions that no round has read."""
+    """Keys of an upserts pass that Lance rebased onto versions that no round has read."""
     appended: AppendedSsts | None = None
-    """Without a key: the rows written last. After a conflict they are appended again, not written again."""
+    """Without a key: the rows written last. After a conflict they are appended again, not rewritten."""
     failed: dict[UUID, BaseException] = field(default_factory=dict)
-    """Regions that are held back in this commit, and why."""
+    """Regions held back in this commit, with their errors."""
     doubled: dict[UUID, BaseException] = field(default_factory=dict)
-    """Regions with a key that stands twice in the base and that no SST writes."""
+    """Regions with a key that has two rows in the base and is not written by an SST, with their errors."""
     published: dict[UUID, int] = field(default_factory=dict)
-    """The newest generation of each region that the first round found published: the commit ends with these. Regions
-    may publish faster than rounds are made, and steps 8 and 9 would never come."""
+    """The newest generation of each region that the first round found published. The commit ends with these: regions
+    may publish faster than rounds complete, and steps 8 and 9 would never run.
+    """
     one_by_one: bool = False
-    """Whether each region is committed by itself, since Lance refused them together."""
+    """Whether regions are committed one by one, because Lance rejected them together."""
 
     def next(self) -> BaseTable | None:
-        """Run one round. Return the base table once nothing is left to do, else None."""
+        """Run one round. Return the base table if nothing is left to do, else None."""
         manifests = self._manifests()
         base = BaseTable.open(self.uri, self.storage_options, caches=self.caches)
         plans: list[RegionPlan] = []
@@ -104,17 +105,18 @@ class Rounds:
                     self._commit(base, plans)
         except (PlanBehind, _Overtaken) as conflict:
             self.conflict_retries.wait(conflict)
-        except BaseException as error:  # noqa: BLE001 - a panic of Lance is no Exception; `_failed` raises what is not ours
-            # Corrupt: others committed these SSTs, which were collected. ValueError: this version was cleaned up.
+        except BaseException as error:  # noqa: BLE001 - a panic of Lance is no Exception; `_failed` reraises the rest
+            # Corrupt: another committer committed these SSTs and they were collected. ValueError: this version was
+            # cleaned up.
             self._failed(base, plans, error)
         else:
             self.conflict_retries.reset()
         return None
 
     def _failed(self, base: BaseTable, plans: Sequence[RegionPlan], error: BaseException) -> None:
-        """Handle a failed round: repeat it if the table has moved on, else commit its regions one by one.
+        """Handle a failed round: repeat it if the table has a newer version, else commit its regions one by one.
 
-        Raises `error` where it does not belong to one region, or where a pass had already written.
+        Raises `error` if it does not belong to one region, or if a pass had already written.
         """
         if not is_failure(error) or isinstance(error, (CommitConflict, StoreUnavailable, OutcomeUnknown)):
             raise error
@@ -133,7 +135,7 @@ class Rounds:
 
     @contextmanager
     def _failing_alone(self, region: UUID, base: BaseTable) -> Iterator[None]:
-        """Hold `region` back where the block fails."""
+        """Hold `region` back if the block fails."""
         try:
             yield
         except (PlanBehind, _Overtaken):
@@ -144,7 +146,7 @@ class Rounds:
             self._hold_back(base, {region: error})
 
     def _hold_back(self, base: BaseTable, failed: Mapping[UUID, BaseException]) -> None:
-        """Hold the regions `failed` back. Raises _Overtaken where another committer has committed one meanwhile."""
+        """Hold the regions `failed` back. Raises _Overtaken if another committer has committed one in the meantime."""
         newest = base.latest()
         for region, error in failed.items():
             _expect_same_progress(newest, base, region)
@@ -167,7 +169,7 @@ class Rounds:
         return manifests
 
     def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
-        """Step 2: return the ranges that all committers have agreed on."""
+        """Run step 2: return the ranges agreed between all committers."""
         restored = partial(restored_generations, self.store, base.version)
         everything: list[RegionPlan] = []
         for manifest in manifests:
@@ -192,7 +194,7 @@ class Rounds:
         return plans
 
     def _gave_way(self, plans: Sequence[RegionPlan], base: BaseTable) -> bool:
-        """Wait for committers that planned the same before us; return whether one has committed meanwhile."""
+        """Wait for committers that planned the same ranges first. Return whether one of them has committed."""
         others = [plan for plan in plans if plan.by_other]
         view, backoff = base, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while others and self.courtesy > 0:
@@ -205,7 +207,7 @@ class Rounds:
         return False
 
     def _commit(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
-        """Steps 3 to 6. `base` was opened for this round alone: the passes move its dataset on."""
+        """Run steps 3 to 6. `base` must be opened for this round alone: the passes move its dataset."""
         if not base.key:
             self._append(base, plans)
             return
@@ -229,7 +231,7 @@ class Rounds:
             self.totals.committed(plans, changes.taken)
 
     def _append(self, base: BaseTable, plans: Sequence[RegionPlan]) -> None:
-        """Steps 3 to 6 of a table without a key."""
+        """Run steps 3 to 6 of a table without a key."""
         if self.appended is None or not self.appended.serves(base, plans):
             self.appended = AppendedSsts(self.store, base, plans)
             try:
@@ -244,7 +246,7 @@ class Rounds:
         self.totals.committed(plans, sum(sst.physical_rows or 0 for plan in plans for sst in plan.ssts))
 
     def _repaired_or_held(self, base: BaseTable, changes: Changes, stored: pa.Table, foreign: ForeignWrites) -> bool:
-        """Step 4 for keys that stand twice; return whether a row was repaired or a region is held back now."""
+        """Run step 4 for keys with two rows. Return whether a row was repaired or a region was held back."""
         older, doubled, errors = duplicates(base, stored, foreign)
         self.held_back.doubled = doubled if doubled.num_rows else None
         self.doubled = dict(errors)
@@ -258,10 +260,10 @@ class Rounds:
         return bool(affected or older)
 
     def _write(self, base: BaseTable, changes: Changes, stored: pa.Table | None, marker: Mapping[UUID, int]) -> None:
-        """Steps 5 and 6. `stored`: the base's rows with keys of `changes`, None where step 4 did not read the base.
+        """Run steps 5 and 6. `stored`: the base's rows with keys of `changes`; None if step 4 did not read the base.
 
-        After a conflict a deletes pass with nothing left to delete is left out. It would make a version all the same,
-        and two committers could overtake each other with those for ever.
+        After a conflict, a deletes pass without rows to delete is skipped. It would create a version all the same, and
+        two committers could overtake each other with those versions forever.
         """
         dataset, look_first = base.dataset, self.conflict_retries.conflicts > 0
         if not changes.upserts.num_rows:
@@ -279,7 +281,10 @@ class Rounds:
         self._done(base, written, changes.upserts, stored)
 
     def _done(self, base: BaseTable, written: Written, rows: pa.Table, stored: pa.Table | None) -> None:
-        """Count a pass with `rows`. Raises CountMismatch where it replaced or deleted other rows than `stored`."""
+        """Add a pass with `rows` to the totals.
+
+        Raises CountMismatch if it replaced or deleted other rows than `stored`.
+        """
         self.totals.wrote(written)
         if stored is None:
             return
@@ -293,7 +298,7 @@ class Rounds:
 
 
 def _explained(base: BaseTable, error: BaseException) -> BaseException:
-    """Return the error of a commit that Lance refused: with a column that memwal cannot hold, what to do about it."""
+    """Return the error of a commit that Lance rejected, with the remedy if memwal cannot hold a table column."""
     if base.puts_rejected is None or not isinstance(error, (OSError, ValueError, RuntimeError)):
         return error
     explained = UnsupportedTable(f"{base.uri}: rows cannot be committed ({first_line(error)}): {base.puts_rejected}")
@@ -306,7 +311,7 @@ def _newest(manifest: RegionManifest) -> int:
 
 
 def _expect_unmoved(newest: BaseTable, read: BaseTable, plans: Sequence[RegionPlan]) -> None:
-    """The last part of step 2: raise _Overtaken where a region of `plans` was committed since `read`."""
+    """Raise _Overtaken if a region of `plans` was committed since `read`: the last part of step 2."""
     for plan in plans:
         _expect_same_progress(newest, read, plan.region)
 
@@ -318,7 +323,7 @@ def _expect_same_progress(newest: BaseTable, read: BaseTable, region: UUID) -> N
 
 
 def _expect_not_overtaken(base: BaseTable) -> None:
-    """Raise _Overtaken where Lance put the deletes pass on top of commits to other rows: then read again."""
+    """Raise _Overtaken if Lance rebased the deletes pass onto other commits: the rows must be read again."""
     version = base.dataset.version
     if version > base.version + 1:
         raise _Overtaken(f"{base.uri}: version {version} follows {base.version} in place of {base.version + 1}")

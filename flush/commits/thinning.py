@@ -1,16 +1,16 @@
-"""Which versions of the base table stay: all that are young, then fewer and fewer, within a bound on their bytes.
+"""Select the versions of the base table to keep: all recent ones, then fewer with age, within a bound on their bytes.
 
     all       versions that were the newest at some time in the last `age_min` seconds: a reader may have them open
-    hourly    of older ones the last of each hour, for `hourly` seconds
-    daily     of older ones the last of each day, for `daily` seconds
-    always    the newest `newest` versions, tagged ones, those that the caller protects
+    hourly    of older versions, the last of each hour, for `hourly` seconds
+    daily     of older versions, the last of each day, for `daily` seconds
+    always    the newest `newest` versions, tagged versions, and those that the caller protects
 
-Then the bound: the oldest of those that are kept by the hour and by the day go until the newest version and all that
-are older than `age_min` have at most `space_max` times the bytes of the newest version. Versions of the last `age_min`
-seconds, and those that always stay, are never removed by it.
+The bound applies last: the oldest hourly and daily versions are removed until the newest version and all versions older
+than `age_min` together have at most `space_max` times the bytes of the newest version. The bound never removes versions
+of the last `age_min` seconds or versions that are always kept.
 
-Hours and days begin at full hours and days of Unix time. So a version that stays for its hour stays the same one
-in every later run, and the last version of a day is also the last of an hour. Pure.
+Hours and days begin at full hours and days of Unix time. The version kept for an hour is therefore the same in every
+later run, and the last version of a day is also the last of an hour. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 @dataclass(frozen=True, slots=True)
 class VersionRules:
-    """Ages in seconds. `space_max`: a factor on the bytes of the newest version; 0 = no bound."""
+    """Ages in seconds. `space_max`: a factor on the bytes of the newest version; 0 = unlimited."""
 
     age_min: float = HOUR
     hourly: float = DAY
@@ -38,9 +38,9 @@ class VersionRules:
 def kept_by_age(
     versions: Sequence[StoredVersion], protected: Collection[int], rules: VersionRules, now: float
 ) -> list[int]:
-    """Return the numbers of the versions that stay, ascending, before the bound on bytes.
+    """Return the numbers of the versions to keep, ascending, before the bound on bytes.
 
-    `versions`: ascending. `protected`: numbers of those that stay in any case. `now`: Unix seconds.
+    `versions`: ascending. `protected`: version numbers that are always kept. `now`: Unix seconds.
     """
     recent = {*recent_versions(versions, rules, now), *protected}
     last_of: dict[tuple[float, int], int] = {}
@@ -52,7 +52,7 @@ def kept_by_age(
 
 
 def recent_versions(versions: Sequence[StoredVersion], rules: VersionRules, now: float) -> set[int]:
-    """Return the newest `rules.newest` of `versions`, and those that were the newest in the last `rules.age_min`."""
+    """Return the newest `rules.newest` of `versions`, and those that were the newest within `rules.age_min` seconds."""
     newest = {each.version for each in versions[max(len(versions) - rules.newest, 0) :]}
     young = {each.version for each, by in pairwise(versions) if by.written > now - rules.age_min}
     return newest | young | {each.version for each in versions[-1:]}
@@ -65,9 +65,9 @@ def within_space(
     files: Callable[[int], Files],
     space_max: float,
 ) -> list[int]:
-    """Return the numbers in `kept`, ascending, without the oldest that `space_max` has no room for.
+    """Return the numbers in `kept`, ascending, without the oldest ones that exceed `space_max`.
 
-    `recent`, `protected`: numbers of those that stay in any case; the bytes of `recent` count only for the newest.
+    `recent`, `protected`: version numbers that are always kept; of `recent`, only the newest version's bytes count.
     `files`: returns the files of a version.
     """
     removable = [version for version in kept if version not in protected and version not in recent]

@@ -1,1 +1,1 @@
-"""Deletes what nothing needs any more: SSTs, plans, files of the base. Imports base, sst and commits."""
+"""Delete what nothing needs: SSTs, plans, files of the base. Imports base and commits."""

@@ -1,20 +1,20 @@
-"""Deletes files that no base-table version refers to, and small files that killed puts and probes have left.
+"""Delete files that no base-table version refers to, and small files left by killed puts and probes.
 
 A commit writes its data files, deletion files, index files and its transaction first, then the version that refers to
 them. A commit that crashed in between, or lost against another one, leaves files without a version. Lance lists them
-(`explain_cleanup_old_versions` with versions of every age kept): only Lance knows what branches and other tables refer
-to. It lists a deletion file or a transaction only once it is older than the oldest version kept.
+(`explain_cleanup_old_versions`, keeping versions of every age), because only Lance knows the references of branches and
+other tables. It lists a deletion file or a transaction only once it is older than the oldest version kept.
 
-The files of a commit under way look the same, so here, and nowhere else, age decides: `gc.orphan_age_min` must be
-longer than any commit or index build takes. Lance's own clean-up has the same rule with 7 days, which is our default.
+The files of a running commit look the same, so here, and nowhere else, age decides: `gc.orphan_age_min` must be longer
+than any commit or index build. Lance's own clean-up has the same rule with 7 days, which is the default here too.
 
-Three kinds of files of our own are treated the same: temporary files on a local disk, left by a process that was
-killed inside a put, start-up probes, and rows that a crashed micro-batch of Spark has staged. A writer that slept so
-long that its temporary file was deleted gets an error from its put; a micro-batch whose staged rows were deleted sends
-nothing, and Spark replays it.
+Three kinds of memwal's own files are treated the same: temporary files on a local disk, left by a process killed inside
+a put; start-up probes; and rows staged by a crashed micro-batch of Spark. If a writer's temporary file was deleted
+while the writer was suspended, its put raises an error. A micro-batch whose staged rows were deleted sends nothing, and
+Spark replays it.
 
-Deleting is one call per file, in any order; a crash in between and two collectors at once do no harm. Below `_mem_wal`
-only the files above are touched.
+Deleting is one call per file, in any order; a crash in between and two concurrent collectors are harmless. Below
+`_mem_wal` only the files above are touched.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _FOLDERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class OrphanGarbage:
-    """What one collection of orphan files deleted; with `dry_run`, would delete."""
+    """The result of one collection of orphan files: deleted files, or files to delete with `dry_run`."""
 
     files: tuple[str, ...] = ()
-    """Keys of the files deleted, ascending."""
+    """Keys of the deleted files, ascending."""
     bytes: int = 0
     """Total size of these files."""
     too_young: int = 0
-    """Unreferenced files below the minimum age: most belong to commits under way."""
+    """Unreferenced files below the minimum age; most belong to running commits."""
     kept: tuple[str, ...] = ()
     """Keys of the unreferenced files that were not deleted, ascending."""
     dry_run: bool = False
@@ -61,8 +61,8 @@ def collect_orphans(
 ) -> OrphanGarbage:
     """Delete unreferenced files that are at least `min_age` seconds old; with `dry_run` only report them.
 
-    `dataset`: the base table, at any version. Reads the manifest of every version. Thread safety. Any number of
-    threads and processes. Raises StoreUnavailable, StoreRefused, OSError (what was deleted by then is deleted).
+    `dataset`: the base table, at any version. Reads the manifest of every version. Thread safety. Any number of threads
+    and processes. Raises StoreUnavailable, StoreRefused, OSError (some files may be deleted by then).
     """
     found = [*_unreferenced(store, dataset), *_leftovers(store)]
     old = [each for each in found if each.modified <= clock.now() - min_age]

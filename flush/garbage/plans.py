@@ -1,22 +1,23 @@
-"""Deletes commit plans that no committer can need again: every retained base version has committed their ranges.
+"""Delete commit plans that no committer can need: every retained base version has committed their ranges.
 
-A plan decides where the range that starts at generation `first` ends. Two ranges from one start must never both be
-committed (`flush.commits.plan`), so a plan may be deleted only if a committer that then makes another plan in the empty
-slot does not commit by it.
+A plan decides the end of the range that starts at generation `first`. Two ranges with one start must never both be
+committed (`flush.commits.plan`). A plan may therefore be deleted only if a committer that then creates another plan in
+the empty slot does not commit by it.
 
 The rule: a plan is deleted when every version in `_versions/`, tagged ones included, has committed `first` of its
-region. Versions from before the table's set-up do not count: a committer refuses them. (model: Commit!ReadVersions,
+region. Versions from before the table's set-up do not count: a committer rejects them. (model: Commit!ReadVersions,
 Commit!DeletePlan)
 
-Why it is safe. A committer reads the region manifests; then the base version, which has `first - 1` committed; makes or
-finds the plan; then reads the newest base version again, and goes on only where that still has `first - 1`
+Why it is safe. A committer reads the region manifests; then the base version, which has `first - 1` committed; creates
+or finds the plan; then reads the newest base version again, and continues only if that still has `first - 1`
 (`flush.commits.committer`). Suppose the plan was deleted before this last read. By the rule the newest version had
 `first` committed then. Any newer version was made on top of it and has `first` too: generations only go up, except by a
-`restore`, which can bring back only a retained version, and all of those had it. So the committer finds `first`
-committed, and begins again. If the last read came before the plan was deleted, the slot was full when the committer
-looked, and its plan is the one that all others have.
+`restore`, which can only bring back a retained version, and all of those had it. So the committer finds `first`
+committed, and restarts. If the last read came before the plan was deleted, the slot was full when the committer read
+it, and its plan is the one that all others have.
 
-A committer that sleeps through all this may leave its own plan in the empty slot. It is garbage like the first one.
+A committer that is suspended during all this may leave its own plan in the empty slot. That plan is garbage like the
+first one.
 
 Region manifests have another rule: see `wal.manifest_garbage`.
 """
@@ -32,16 +33,16 @@ from memwal.flush.commits.plan import parse_plan_key, plan_prefix
 from memwal.wal import Corrupt, ObjectStore
 
 PLANS_MIN = 64
-"""Plans of a region from which on a collection pays: the first one reads the manifest of every version."""
+"""Number of plans of a region that makes a collection worthwhile: the first one reads the manifest of every version."""
 
 
 @dataclass(frozen=True)
 class PlanGarbage:
-    """What one collection of a region's commit plans deleted; with `dry_run`, would delete."""
+    """The result of one collection of a region's commit plans: deleted plans, or plans to delete with `dry_run`."""
 
     region: UUID
     plans: int = 0
-    """Plans deleted."""
+    """Deleted plans."""
     bytes: int = 0
     """Total size of these plans."""
     needed: int = 0
@@ -63,7 +64,7 @@ class PlanCollector:
     def collect(self, region: UUID, *, at_least: int = 1, dry_run: bool = False) -> PlanGarbage:
         """Delete the plans of `region` that are garbage; with fewer than `at_least` plans do nothing.
 
-        Raises Corrupt where a base version cannot be read; StoreUnavailable, StoreRefused (some plans may be deleted by
+        Raises Corrupt if a base version cannot be read; StoreUnavailable, StoreRefused (some plans may be deleted by
         then; collect again).
         """
         plans = {}

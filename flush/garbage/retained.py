@@ -1,15 +1,15 @@
-"""Which committed SSTs are still needed beside the base table: a collection may not delete those.
+"""Determine which committed SSTs are still needed beside the base table; a collection must not delete those.
 
 An SST that is committed and pruned is in no newest manifest, but three kinds of readers may still use it:
 
- * A read under way. It took a region manifest, then the base version that was newest at that moment; generations that
-   this version had not committed it reads from SSTs. A read that began within the grace time holds the version that
-   was newest when the grace time began, or a newer one. A version is newest until the next one, so its own age says
-   nothing: the one that was newest then may be a year old.
- * An index that lags. Lance's readers search an SST's own index for rows that the base's index does not cover yet.
-   Lance records per index and region up to which generation it was extended (`index_catchup`); an index that was
-   rebuilt has no record, and is complete when it covers every fragment.
- * A tagged version, which stays for ever: see `BaseNeeds.tagged` and `flush.garbage.ssts`.
+ * A running read. It took a region manifest, then the base version that was newest at that moment, and reads
+   generations that this version had not committed from SSTs. A read that began within the grace time holds the version
+   that was newest when the grace time began, or a newer one. A version is newest until the next one, so its own age
+   does not matter: the newest one at that moment may be a year old.
+ * A lagging index. Lance's readers search an SST's own index for rows that the base's index does not cover yet. Lance
+   records per index and region the last generation that the index includes (`index_catchup`); a rebuilt index has no
+   record, and is complete when it covers every fragment.
+ * A tagged version, which is kept forever: see `BaseNeeds.tagged` and `flush.garbage.ssts`.
 
 Versions that are neither recent nor tagged need no SST: each is complete by itself.
 """
@@ -28,8 +28,9 @@ from memwal.flush.base.version_files import stored_versions, tagged_versions
 from memwal.wal import Corrupt, ObjectStore
 
 _LISTINGS = 3
-"""Attempts to read a version before it is cleaned up; two in a row fail only where two clean-ups come within
-milliseconds."""
+"""Attempts to read a version before it is cleaned up; two in a row fail only if two clean-ups follow within
+milliseconds.
+"""
 
 Generations = Mapping[UUID, int]
 
@@ -44,14 +45,14 @@ class BaseNeeds:
     committed: Generations
     """Held by the newest version."""
     opened: Generations
-    """Held by the oldest version that a read under way may have opened."""
+    """Held by the oldest version that a running read may have opened."""
     indexed: Mapping[str, Generations]
-    """Covered by each index that lags, by its name."""
+    """Covered by each lagging index, by its name."""
     tagged: tuple[Generations, ...]
     """Held by each tagged version."""
 
     def settled(self, region: UUID) -> int:
-        """Return the highest committed generation of `region` that no read under way and no index needs."""
+        """Return the highest committed generation of `region` that no running read and no index needs."""
         views = (self.committed, self.opened, *self.indexed.values())
         return min(view.get(region, 0) for view in views)
 
@@ -59,7 +60,7 @@ class BaseNeeds:
 def base_needs(store: ObjectStore, base: BaseTable, since: float) -> BaseNeeds:
     """Return the needs of the table. `base`: its newest version, opened after the manifests were read.
 
-    `since`: Unix seconds; reads that began later count as under way. Lists the versions and the tags, and reads two
+    `since`: Unix seconds; reads that began later count as running. Lists the versions and the tags, and reads two
     objects. Raises Corrupt; StoreUnavailable, StoreRefused, OSError of storage.
     """
     return BaseNeeds(
@@ -71,7 +72,10 @@ def base_needs(store: ObjectStore, base: BaseTable, since: float) -> BaseNeeds:
 
 
 def _tagged(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[Generations]:
-    """Yield what each tagged version held. A tag that was made while its version was being deleted needs nothing."""
+    """Yield the generations held by each tagged version.
+
+    A tag created while its version was being deleted needs nothing.
+    """
     for version in sorted(tagged_versions(dataset)):
         try:
             yield compacted_generations(store, version)
@@ -81,14 +85,14 @@ def _tagged(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[Generat
 
 
 def held_at(store: ObjectStore, since: float) -> Generations:
-    """Return what the version held that was newest at `since`, in Unix seconds; the oldest one left if that is gone.
+    """Return the generations held by the version that was newest at `since` (Unix seconds).
 
-    Raises Corrupt; StoreUnavailable, StoreRefused.
+    If that version was deleted, use the oldest remaining one. Raises Corrupt; StoreUnavailable, StoreRefused.
     """
     for attempt in range(1, _LISTINGS + 1):
         ages = _version_times(store)
         old = [version for version, modified in ages.items() if modified <= since]
-        # Where all are younger, older ones were cleaned up, and with them the files of any read that holds them.
+        # If all are younger, older ones were cleaned up, and with them the files of any read that holds them.
         version = max(old, default=min(ages))
         try:
             return compacted_generations(store, version)
@@ -114,7 +118,7 @@ def _indexed(store: ObjectStore, base: BaseTable) -> dict[str, Generations]:
 
 
 def _lagging(dataset: lance.LanceDataset, names: Iterable[str]) -> Iterable[str]:
-    """Yield the indexes in `names` with a fragment in none of their segments; one that is not built needs nothing."""
+    """Yield the indexes in `names` that leave a fragment uncovered; an index that is not built needs nothing."""
     wanted = set(names)
     fragments = {fragment.fragment_id for fragment in dataset.get_fragments()}
     for index in dataset.describe_indices():

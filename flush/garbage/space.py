@@ -1,13 +1,13 @@
-"""The bytes of a table on storage, by what they are for.
+"""The bytes of a table on storage, by purpose.
 
     newest   the files of the newest version of the base table
     older    further files of the base table: those that only older versions have
-    ssts     SSTs, committed ones that a reader may still need among them
+    ssts     SSTs, including committed ones that a reader may still need
     log      WAL entries, region manifests, plans of commits and notes
-    orphans  files of the base table that no version has, rows staged by Spark tasks, probes
+    orphans  files of the base table without a version, rows staged by Spark tasks, probes
 
-Measured by one listing of the table and one manifest, so not for each scrape of metrics. Which files no version has is
-known from the last collection of orphans (`orphans`), which reads every manifest.
+A measurement costs one listing of the table and one manifest, so it is not made for each scrape of metrics. The files
+without a version are known from the last collection of orphans (`orphans`), which reads every manifest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("newest", "older", "ssts", "log", "orphans")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Bytes on storage by kind (`KINDS`), measured at `time`, unix seconds."""
+    """Bytes on storage by kind (`KINDS`), measured at `time`, Unix seconds."""
 
     bytes: Mapping[str, int]
     time: float
@@ -43,7 +43,7 @@ class Space:
 
 
 def measured(store: ObjectStore, newest: BaseTable, orphans: Iterable[str], now: float) -> Space:
-    """Return the bytes of the table of `newest`, its newest version. `orphans`: keys of files that no version has.
+    """Return the bytes of the table of `newest`, its newest version. `orphans`: keys of files without a version.
 
     Raises: Corrupt, StoreUnavailable, StoreRefused.
     """
@@ -63,5 +63,5 @@ _KINDS = {"sst": "ssts", "staged": "orphans", "other": "orphans"}
 
 
 def _entry(key: str) -> str:
-    """Return the key of `VersionFiles` for a file: that of its directory for files of index segments."""
+    """Return the key of `VersionFiles` for a file; for a file of an index segment, the key of its directory."""
     return "/".join(key.split("/")[:2])

@@ -1,41 +1,41 @@
-"""Deletes SST directories that no reader or writer can need again.
+"""Delete SST directories that no reader or writer can need again.
 
-A collection lists the directories (model: Commit!ListSsts), *then* reads the newest region manifest (model:
-Commit!ReadManifest), *then* opens the base table and judges (model: Commit!Judge). SSTs that are
-published, committed or pruned in between are seen in that order too, so that nothing is kept for a wrong reason. Safety
-does not depend on the order: every reason to delete below, once true, stays true.
+A collection lists the directories (model: Commit!ListSsts), *then* reads the newest region manifest
+(model: Commit!ReadManifest), *then* opens the base table and judges (model: Commit!Judge). It therefore sees SSTs that
+are published, committed or pruned in between in that order, and keeps nothing for a wrong reason. Safety does not
+depend on the order: every reason to delete below, once true, stays true.
 
 The rules. Only the name, `{8 hex}_gen_{generation}`, decides, never the content:
 
  1. In the manifest: kept, for every reader.
- 2. Not in the manifest, of the current generation or a later one: a flush that may be under way. Kept, however old: the
-    flush may sleep. Rule 3 holds once its generation is published under another name. It is also deleted when the
-    region was claimed after the directory was seen: its writer is older than the claim, and the manifest refuses its
-    publishing edit (`SstCollector.note_older_than_claim`). Otherwise a region whose flush always kills its
-    process would fill the disk with leftovers, and never publish.
+ 2. Not in the manifest, of the current generation or a later one: a flush may be running. Kept, however old: the flush
+    may be suspended. Rule 3 applies once its generation is published under another name. The directory is also deleted
+    if the region was claimed after the directory was seen: its writer is older than the claim, and the manifest rejects
+    its publishing edit (`SstCollector.note_older_than_claim`). Otherwise a region whose flush always kills its process
+    would fill the disk with leftovers, and never publish.
  3. Not in the manifest, but another directory of the same generation is, and that generation is not committed: left by
-    a flush that crashed or was refused. It can no longer be published: the edit requires the current generation, which
-    is higher by now, and the manifest version that a late edit aims at exists. Deleted.
-    No other directory of the generation in the manifest: no protocol leads here. The base table was put back to an
+    a flush that crashed or was rejected. It can no longer be published: the edit requires the current generation, which
+    is higher by now, and the manifest version of a late edit already exists. Deleted.
+    No other directory of the generation in the manifest: no protocol causes this. The base table was put back to an
     older version, and the directory may be the only copy of its rows. Kept and reported.
- 4. Committed, so pruned, or a double of one that was. Deleted when no read under way, no index that lags and no tagged
-    version needs it (`flush.garbage.retained`). A tagged version needs what was published while it was the newest; that
-    is what had been published when the first generation above it was pruned. The old region manifests have it, and it
-    never grows. A time limit alone would not be safe, and "everything above a tag" would be all later SSTs.
+ 4. Committed, so pruned, or a double of a committed one. Deleted when no running read, no lagging index and no tagged
+    version needs it (`flush.garbage.retained`). A tagged version needs what was published while it was the newest; this
+    equals what had been published when the first generation above it was pruned. The old region manifests have it, and
+    it never grows. A time limit alone would not be safe, and "everything above a tag" would be all later SSTs.
  5. Garbage waits for a minimum age, counted from its newest object. Time only delays; it decides nothing.
 
 Deleting one directory, in steps (model: Commit!DeleteSst):
 
- 1. The dataset's manifests in `_versions/`, oldest version first. From the first deletion on the directory is either a
-    whole dataset of its newest version or no dataset. With the newest first, one of Lance's SSTs would fall back to the
-    version before its deletion vector, with rows that it masks; with data first, it would open and then fail.
- 2. Everything else, in any order; on a local disk temporary files of killed puts, then the empty directories.
+ 1. Delete the dataset's manifests in `_versions/`, oldest version first. From the first deletion on, the directory is
+    either a whole dataset of its newest version or no dataset. With the newest first, an SST of Lance would fall back
+    to the version before its deletion vector, with rows that it masks; with data first, it would open and then fail.
+ 2. Delete everything else, in any order; on a local disk temporary files of killed puts, then the empty directories.
 
-A crash in between leaves a directory of the same name, which the next collection judges the same. Two collectors at
-once may delete the same object, which is no error. A collector owns nothing and fences no writer.
+A crash in between leaves a directory of the same name, which the next collection judges the same. Two concurrent
+collectors may delete the same object, which is not an error. A collector owns nothing and fences no writer.
 
-Old region manifests and commit plans (`flush.commits.plan`) are slots that are taken once for all: a writer or
-committer that has slept may still aim at one, and would find it free. Their collectors explain why that is safe:
+Old region manifests and commit plans (`flush.commits.plan`) are slots that are taken once: a suspended writer or
+committer may still aim at one, and would find it free after a deletion. Their collectors explain why that is safe:
 `wal.manifest_garbage`, `flush.garbage.plans`. Rule 4 reads old manifests; `needed_for_tags` selects those that it
 needs.
 """
@@ -73,23 +73,23 @@ _GARBAGE = (Verdict.COMMITTED, Verdict.ABANDONED, Verdict.OUTLIVED)
 
 @dataclass(frozen=True)
 class SstGarbage:
-    """What one collection of a region's SST directories deleted and kept; with `dry_run`, would delete."""
+    """The result of one collection of a region's SST directories; with `dry_run`, what would be deleted."""
 
     region: UUID
     committed: int = 0
-    """Directories deleted whose rows are in the base table."""
+    """Deleted directories whose rows are in the base table."""
     abandoned: int = 0
-    """Directories deleted that were never published."""
+    """Deleted directories that were never published."""
     bytes: int = 0
     """Total size of what was deleted."""
     abandoned_bytes: int = 0
-    """Size of the abandoned directories among it."""
+    """Size of the abandoned directories in `bytes`."""
     listed: int = 0
     """Directories kept because the newest manifest lists them."""
     unpublished: int = 0
     """Directories kept because a flush may still publish them."""
     needed: int = 0
-    """Committed directories kept for a read under way, an index that lags, or a tagged version."""
+    """Committed directories kept for a running read, a lagging index, or a tagged version."""
     unaccounted: int = 0
     """Directories kept because their generation is neither published nor committed; memwal itself leaves none."""
     too_young: int = 0
@@ -109,7 +109,7 @@ class SstCollector:
     """Collects the SST directories of one region; may be called repeatedly.
 
     Thread safety. One thread at a time; any number of collectors, in any number of processes.
-    Invariants. See the module docstring. What a tagged version needs is looked up once.
+    Invariants. See the module docstring. The needs of a tagged version are looked up once.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SstCollector:
         workers: int = 8,
         options: WalOptions | None = None,
     ) -> None:
-        """`workers`: objects deleted at the same time; 1 starts no thread."""
+        """`workers`: objects deleted concurrently; 1 starts no thread."""
         self._store = store
         self._region_id = region_id
         self._clock = clock
@@ -149,7 +149,7 @@ class SstCollector:
         """Delete garbage that is at least `min_age` seconds old; with `dry_run` only report it.
 
         `needs`: of a base version opened after `listing` was taken. Raises StoreUnavailable, StoreRefused (some
-        directories may be deleted by then; collect again), Corrupt where an old manifest cannot be decoded.
+        directories may be deleted by then; collect again); Corrupt if an old manifest cannot be decoded.
         """
         verdicts = self._verdicts(listing, needs)
         counts = Counter(verdicts.values())
@@ -186,7 +186,7 @@ class SstCollector:
         return {name: self._verdict(name, listing.manifest, needs) for name in listing.names}
 
     def _verdict(self, name: str, manifest: RegionManifest, needs: BaseNeeds) -> Verdict:
-        """Rules 1 to 4."""
+        """Return the verdict on a directory by rules 1 to 4."""
         parsed = parse_sst_dir(name)
         assert parsed is not None
         generation = parsed.generation
@@ -206,7 +206,7 @@ class SstCollector:
         return any(below < generation <= self._published_while(below, manifest) for below in held)
 
     def _published_while(self, committed: int, manifest: RegionManifest) -> int:
-        """Return at least the highest generation that was published while `committed` was the highest committed one.
+        """Return an upper bound of the highest generation published while `committed` was the highest committed one.
 
         By bisection of the manifest versions up to `manifest`: the first version without generation `committed` + 1 was
         written after the commit of that generation.
@@ -216,7 +216,7 @@ class SstCollector:
             while low < high:
                 middle = (low + high) // 2
                 version = self._manifests.read(middle)
-                if version is None:  # pruned, so older than any version that can be the answer: see `needed_for_tags`
+                if version is None:  # pruned, so older than any possible answer: see `needed_for_tags`
                     low = middle + 1
                 elif _dropped(version, committed + 1):
                     high, first = middle, version
@@ -247,10 +247,10 @@ class SstCollector:
 
 
 def needed_for_tags(settled: int) -> Callable[[RegionManifest], bool]:
-    """Return which manifest versions rule 4 may read, where every retained base version holds generation `settled`.
+    """Return a predicate for manifest versions that rule 4 may read, if every retained base version holds `settled`.
 
-    Those are the versions from the first one on that dropped the generation above it. Anything published earlier is
-    below every answer.
+    These are the versions from the first one on that dropped the generation above `settled`. Anything published earlier
+    is below every answer.
     """
     return lambda manifest: _dropped(manifest, settled + 1)
 

@@ -1,20 +1,19 @@
-"""What each version of the base table changed, as a list of actions: `memwal log`.
+"""List what each version of the base table changed, as actions: `memwal log`.
 
-Pure: takes two neighbouring states of the table (`flush.base.state`), returns actions. Rows are counted from the
-manifests' fragments, so no row is read:
+The functions compare two neighbouring states of the table (`flush.base.state`) and return actions. They are pure,
+except those that read the states. Rows are counted from the manifests' fragments, so no row is read:
 
     added     rows of fragments that the version before did not have
     removed   rows newly deleted in fragments that stayed, and all live rows of fragments that are gone
 
-The transaction names an append, a delete and a compaction. Any other change of rows is a merge: every row that it
-replaces is removed and added, so `min(added, removed)` rows were updated, the rest was inserted or deleted. That is
-exact for our commits, whose passes either delete or upsert.
+The transaction identifies an append, a delete and a compaction. Any other change of rows is a merge: every row that it
+replaces is removed and added, so `min(added, removed)` rows were updated, and the rest was inserted or deleted. This is
+exact for memwal's commits, whose passes either delete or upsert.
 
 A commit that deletes rows and upserts others is two versions (flush.commits.committer, steps 5 and 6). The first
 carries no progress; it is recognised by the second, which was planned on it. A commit into a table without a key is a
-version that inserts rows and records the committed generations in its metadata, and one that only moves Lance's marker
-up to them ("mark"). A load (flush.commits.load) is one version that inserts and replaces rows, and has a marker of its
-own.
+version that inserts rows and records the committed generations in its metadata, and one that only raises Lance's marker
+to them ("mark"). A load (flush.commits.load) is one version that inserts and replaces rows, and has a separate marker.
 """
 
 from __future__ import annotations
@@ -39,30 +38,31 @@ _OPERATIONS_OF_ROWS = ("append", "delete", "overwrite", "rewrite")
 
 @dataclass(frozen=True)
 class Action:
-    """One change that a version made. `details` are numbers and texts, fit for JSON."""
+    """One change that a version made. `details` are numbers and texts, serialisable as JSON."""
 
     kind: str
-    """create, append, insert, update, delete, expire, overwrite, restore, commit, mark, compact, reserve, index
-    built, index extended, index dropped, column added, column dropped, column changed, columns rewritten, ingestion,
-    settings, barrier, other."""
+    """create, append, insert, update, delete, expire, overwrite, restore, commit, mark, compact, reserve, index built,
+    index extended, index dropped, column added, column dropped, column changed, columns rewritten, ingestion, settings,
+    barrier, other.
+    """
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Change:
-    """One version and its actions; None where the version before it is not kept, so that they are unknown."""
+    """One version and its actions; None if the version before it is not kept, so that they are unknown."""
 
     state: TableState
     actions: tuple[Action, ...] | None
     part_of: int | None = None
-    """Of a deletes pass: the version that completes its commit."""
+    """For a deletes pass: the version that completes its commit."""
 
 
 @dataclass(frozen=True)
 class History:
     """The newest versions of a table, newest first.
 
-    `older`: number of kept versions before them. `gone`: versions that were cleaned up while they were being read.
+    `older`: number of kept versions before them. `gone`: versions that were cleaned up during the read.
     """
 
     changes: tuple[Change, ...]
@@ -73,8 +73,8 @@ class History:
 def read_history(store: ObjectStore, limit: int | None = None) -> History:
     """Return the newest `limit` versions (None: all) of the table at the root of `store`, newest first.
 
-    Reads about three small objects per version. Versions that are cleaned up meanwhile are listed in `gone`.
-    Raises Corrupt where an existing version cannot be read; StoreUnavailable, StoreRefused.
+    Reads about three small objects per version. Versions that are cleaned up in the meantime are listed in `gone`.
+    Raises Corrupt if an existing version cannot be read; StoreUnavailable, StoreRefused.
     """
     kept = versions(store)
     wanted = kept if limit is None else kept[-limit:]
@@ -95,7 +95,7 @@ def read_history(store: ObjectStore, limit: int | None = None) -> History:
 def change(before: TableState | None, after: TableState, following: TableState | None = None) -> Change:
     """Return what version `after` changed in `before`, the version below it. `following`: the version above, or None.
 
-    Pure. `before` is None for the first version, and where it is not kept.
+    Pure. `before`: None for the first version, or if it is not kept.
     """
     if before is None and after.version > 1:
         return Change(after, None)
@@ -105,7 +105,7 @@ def change(before: TableState | None, after: TableState, following: TableState |
 
 
 def _state(store: ObjectStore, version: int) -> TableState | None:
-    """Read a version; None where it was cleaned up meanwhile."""
+    """Read a version; None if it was cleaned up in the meantime."""
     try:
         return read_state(store, version)
     except Corrupt:
@@ -181,7 +181,7 @@ def _compaction(before: TableState, after: TableState, new: Sequence[Fragment], 
 def _rewritten_columns(
     before: TableState, after: TableState, stayed: Sequence[tuple[Fragment, Fragment]]
 ) -> Iterator[Action]:
-    """Yield columns rewritten into new files of old fragments. Added columns do that too; `_columns` reports those."""
+    """Yield columns rewritten into new files of old fragments, without added columns; `_columns` reports those."""
     touched = [new for old, new in stayed if set(new.files) - set(old.files)]
     if touched and before.columns == after.columns:
         rows = sum(fragment.live for fragment in touched)
@@ -206,7 +206,7 @@ def _indexes(before: TableState, after: TableState) -> Iterator[Action]:
     for name, segments in shown.items():
         if name not in before.indexes:
             yield Action("index built", {"index": name})
-        # Not reported: a segment that is gone because it covered no rows any more, and an index that a compaction
+        # Not reported: a segment that was removed because it no longer covered rows, and an index that a compaction
         # rewrites because it moves rows.
         elif segments - before.indexes[name] and _operation(after) not in _OPERATIONS_OF_ROWS:
             yield Action("index extended", {"index": name, "segments": len(segments)})

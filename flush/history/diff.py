@@ -1,11 +1,12 @@
-"""The rows that differ between two versions of the base table, by key: `memwal log --diff`.
+"""Find the rows that differ between two versions of the base table, by key: `memwal log --diff`.
 
 A row that has the same address in both versions, in a fragment with the same files, is unchanged.
 
- 1. Skip fragments that both versions have, with the same files and the same deletions.
- 2. Of the other fragments read the row addresses, and skip rows that both versions have in files that both have.
+ 1. Skip fragments that both versions have with the same files and the same deletions.
+ 2. In the other fragments, read the row addresses, and skip rows that both versions have in files that both have.
  3. Read the remaining rows with every column that both versions have, hold them in memory, and compare them by key
-    (`flush.history.row_diff`): few rows after a commit; after a compaction, which moves rows, all that it moved.
+    (`flush.history.row_diff`). After a commit these are few; after a compaction, which moves rows, they are all moved
+    rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class VersionDiff:
     same: int
     """Rows that are equal in every column that both versions have."""
     columns: Mapping[str, int]
-    """Column -> number of changed rows in which it differs."""
+    """Column -> number of changed rows with a difference in it."""
     columns_added: tuple[str, ...]
     columns_dropped: tuple[str, ...]
 
@@ -46,7 +47,7 @@ class VersionDiff:
 def diff_versions(store: ObjectStore, before: int, after: int, key: Sequence[str]) -> VersionDiff:
     """Compare versions `before` and `after`, in either order, of the table at the root of `store`.
 
-    Raises Corrupt where a version does not exist, or holds a key twice; StoreUnavailable, StoreRefused, OSError.
+    Raises Corrupt if a version does not exist, or holds a key twice; StoreUnavailable, StoreRefused, OSError.
     """
     old, new = read_state(store, before), read_state(store, after)
     old_names, new_names = _names(old), _names(new)

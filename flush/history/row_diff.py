@@ -1,7 +1,7 @@
-"""Which rows of two tables differ, by key.
+"""Find the rows of two tables that differ, by key.
 
-Pure and vectorised: one hash join matches the keys, then whole columns are compared. Equal means equal to the last bit:
-a null equals only a null, NaN equals the same NaN, and a vector is compared number by number.
+Pure and vectorised: one hash join matches the keys, then whole columns are compared. Equal means bitwise equal: a null
+equals only a null, NaN equals the same NaN, and a vector is compared number by number.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RowDiff:
     added: Positions
     """In `after`: keys that `before` lacks."""
     changed: Positions
-    """In `after`: keys in both, with a value that differs."""
+    """In `after`: keys in both, with a different value."""
     same: int
     """Number of equal rows."""
     columns: Mapping[str, int]
-    """Column -> number of changed rows in which it differs; columns without a difference are absent."""
+    """Column -> number of changed rows with a difference in it; columns without a difference are absent."""
 
     def __bool__(self) -> bool:
         return bool(len(self.removed) or len(self.added) or len(self.changed))
@@ -40,7 +40,7 @@ class RowDiff:
 def compare_rows(before: pa.Table, after: pa.Table, key: Sequence[str]) -> RowDiff:
     """Return the rows that differ. Each table has each key at most once, without nulls.
 
-    Compares the columns that both have; their types may differ where one can be cast to the other.
+    Compares the columns that both have; their types may differ if one can be cast to the other.
     """
     left, right = match(before.select(list(key)), after.select(list(key)))
     differs, columns = np.zeros(len(left), dtype=bool), {}
@@ -88,7 +88,7 @@ def _taken(column: pa.ChunkedArray, rows: Positions) -> pa.Array:
 
 
 def _differs(one: pa.Array, two: pa.Array) -> Mask:
-    """Return True where the two values at the same position differ."""
+    """Return True for the positions where the two values differ."""
     if one.type != two.type:
         one, two = _of_one_type(one, two)
     nulls_one, nulls_two = _mask(pc.is_null(one)), _mask(pc.is_null(two))
@@ -102,7 +102,7 @@ def _differs(one: pa.Array, two: pa.Array) -> Mask:
 
 
 def _values_differ(one: pa.Array, two: pa.Array) -> Mask:
-    """As `_differs`, for arrays of one type without top-level nulls, with at least one value."""
+    """Return `_differs` of arrays of one type without top-level nulls, with at least one value."""
     kind = one.type
     if isinstance(one, pa.ExtensionArray):
         return _differs(one.storage, two.storage)

@@ -1,1 +1,1 @@
-"""Changes the number of regions of a table. Imports base, sst and commits."""
+"""Change the number of regions of a table. Imports base, sst and commits."""

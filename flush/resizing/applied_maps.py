@@ -1,23 +1,23 @@
-"""Merges the applied maps of a table's old regions into the one map that all regions begin with after a resize.
+"""Merge the applied maps of a table's old regions into the one map that all regions begin with after a resize.
 
-A region remembers per producer the highest sequence that it applied. After a resize the rows of one old region lie in
-any of the new ones, so all of them begin with the same map: the highest sequence of each producer. An old region may be
-behind, because a micro-batch is half applied or had no rows for that region. Its rows are exceptions, kept in the same
-map:
+A region remembers, per producer, the highest sequence that it applied. After a resize the rows of one old region may be
+in any of the new ones, so all of them begin with the same map: the highest sequence of each producer. An old region may
+be behind, because a micro-batch is half applied or had no rows for that region. Its rows are exceptions, kept in the
+same map:
 
-    memwal:before:{buckets}/{bucket}:{producer} = sequence - 1   rows that belonged to this bucket, of so many buckets,
+    memwal:before:{buckets}/{bucket}:{producer} = sequence - 1   rows that belonged to this bucket, of {buckets},
                                                                  lack the producer's highest sequence
     memwal:before:8/xfe:{producer} = sequence - 1                rows of any of several buckets: bit n of the
                                                                  hexadecimal number stands for bucket n
     memwal:before:4/2+8/x3:{producer} = sequence - 1             rows that match both: an exception from before an
                                                                  earlier resize that some regions have applied since
 
-A write whose token counts as applied is cut down to the rows that an exception lists (`left_over`), so the replay of a
-half-applied micro-batch completes it, whatever the table was resized to meanwhile.
+A write whose token counts as applied is reduced to the rows listed by an exception (`left_over`), so the replay of a
+half-applied micro-batch completes it, whatever number of regions the table has by then.
 
-Why one bit per row is enough. The writes of a producer are in order: it begins a sequence when every region has
-acked the one before. So where one region has applied sequence s, all rows of all sequences below s are applied, and
-rows can be missing of sequence s only. Hence
+Why one bit per row is enough. The writes of a producer are in order: it begins a sequence after every region has acked
+the previous one. So if one region has applied sequence s, all rows of all sequences below s are applied, and rows can
+only be missing of sequence s. Hence
 
  (1) a sequence below the highest is a repeat everywhere;
  (2) the exceptions of a producer end with its next sequence: at once in the region that applies it, at the next resize
@@ -25,11 +25,11 @@ rows can be missing of sequence s only. Hence
  (3) a region that applies the highest sequence has all of its rows, so its exceptions end too.
 
 Why exceptions stay few. All regions of a routing begin with the same ones, and by (2) and (3) each region still has all
-of them or none. So at the next resize a producer has either new exceptions, by the number of buckets alone (it went
-on), or the old ones and at most one more number of buckets (it did not); each number of buckets has one set. A producer
-that goes on has one exception; one that is stuck in a half-applied micro-batch has one with as many sets as the table
-has had different numbers of buckets since. Maps of older releases, which kept every bucket by itself with one sequence
-each, are read too, and joined into sets at the next resize.
+of them or none. So at the next resize a producer that has continued has only new exceptions, by the current number of
+buckets; a producer that has not continued has the old ones and at most one more number of buckets. Each number of
+buckets has one set. A producer that continues has one exception; a producer stuck in a half-applied micro-batch has one
+with as many sets as the table has had different numbers of buckets since. Maps of older releases, which kept every
+bucket separately with one sequence each, are also read, and joined into sets at the next resize.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ RouteInto = Callable[[int, pa.Table], Buckets]
 Rows = tuple[tuple[int, int], ...]
 """Rows that match every pair (number of buckets, set of its buckets as one bit each); numbers ascend."""
 Exceptions = Mapping[str, tuple[str, ...]]
-"""Per producer the map keys of its exceptions."""
+"""Per producer, the map keys of its exceptions."""
 
 
 def merged_map(maps: Sequence[Applied]) -> dict[str, int]:
     """Return the map that every new region begins with. `maps`: of the old regions, bucket n at index n. Pure.
 
-    The order of the last changes, by which names are retired, is kept: a name is as new as in the region in which the
-    fewest other names were changed after it.
+    Keeps the order of the last changes, which determines the retirement of names: a name is as new as in the region
+    where the fewest other names were changed after it.
     """
     highest: dict[str, int] = {}
     age: dict[str, int] = {}
@@ -75,7 +75,7 @@ def merged_map(maps: Sequence[Applied]) -> dict[str, int]:
 
 
 def initial_map(maps: Sequence[AppliedMap]) -> AppliedMap:
-    """Return `merged_map` without the names that one region has retired: it cannot tell a repeat from a new write."""
+    """Return `merged_map` without names that a region has retired: it cannot distinguish a repeat from a new write."""
     merged, retired = merged_map(maps), NONE_RETIRED
     for applied in maps:
         retired = np.union1d(retired, applied.snapshot.retired)
@@ -98,10 +98,10 @@ def exceptions_by_producer(applied: Applied) -> dict[str, tuple[str, ...]]:
 def left_over(
     applied: Applied, exceptions: Exceptions, producer: str, sequence: int, rows: pa.Table, route: RouteInto
 ) -> npt.NDArray[np.bool_]:
-    """Return which of `rows`, written under a token that counts as applied, were not applied: bool [rows]. (model:
-    Resize!Put)
+    """Return which of `rows`, written under a token that counts as applied, were not applied: bool [rows].
 
     `exceptions`: those that the region began with; one that is no longer in `applied` does not count.
+    (model: Resize!Put)
     """
     wanted = np.zeros(rows.num_rows, dtype=bool)
     for key in exceptions.get(producer, ()) if sequence == applied.get(producer, -1) else ():
@@ -121,7 +121,7 @@ def settle(applied: MutableMapping[str, int], exceptions: Exceptions, producer: 
 
 def _behind(maps: Sequence[Applied], exceptions: Sequence[Exceptions], producer: str, highest: int) -> set[Rows]:
     """Return the rows that lack the highest sequence of a producer."""
-    regions: dict[Rows, int] = {}  # rows that are missing -> the regions, one bit each, in which they are
+    regions: dict[Rows, int] = {}  # missing rows -> the regions that lack them, one bit each
     for bucket, applied in enumerate(maps):
         up_to_date = applied.get(producer, -1) == highest
         for rows in {_rows(key) for key in exceptions[bucket].get(producer, ())} if up_to_date else {()}:
@@ -131,7 +131,7 @@ def _behind(maps: Sequence[Applied], exceptions: Sequence[Exceptions], producer:
 
 
 def _both(rows: Rows, buckets: int, bits: int) -> Rows | None:
-    """Return `rows` limited to the buckets in `bits`; None where no row can match."""
+    """Return `rows` limited to the buckets in `bits`; None if no row can match."""
     sets = dict(rows)
     sets[buckets] = sets.get(buckets, _all(buckets)) & bits
     if not sets[buckets]:
@@ -140,7 +140,7 @@ def _both(rows: Rows, buckets: int, bits: int) -> Rows | None:
 
 
 def _joined(exceptions: set[Rows]) -> set[Rows]:
-    """Return the same rows with fewer exceptions: two that differ in one set only become one."""
+    """Return the same rows with fewer exceptions: two that differ in only one set become one."""
     for n in sorted({n for rows in exceptions for n, _ in rows}):
         others: dict[Rows, int] = {}
         for rows in exceptions:

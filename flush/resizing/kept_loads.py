@@ -1,10 +1,10 @@
-"""The markers of loads that landed just before the switch of a resize, put back where the switch has replaced them.
+"""Restore the markers of loads that landed just before the switch of a resize, if the switch replaced them.
 
-In arrow format the switch (flush.resizing.routing) replaces Lance's MemWAL index, which has the markers. No commit can
-come in between, since every region is sealed, but a load is of no region, and Lance takes it for no conflict: it puts
-the new index, planned on a version without the load, on top. Until a region is opened nothing else is committed, so a
-repeated load would write the same rows once more; after that it would undo newer ones. So whoever opens the regions
-puts the markers back first. *Crash before: the regions are sealed, and the next process does it.*
+In arrow format the switch (flush.resizing.routing) replaces Lance's MemWAL index, which holds the markers. No commit
+can come in between, because every region is sealed. But a load belongs to no region, and Lance detects no conflict with
+it: it rebases the new index, planned on a version without the load. Until a region is opened nothing else is committed,
+so a repeated load would write the same rows again; after that it would undo newer ones. The process that opens the
+regions therefore restores the markers first. *Crash before this: the regions are sealed, and the next process does it.*
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK_BACK = 64
 
 
 def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
-    """Return the newest view, with the markers of loads that a switch has replaced; `base` where none is missing.
+    """Return the newest view with the markers of loads that a switch has replaced; `base` if none is missing.
 
     Raises OSError, RuntimeError of Lance; Corrupt, StoreUnavailable, StoreRefused.
     """
@@ -43,8 +43,9 @@ def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
 
 
 def _known(store: ObjectStore, newest: int) -> dict[UUID, int]:
-    """Return the generations of loads in the versions up to `newest`, back to a restore, which takes loads back on
-    purpose.
+    """Return the generations of loads in the versions up to `newest`, back to a restore.
+
+    A restore removes loads on purpose.
     """
     known: dict[UUID, int] = {}
     for version in range(newest, max(0, newest - _LOOK_BACK), -1):

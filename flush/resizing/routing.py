@@ -1,25 +1,25 @@
-"""Which routing version a table has, decided once for all processes; the switch to it, and the opening of its regions.
+"""Decide the routing version of a table once for all processes, switch the table to it, and open its regions.
 
     {table}/_mem_wal/{bucket-0}/routing/{rev(version)}.json
         {"routing": 2, "buckets": 8, "applied": {"loader": 17}, "by": "1f3a90cc…", "retired": "base64"}
-        retired: as in wal.snapshots; absent where no name is
+        retired: as in wal.snapshots; absent if no name is retired
 
-The object is created once, by a conditional create, when all regions of the version before and of this one are sealed
-and drained (`flush.resizing.steps`). From then on this version follows, with this number of buckets, and all of its
-regions begin with this applied map. Any process may do the remaining steps, several at once:
+The object is created once, by a conditional create, when all regions of the previous version and of this one are sealed
+and drained (`flush.resizing.steps`). This version then follows, with this number of buckets, and all of its regions
+begin with this applied map. Any process, or several concurrently, may do the remaining steps:
 
- 1. **Switch**: one version of the base table. In lance format `memwal:routing` and `memwal:regions` in its schema
-    metadata; in arrow format the sharding spec in the details of Lance's MemWAL index, whose id is the routing's
-    version, so that Lance's own writers and readers route by it too. Nothing else changes, and the
-    progress need not: every published generation is committed, and no region publishes one before it is opened. (Loads
-    have progress of their own, which is put back: `flush.resizing.kept_loads`.) Not where a region takes writes by an
-    older version: such a decision came with a copy of the table that lacks the seals, and is refused.
- 2. **Sync** the switch, whoever made it: a power cut that took it back would leave regions that take writes by a
-    routing that the table does not have.
- 3. **Open** every region of the new version: see `wal.fence`, `opening`. Others stay sealed.
+ 1. **Switch**: create one version of the base table. In lance format it sets `memwal:routing` and `memwal:regions` in
+    the schema metadata; in arrow format it sets the sharding spec in the details of Lance's MemWAL index, whose id is
+    the routing version, so that Lance's own writers and readers route by it too. Nothing else changes. The progress
+    need not: every published generation is committed, and no region publishes one before it is opened. (Loads have
+    separate progress, which is restored: `flush.resizing.kept_loads`.) The switch is refused if a region takes writes
+    by an older version: the decision then came with a copy of the table that lacks the seals.
+ 2. **Sync** the switch, whichever process made it: a power cut that took it back would leave regions that take writes
+    by a routing that the table does not have.
+ 3. **Open** every region of the new version: see `wal.fence`, `opening`. Other regions stay sealed.
 
-The switch is a compare-and-swap: Lance refuses it where the same metadata, or the index, was replaced since the version
-read. The objects are never deleted: they are few and small, and a resizer that has slept aims at the same slot.
+The switch is a compare-and-swap: Lance rejects it if the same metadata, or the index, was replaced since the version
+read. The objects are never deleted: they are few and small, and a suspended resizer aims at the same slot.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _FIELDS: MessageFields = {
     "MemWalIndexDetails": ((2, "num_shards", _Field.TYPE_UINT32), (7, "sharding_specs", "ShardingSpec[]")),
 }
 _OPENINGS = 10
-"""Attempts to claim one region; another process that finishes the resize may overtake each."""
+"""Attempts to claim one region; another process that finishes the resize may overtake each attempt."""
 _RETRIES = 10
 
 
@@ -97,7 +97,7 @@ def routing_key(version: int) -> str:
 
 
 def parse_routing_key(key: str) -> int | None:
-    """Return the version that the decision at `key` is on; None for any other key."""
+    """Return the version decided by the object at `key`; None for any other key."""
     name = key.removeprefix(routing_prefix())
     try:
         return parse_rev(name.removesuffix(".json")) if name.endswith(".json") else None
@@ -106,7 +106,7 @@ def parse_routing_key(key: str) -> int | None:
 
 
 def decided(store: ObjectStore, version: int) -> Decision | None:
-    """Return the decision on `version`, None where there is none. Raises Corrupt, StoreUnavailable, StoreRefused."""
+    """Return the decision on `version`; None if it is undecided. Raises Corrupt, StoreUnavailable, StoreRefused."""
     data = store.get(routing_key(version))
     return None if data is None else _parsed(routing_key(version), data)
 
@@ -114,7 +114,7 @@ def decided(store: ObjectStore, version: int) -> Decision | None:
 def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: WalOptions) -> Decision:
     """Return the decision on the version: `proposed`, or an earlier one of another process.
 
-    Requires: every region of the version before and of `proposed` is sealed, and drained.
+    Requires: every region of the previous version and of `proposed` is sealed and drained.
     Raises Corrupt; OutcomeUnknown, StoreUnavailable, StoreRefused (harmless: resize again).
     """
     key = routing_key(proposed.routing)
@@ -128,11 +128,11 @@ def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: Wal
 def finish(
     base: BaseTable, store: ObjectStore, *, clock: Clock, ids: Ids, options: WalOptions, at_once: int = AT_ONCE
 ) -> BaseTable:
-    """Switch to decided versions and open their regions; returns the newest base version, or `base` itself.
+    """Switch to decided versions and open their regions. Return the newest base version, or `base` itself.
 
-    `at_once`: regions that are opened in parallel.
+    `at_once`: regions opened in parallel.
     Raises CommitConflict; Corrupt, also for a decision whose regions were never sealed; OutcomeUnknown,
-    StoreUnavailable, StoreRefused, OSError of storage. After any of them finish again.
+    StoreUnavailable, StoreRefused, OSError of storage. After any of them, finish again.
     """
     while (following := decided(store, base.routing_version + 1)) is not None:
         _expect_sealed(base, store, following)
@@ -148,8 +148,10 @@ def finish(
 
 
 def never_sealed(base: BaseTable, to: Decision, manifests: Iterable[RegionManifest]) -> list[RegionManifest]:
-    """Return the manifests that take writes by a version before `to`; where there is one, `to` was not decided on this
-    table as it is. Once `to` is decided each of its regions is sealed, or was opened by `to` or a later version. Pure.
+    """Return the manifests of regions that take writes by a version before `to`. Pure.
+
+    A non-empty result means that `to` was not decided on this table in its present state: once `to` is decided, each of
+    its regions is sealed, or was opened by `to` or a later version.
     """
     regions = {*base.regions, *bucket_regions(to.buckets)}
     older = (each for each in manifests if each.region_id in regions and each.spec_id < to.routing)
@@ -157,7 +159,7 @@ def never_sealed(base: BaseTable, to: Decision, manifests: Iterable[RegionManife
 
 
 def _expect_sealed(base: BaseTable, store: ObjectStore, to: Decision) -> None:
-    """Raise Corrupt where `to` must not be carried out: no process could claim the regions after the switch."""
+    """Raise Corrupt if `to` must not be carried out because no process could claim the regions after the switch."""
     regions = {*base.regions, *bucket_regions(to.buckets)}
     manifests = (ManifestStore(store, region).latest() for region in regions)
     if found := never_sealed(base, to, (each for each in manifests if each is not None)):
@@ -221,7 +223,7 @@ def _of_spec(base: BaseTable, store: ObjectStore, to: Decision, ids: Ids) -> Any
 
 
 def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = None) -> Index:
-    """The MemWAL index, which covers no column and no fragment."""
+    """Return the MemWAL index, which covers no column and no fragment."""
     return Index(uuid, MEM_WAL_INDEX, [], base.version, Bitmap(), 0, index_details=details)
 
 
@@ -239,15 +241,15 @@ def _open(
     ids: Ids,
     options: WalOptions,
 ) -> None:
-    """Open one region, unless it is open already; another process may be opening it at this moment.
+    """Open one region, unless it is already open; another process may be opening it concurrently.
 
-    `on_disk`: syncs the switch, which another process may have made and not synced.
+    `on_disk`: syncs the switch, which may come from another process that did not sync it.
     """
     manifests = ManifestStore(store, region, clock=clock, options=options)
     for _ in range(_OPENINGS):
         current = manifests.latest()
         if current is None or current.spec_id >= to.routing or current.status is not RegionStatus.SEALED:
-            return  # None: `verify` reports it, and it cannot be claimed by an older routing
+            return  # None: `verify` reports it, and an older routing cannot claim it
         on_disk()
         try:
             claim(

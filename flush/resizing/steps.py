@@ -1,44 +1,43 @@
-"""Resize: gives a table another number of regions, so that no key is ever in two regions that take writes.
+"""Resize: change the number of regions of a table, so that no key is ever in two regions that take writes.
 
 Routing version k with n regions becomes version k+1 with m. Every region manifest has the routing version of its region
-(the spec id), and the base table has the version that holds.
+(the spec id), and the base table has the current version.
 
- 1. **Finish** an earlier resize: a version that is decided is switched to and opened (`flush.resizing.routing`).
+ 1. **Finish** an earlier resize: switch to a decided version and open its regions (`flush.resizing.routing`).
     (model: Resize!Begin)
- 2. **Seal**, region by region, all of the n and of the m: a claim that raises the epoch and seals in one manifest
-    write. It fences the region's writer, and only another resize may claim from then on. A region that does not exist
-    yet is created sealed. *Crash here: some regions are sealed, the routing is k. The next resize goes on; to stay with
-    n, resize to n.* (model: Resize!Seal)
- 3. **Drain** each of the n as it is sealed: replay its log, and flush it generation by generation. Before that wait
-    until no older owner answers reads from memory any more (`wal.lease`): a key may move to a region that it was never
-    in before. *Crash here: as 2. The log, or an SST, has the rows.* (model: Resize!Drain)
- 4. **Commit** until no manifest lists an SST. *Crash here: as 2.* (model: Resize!Commit)
- 5. **Prove** it from storage, for all n under the claims of 2: still ours, still sealed, no SST listed, no row above
-    `replay_after`. Read the applied map of each (`flush.resizing.applied_maps`). And wait until no owner of the m
-    answers reads from memory any more, as in 3. (model: Resize!Prove)
+ 2. **Seal**, region by region, all of the n and of the m: a claim raises the epoch and seals in one manifest write. It
+    fences the region's writer, and from then on only another resize may claim the region. A missing region is created
+    sealed. *Crash here: some regions are sealed, the routing is k. The next resize continues; to stay with n, resize to
+    n.* (model: Resize!Seal)
+ 3. **Drain** each of the n as it is sealed: replay its log, and flush it generation by generation. First wait until no
+    older owner answers reads from memory (`wal.lease`), because a key may move to a region where it never was before.
+    *Crash here: as in 2. The log, or an SST, has the rows.* (model: Resize!Drain)
+ 4. **Commit** until no manifest lists an SST. *Crash here: as in 2.* (model: Resize!Commit)
+ 5. **Prove** the following from storage, for all n under the claims of step 2: still owned, still sealed, no SST
+    listed, no row above `replay_after`. Read the applied map of each (`flush.resizing.applied_maps`). Wait until no
+    owner of the m answers reads from memory, as in 3. (model: Resize!Prove)
  6. **Decide** k+1, m and the applied map that all regions begin with, by one conditional create. *Before it nothing has
-    changed; after it the resize cannot be taken back.* Where another resize has decided first, its decision holds.
+    changed; after it the resize cannot be undone.* If another resize has decided first, its decision is valid.
     (model: Resize!Decide)
- 7. **Switch** the base table to k+1 and m, in one version. No commit can come in between, since no region publishes.
+ 7. **Switch** the base table to k+1 and m, in one version. No commit can come in between, because no region publishes.
     *Crash here: the regions are sealed, and any process that opens the table, or resizes it again, does 7 and 8.*
     (model: Resize!Switch)
- 8. **Open** each of the m, once the switch is on the disk: a claim whose sentinel carries the map, then the manifest
-    edit that makes it ACTIVE and of version k+1. *Crash here: as 7.* Regions that are no longer used stay sealed,
-    empty, and of their old version: a later resize to more regions opens them like the others. (model: Resize!Sync,
-    Resize!Open)
+ 8. **Open** each of the m, once the switch is on disk: a claim whose sentinel carries the map, then the manifest edit
+    that makes it ACTIVE and of version k+1. *Crash here: as in 7.* Unused regions stay sealed, empty, and of their old
+    version; a later resize to more regions opens them like the others. (model: Resize!Sync, Resize!Open)
 
 Invariants.
 
- (1) A region that takes writes has the routing version of the base table, or an older one all regions of which are
-     still to be sealed: between 6 and 8 every region is sealed or of k+1.
+ (1) A region that takes writes has the routing version of the base table, or an older version that all regions still
+     have to be sealed for: between 6 and 8 every region is sealed or of k+1.
  (2) Sealed and drained, once true, stays true until k+1 is decided: only 8 breaks a seal.
- (3) A writer that routes by k can no longer write: its claims are fenced by 2, and later ones find SEALED or a newer
-     version (`Sealed`, `Resized`). So it does not matter when the writer notices.
+ (3) A writer that routes by k can no longer write: its claims are fenced by 2, and later claims find SEALED or a newer
+     version (`Sealed`, `Resized`). So the moment when the writer notices does not matter.
  (4) Acknowledged rows are in the base table before 6, and an applied token is in the map of 6.
 
-Two resizes at once: the later seal fences the earlier resize, which gives up; where both have reached 6, one decides. A
-writer that opens the table meanwhile is refused, and its earlier acknowledged rows lie below the sentinel of 2, and are
-drained. No clock decides anything.
+Two concurrent resizes: the later seal fences the earlier resize, which stops; if both have reached 6, one decides. A
+writer that opens the table in the meantime is rejected; its rows acknowledged earlier are below the sentinel of 2, and
+are drained. No clock decides anything.
 """
 
 from __future__ import annotations
@@ -79,19 +78,19 @@ from memwal.wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
 
 BUCKETS_MAX = 4096
 Step = Callable[[str], None]
-"""Called with a few words about the next step."""
+"""Called with a short description of the next step."""
 
 
 @dataclass(frozen=True)
 class ResizeReport:
-    """What one resize did."""
+    """The result of one resize."""
 
     routing: int
-    """Version of the routing now."""
+    """Version of the routing afterwards."""
     before: int
     """Number of regions when it began."""
     regions: int
-    """Number of regions now."""
+    """Number of regions afterwards."""
     version: int
     """Base-table version afterwards."""
     rows_drained: int
@@ -104,7 +103,7 @@ class ResizeReport:
 
 
 def is_being_resized(base: BaseTable, store: ObjectStore, *, clock: Clock) -> bool:
-    """Return whether a region of the table is sealed: a resize is under way, or was broken off."""
+    """Return whether a region of the table is sealed: a resize is running, or was interrupted."""
     manifests = (ManifestStore(store, region, clock=clock).latest() for region in base.regions)
     return any(manifest is not None and manifest.status is RegionStatus.SEALED for manifest in manifests)
 
@@ -125,14 +124,16 @@ def resize(
 ) -> ResizeReport:
     """Change the table at `uri`, the root of `store`, to `buckets` regions. Steps: see the module docstring.
 
-    `retries`, `memory_max`: as for `commit`; `memory_max` also limits the bytes of logs drained at once, but at least
-    one region's. `on_step` is called before each step, in this thread. `at_once`: regions that are sealed, drained and
-    opened in parallel.
+    - `retries`, `memory_max`: as for `commit`; `memory_max` also limits the bytes of logs drained at once, but at least
+      one region's.
+    - `on_step`: called before each step, in this thread.
+    - `at_once`: regions sealed, drained and opened in parallel.
+
     Thread safety. Any number of threads and processes; one wins.
     Durability. When it returns, every row acknowledged before is in the base table, and the regions may be claimed by
     the new routing.
-    Raises InvalidResize (nothing was written); CommitConflict (another resize came in between: look, and resize again);
-    what `commit` and `wal.claim` raise. After any of them resize again.
+    Raises InvalidResize (nothing was written); CommitConflict (another resize came in between: check, and resize
+    again); what `commit` and `wal.claim` raise. After any of them, resize again.
     """
     options = options or WalOptions()
     begun = BaseTable.open(uri, storage_options)
@@ -199,7 +200,7 @@ class _Run:
     _claims: dict[UUID, Claim] = field(default_factory=dict)
 
     def seal_and_drain(self, target: tuple[UUID, ...]) -> int:
-        """Steps 2 and 3; returns the number of rows that were only in the log."""
+        """Run steps 2 and 3; return the number of rows that were only in the log."""
         rows, regions = 0, list(dict.fromkeys((*self.base.regions, *target)))
         for number, drained in enumerate(each(self._sealed_and_drained, regions, self.at_once), 1):
             rows += drained
@@ -207,7 +208,7 @@ class _Run:
         return rows
 
     def switch(self, buckets: int) -> BaseTable:
-        """Steps 5 to 8. Raises CommitConflict where another number was decided."""
+        """Run steps 5 to 8. Raises CommitConflict if another number was decided."""
         self.on_step("switching")
         maps = list(each(self._proved, self.base.regions, self.at_once))
         list(each(self._owned, self._claims, self.at_once))  # all claims again, after the last region was sealed
@@ -290,7 +291,7 @@ class _Run:
         return table.rows
 
     def _proved(self, region: UUID) -> AppliedMap:
-        """Step 5 for one region; returns its applied map."""
+        """Run step 5 for one region; return its applied map."""
         manifest = self._owned(region)
         entries, applied = read_tail(
             self.store,
@@ -313,7 +314,7 @@ class _Run:
         self.clock.sleep(max(0.0, until - self.clock.monotonic()))
 
     def _owned(self, region: UUID) -> RegionManifest:
-        """Return the newest manifest of `region`, which must be ours and sealed. Raises Fenced, Corrupt."""
+        """Return the newest manifest of `region`; it must be owned and sealed. Raises Fenced, Corrupt."""
         manifest = self._manifests(region).owned(self._claims[region].guard)
         if manifest.status is not RegionStatus.SEALED:
             raise Corrupt(f"region {region}: it was opened while writer epoch {manifest.writer_epoch} had it sealed")

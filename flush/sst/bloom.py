@@ -20,7 +20,7 @@ from memwal.flush.sst.key_encoding import hash_form
 
 BLOOM_NAME = "bloom_filter.bin"
 UPSTREAM_BLOCKS = 1024
-"""Blocks that Lance's writer always uses: 32,768 bytes, for any number of keys. Its reader takes any number."""
+"""Blocks that Lance's writer always uses: 32,768 bytes, for any number of keys. Its reader accepts any number."""
 BITS_PER_KEY = 10
 """1.2 % false positives for a split-block filter. At 100,000 keys Lance's fixed size passes 68 % of absent keys."""
 _BITS_OF_FEW_KEYS = 32

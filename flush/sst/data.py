@@ -1,7 +1,7 @@
-"""Writes the data file of an SST: the newest rows of a frozen memtable, passed to Lance without needless copies.
+"""Write the data file of an SST: the newest rows of a frozen memtable, passed to Lance without needless copies.
 
-Where no row was superseded nothing is copied. Otherwise batches that mix superseded and current rows are copied, one at
-a time: a flush needs the memory of one batch and of Lance's pages, not of all rows again. Large batches are passed in
+If no row was superseded, nothing is copied. Otherwise batches that mix superseded and current rows are copied, one at a
+time: a flush needs the memory of one batch and of Lance's pages, not of all rows again. Large batches are passed in
 slices (SLICE_BYTES): a slice is still in the processor's cache when Lance writes it, which halves the time. Columns
 that Lance cannot import as slices (`wal.codec.lance_arrays`) are copied slice by slice.
 
@@ -31,7 +31,7 @@ SYNC_EVERY = 0.003
 """Seconds. A flush of 51 MB takes 62 ms unsynced; synced every 4 ms 64, every 10 ms 68, only at its end 80."""
 
 _ROWS_OF_A_FILE, _BYTES_OF_A_FILE = 2**31 - 1, 2**62
-"""More than any memtable has, since an SST has exactly one fragment. Lance keeps 32 bits of the row limit."""
+"""More than any memtable has, because an SST has exactly one fragment. Lance keeps 32 bits of the row limit."""
 
 
 def write_data(

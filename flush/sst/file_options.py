@@ -5,8 +5,8 @@ Compression is set by Lance's field metadata:
     lance-encoding:compression         zstd | lz4 | fsst | none; without it Lance chooses by the column's values
     lance-encoding:compression-level   zstd: 1 to 22
 
-The file keeps that metadata; readers use neither it nor the schema's, so an SST may differ in it from the base table
-and from other SSTs.
+The file keeps that metadata. Readers use neither it nor the schema's, so SSTs may differ in it from the base table and
+from each other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from memwal.wal.panics import panics_as_errors
 STORAGE_VERSIONS = ("2.0", "2.1", "2.2")
 SCHEMES = ("zstd", "lz4", "fsst", "none")
 PAGE_SIZE = 256 << 10
-"""Bytes. A page of Lance's own 8 MiB leaves the processor's cache before it is written: a file of vectors takes 1.35
-times as long."""
+"""Bytes. Lance's own page of 8 MiB leaves the processor's cache before it is written: a file of vectors takes 1.35
+times as long.
+"""
 PAGE_SIZE_MIN, PAGE_SIZE_MAX = 4 << 10, 1 << 30
 
 _SCHEME, _LEVEL = b"lance-encoding:compression", b"lance-encoding:compression-level"
@@ -40,7 +41,7 @@ _TAKEN = ("memwal:", "lance:", "lance-")
 class FileOptions:
     """Settings of the file writer.
 
-    Invariants. Immutable; checked when made, which raises InvalidFileOptions with one line.
+    Invariants. Immutable; checked at construction, which raises InvalidFileOptions with one line.
     """
 
     storage_version: str | None = None
@@ -73,10 +74,10 @@ class FileOptions:
         return pa.schema(fields, metadata=dict(self.metadata) or None)
 
     def expect_fit(self, columns: pa.Schema, base: str | None) -> None:
-        """Raise InvalidFileOptions, naming the column, where Lance cannot write SSTs of these columns with the options.
+        """Raise InvalidFileOptions, naming the column, if Lance cannot write SSTs of these columns with the options.
 
-        `columns`: of the base table. `base`: its format version, None for Lance's default. Writes one row of nulls, as
-        a delete is one, to memory: a few milliseconds.
+        `columns`: of the base table. `base`: its format version, None for Lance's default. Writes one row of nulls,
+        like a delete, to memory: a few milliseconds.
         """
         version = self.version(base)
         if (reason := unfit_for_files(columns, version or "")) is not None:
@@ -95,7 +96,7 @@ class FileOptions:
         raise InvalidFileOptions(f"Lance cannot write SSTs with these settings ({error and first_line(error)})")
 
     def _write_error(self, columns: pa.Schema, version: str | None) -> Exception | None:
-        """Return the error of writing a row of nulls, None where Lance writes it."""
+        """Return the error of writing a row of nulls; None if Lance writes it."""
         schema = self.schema(pa.schema([field.with_nullable(True).remove_metadata() for field in columns]))
         row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
         of_lance: Any = version  # pylance's type is a list of literals

@@ -1,4 +1,4 @@
-"""Writes, checks and reads one SST: an immutable Lance dataset with the newest row of each key of one memtable.
+"""Write, check and read one SST: an immutable Lance dataset with the newest row of each key of one memtable.
 
     {table}/_mem_wal/{region}/{8 hex}_gen_{generation}/
         _versions/  _transactions/  data/{one file}        a Lance dataset of one fragment: the row schema, in the base
@@ -7,15 +7,16 @@
         bloom_filter.bin                                   flush.sst.bloom
         _pk_index/page_data.lance, page_lookup.lance       flush.sst.key_sidecar
 
- 1. Data (flush.sst.data); in parallel threads compute bloom filter and sorted keys, where the table has a key.
- 2. The base table's field ids, written into the manifest.
- 3. Bloom filter, key sidecar; neither where the table has no key (Lance's readers accept no such table).
- 4. Indexes. Only they may be missing.
- 5. Fsync of everything; read back and compare the counts, or every value (flush.sst.read_back).
- *Crash anywhere: a directory that no manifest lists.*
+ 1. Write the data (flush.sst.data); in parallel, threads compute the bloom filter and the sorted keys if the table has
+    a key.
+ 2. Write the base table's field ids into the manifest.
+ 3. Write the bloom filter and the key sidecar; neither if the table has no key (Lance's readers accept no such table).
+ 4. Build the indexes. Only these may be missing.
+ 5. Fsync everything; read back and compare the counts, or every value (flush.sst.read_back).
+*Crash at any point: a directory that no manifest lists.*
 
-Superseded rows are left out instead of being masked by a deletion vector: no reader can see them either way, and row
-offsets, sidecar and row count then agree. Tombstones are rows like any other. Nothing here makes an SST visible; see
+Superseded rows are left out instead of being masked by a deletion vector. No reader sees them either way, and row
+offsets, sidecar and row count then agree. Tombstones are stored like other rows. Nothing here makes an SST visible; see
 flush.sst.flusher.
 """
 
@@ -51,14 +52,14 @@ from memwal.wal.panics import RustPanic, panics_as_errors
 
 _BATCH_ROWS, _BATCH_BYTES = 8192, 4 << 20
 _NOT_WRITTEN = (pa.ArrowException, ValueError, TypeError, RuntimeError)
-"""What Lance raises for rows that pass our checks but that it cannot write. A RustPanic is a RuntimeError."""
+"""Errors of Lance for rows that pass memwal's checks but that Lance cannot write. A RustPanic is a RuntimeError."""
 _READ_AHEAD, _READ_BUFFER = 4, 64 << 20
 """Batches, and bytes of files, that Lance reads ahead; its defaults are 16 batches and 2 GiB."""
 
 
 @dataclass(frozen=True)
 class SstFormat:
-    """What all SSTs of a table have in common.
+    """The common properties of all SSTs of a table.
 
     Thread safety. Immutable.
     """
@@ -66,9 +67,9 @@ class SstFormat:
     key: Sequence[str]
     """() for a table without a key."""
     storage_version: str | None
-    """The base table's ("2.1"); None for Lance's default. `files` may name another."""
+    """The base table's ("2.1"); None for Lance's default. `files` may override it."""
     field_ids: Sequence[int] | None = None
-    """Of the row schema (`BaseTable.row_field_ids`); None where they count from 0 without a gap."""
+    """Of the row schema (`BaseTable.row_field_ids`); None if they count from 0 without a gap."""
     files: FileOptions = field(default_factory=FileOptions)
     indexes: SstIndexes = field(default_factory=SstIndexes)
     read_backs: ReadBacks = field(default_factory=ReadBacks, compare=False)
@@ -91,13 +92,13 @@ def write_sst(
     ids: Ids,
     name: str | None = None,
 ) -> SsTable:
-    """Write and verify the SST of a frozen memtable under a fresh random name; no manifest lists it yet.
+    """Write and verify the SST of a frozen memtable under a fresh random name. No manifest lists it yet.
 
     `name`: of its directory, never used before; None for a random one. `snapshot` holds at least one row.
     Thread safety. Any thread.
     Durability. The SST survives a power cut once the call returns.
-    Raises SstInvalid where Lance cannot write it or its rows cannot be read back; OSError, StoreUnavailable,
-    StoreRefused of storage.
+    Raises SstInvalid if Lance cannot write it or its rows cannot be read back; OSError, StoreUnavailable, StoreRefused
+    of storage.
     """
     sst = SsTable(generation, name or sst_name(ids.token(), generation))
     directory, mask = sst_key(region_id, sst.path), snapshot.newest()
@@ -161,10 +162,10 @@ class _Keys:
 def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> bool:
     """Remove an SST that no manifest lists or can list: its objects, and on a local disk its directories.
 
-    Returns False where storage failed; the next attempt, or the collector, removes the rest. A repeated flush writes
-    another SST, and the leftovers could fill the disk.
+    Returns False if storage failed; the next attempt, or the collector, removes the rest. A repeated flush writes
+    another SST, and without this removal the leftovers could fill the disk.
     """
-    directory = f"{sst_key(region_id, sst.path)}/"  # with the slash: without it "…_gen_4" is a prefix of "…_gen_41"
+    directory = f"{sst_key(region_id, sst.path)}/"  # with the slash: "…_gen_4" alone is a prefix of "…_gen_41"
     try:
         for key in store.list(directory):
             store.delete(key)
@@ -175,7 +176,7 @@ def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> bool:
 
 
 def verify(store: ObjectStore, region_id: UUID, sst: SsTable, *, keyed: bool = True) -> None:
-    """Check that data and, where `keyed`, bloom filter and sidecar exist and hold `sst.physical_rows` rows.
+    """Check that data and, if `keyed`, bloom filter and sidecar exist and hold `sst.physical_rows` rows.
 
     Raises SstInvalid.
     """
@@ -203,10 +204,11 @@ def read_sst(
     """Return the SST's rows in order of arrival, tombstones included, without schema metadata.
 
     `columns`: None for the whole row schema; names as in the SST; or the table's row schema with field ids
-    (`Shape.rows`), which also finds columns that were renamed since the SST was written. A column that was added to the
-    base table later is null, of Arrow's null type, as in Lance. SSTs of Lance's own writer, which mask superseded rows
-    by a deletion vector, are read too. Raises Corrupt where the SST is missing, unreadable or short of rows;
-    StoreUnavailable, StoreRefused, OSError of storage.
+    (`Shape.rows`), which also finds columns that were renamed since the SST was written. A column added to the base
+    table later is null, of Arrow's null type, as in Lance. Also reads SSTs of Lance's own writer, which mask superseded
+    rows by a deletion vector.
+    Raises Corrupt if the SST is missing, unreadable or short of rows; StoreUnavailable, StoreRefused, OSError of
+    storage.
     """
     directory = sst_key(region_id, sst.path)
 
@@ -237,9 +239,9 @@ def sst_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the SST's rows without tombstones, in order of arrival, in batches of `schema` (the base schema).
 
-    Columns that the SST lacks are null. `rows`: the row schema with field ids (`Shape.rows`), which finds renamed
-    columns. Memory holds about _READ_BUFFER bytes and some batches, not the SST. Raises as `read_sst` before the first
-    batch; Corrupt after the last one where rows are missing.
+    Columns missing in the SST are null. `rows`: the row schema with field ids (`Shape.rows`), which finds renamed
+    columns. Memory holds about _READ_BUFFER bytes and a few batches, not the SST. Raises as `read_sst` before the first
+    batch; Corrupt after the last one if rows are missing.
     """
     directory, count = sst_key(region_id, sst.path), 0
     scan = _Scan(store, directory, rows, _rows_at_once(sst))
@@ -258,7 +260,7 @@ def sst_batches(
 
 
 class _Scan:
-    """The batches of one SST, in order. After a failed read a new scan begins with the batch that failed."""
+    """The batches of one SST, in order. After a failed read, a new scan begins with the batch that failed."""
 
     def __init__(self, store: ObjectStore, directory: str, rows: pa.Schema, batch_size: int) -> None:
         self._store, self._directory, self._rows, self._batch_size = store, directory, rows, batch_size
@@ -268,7 +270,10 @@ class _Scan:
         """Name in the table -> name in the SST, of the columns that the SST has."""
 
     def following(self) -> pa.RecordBatch | None:
-        """Return the next batch, None after the last. Raises ValueError, OSError of Lance; then call it again."""
+        """Return the next batch; None after the last.
+
+        Raises ValueError, OSError of Lance; the call may then be repeated.
+        """
         if self._batches is None:
             self._batches = self._opened()
         try:
@@ -313,7 +318,7 @@ def _short(directory: str, sst: SsTable, rows: int) -> Corrupt:
 
 
 def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:
-    """Put the bloom filter. The directory's name is fresh and random: any outcome but CREATED is a storage failure."""
+    """Write the bloom filter. The directory's name is new and random: any outcome but CREATED is a storage failure."""
     outcome = store.put_if_absent(key, data)
     if outcome is not PutOutcome.CREATED:
         raise StoreUnavailable(f"{key}: {outcome.value}; the SST was not published, flush again")

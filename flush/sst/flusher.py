@@ -1,20 +1,22 @@
-"""Flush: writes a frozen memtable as an SST and publishes it.
+"""Flush: write a frozen memtable as an SST and publish it.
 
- 1. Fence: raise Fenced where a higher epoch has been seen, in memory or in the newest manifest.
- 2. Order: the generation must be the region's current one. A published generation one below the current one, with the
-    same covered position, is our own flush whose answer was lost: done. An empty memtable publishes nothing.
+ 1. Fence: raise Fenced if a higher epoch has been seen, in memory or in the newest manifest.
+ 2. Order: the generation must be the region's current one. If the generation below the current one is published with
+    the same covered position, it is this flush, whose answer was lost: done. An empty memtable publishes nothing.
  3. Write the SST under a fresh random name: data, bloom filter, key sidecar, indexes; fsync; read back and compare the
-    counts, and of some SSTs every value (flush.sst.files). A whole SST that an earlier attempt has left is used
-    instead. *Crash here: a directory that no manifest lists; the log replays its rows.* (model: Commit!WriteSst)
- 4. Publish: one manifest edit that appends the SST, sets replay_after to the last covered position, and adds one to
-    the current generation. The edit is refused where the epoch is no longer ours. *Crash here: published or not, never
-    half. Calling `flush` again with the same arguments finds its own edit.* (model: Commit!Offer, Commit!Publish)
+    counts, and for some SSTs every value (flush.sst.files). A complete SST left by an earlier attempt is used instead.
+    *Crash here: a directory that no manifest lists; the log replays its rows.* (model: Commit!WriteSst)
+ 4. Publish: one manifest edit appends the SST, sets replay_after to the last covered position, and adds one to the
+    current generation. The edit is rejected if the writer's epoch has been superseded. *Crash here: published or not,
+    never half. Calling `flush` again with the same arguments finds the published edit.* (model: Commit!Offer,
+    Commit!Publish)
 
-An SST that was published before its sidecar exists would break every reader; hence the order within 3, and 3 before 4.
+An SST published before its sidecar exists would break every reader. This determines the order within step 3, and step 3
+before step 4.
 
-An error in 4 does not tell whether the SST is published: storage may have lost the answer, or given a wrong one, or the
-edit may land later. So nothing is removed because of an error alone. An SST that was never offered to the manifest may
-be removed at once; later it is removed only when the manifest shows that it was not published and cannot be any more
+An error in step 4 does not show whether the SST is published: storage may have lost the answer or returned a wrong one,
+or the edit may land later. So an error alone never removes anything. An SST that was never offered to the manifest may
+be removed at once; an offered one only when the manifest shows that it was not published and can no longer be
 (`FlushAttempts.discard_unpublished`). (model: Commit!Discard)
 """
 
@@ -43,11 +45,11 @@ from memwal.wal.layout import sst_name
 
 @dataclass
 class FlushAttempts:
-    """What the attempts to flush one memtable have left on storage, kept from one attempt to the next.
+    """Files that the attempts to flush one memtable have left on storage, kept from attempt to attempt.
 
     Thread safety. One flush at a time.
-    Invariants. (1) At most one whole SST is kept, however often its publication fails. (2) An SST that was offered to
-    the manifest is removed only when no manifest version lists it or can list it.
+    Invariants. (1) At most one complete SST is kept, however often its publication fails. (2) An SST that was offered
+    to the manifest is removed only when no manifest version lists it or can list it.
     """
 
     sst: SsTable | None = None
@@ -58,14 +60,14 @@ class FlushAttempts:
     """SSTs whose writing failed; some may not be removed yet."""
 
     def discard_abandoned(self, store: ObjectStore, region: UUID) -> None:
-        """Remove what failed attempts could not remove when they failed, as far as storage works."""
+        """Remove leftovers of failed attempts that could not be removed at the time, as far as storage works."""
         self.abandoned = [sst for sst in self.abandoned if not discard(store, region, sst)]
 
     def discard_unpublished(self, store: ObjectStore, manifests: ManifestStore) -> None:
         """Remove the SST if it can no longer be published. Call it when no attempt follows.
 
-        An SST that was offered as version v is removed only when the newest manifest is v or later (so a late edit
-        finds its slot taken) and its generation is not published yet. Otherwise it stays, for the collector.
+        An SST offered as version v is removed only if the newest manifest is v or later (so a late edit finds its slot
+        taken) and its generation is not published yet. Otherwise it stays, for the collector.
         """
         sst = self.sst
         if sst is None:
@@ -91,13 +93,12 @@ def flush(
     ids: Ids,
     attempts: FlushAttempts | None = None,
 ) -> RegionManifest:
-    """Publish the frozen memtable `snapshot` as `generation`; returns the newest manifest.
+    """Publish the frozen memtable `snapshot` as `generation`; return the newest manifest.
 
     `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it.
-    May be called again with the same arguments after any error;
-    with the same `attempts` the SST that was written is used again. Without `attempts` an SST that is known to be
-    unpublished is removed.
-    Thread safety. One flush per region at a time, in generation order; the appender may work meanwhile.
+    May be called again with the same arguments after any error; with the same `attempts`, the written SST is reused.
+    Without `attempts`, an SST known to be unpublished is removed.
+    Thread safety. One flush per region at a time, in generation order; the appender may run concurrently.
     Raises Fenced; FlushOutOfOrder; SstInvalid; Corrupt; OutcomeUnknown (the edit may have landed: call again);
     StoreUnavailable, StoreRefused, OSError of storage.
     """
@@ -125,7 +126,7 @@ def flush(
 def _publish(
     manifests: ManifestStore, guard: EpochGuard, kept: FlushAttempts, sst: SsTable, covers_position: int
 ) -> RegionManifest:
-    """Step 4."""
+    """Run step 4."""
 
     def published(current: RegionManifest) -> RegionManifest:
         changed = _published(current, sst, covers_position)
@@ -137,7 +138,10 @@ def _publish(
 
 
 def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
-    """Step 1. Avoids writing an SST that could not be published; the edit of step 4 decides."""
+    """Run step 1; return the newest manifest.
+
+    Avoids writing an SST that cannot be published; the edit of step 4 is decisive.
+    """
     guard.check()
     manifest = manifests.latest()
     if manifest is None:
@@ -160,10 +164,10 @@ def _expect_next(manifest: RegionManifest, generation: int) -> None:
 
 
 def _published(current: RegionManifest, sst: SsTable, covers_position: int) -> RegionManifest:
-    """Step 4 as a pure edit; returns `current` itself where a late edit of ours has already published the generation.
+    """Run step 4 as a pure edit. Returns `current` if a late edit of this writer has already published the generation.
 
-    Under one epoch only its owner publishes, in order. So the generation has our rows, whatever the name of its SST,
-    even where the committer has pruned it by now.
+    Under one epoch only its owner publishes, in order. So the generation has this writer's rows, whatever the name of
+    its SST, even if the committer has already pruned it.
     """
     if _is_published(current, sst.generation, covers_position):
         return current

@@ -1,14 +1,15 @@
-"""Builds the indexes inside an SST, under the names of the base table's indexes; Lance's own readers search them.
+"""Build the indexes inside an SST, under the names of the base table's indexes, for searches by Lance's own readers.
 
  1. ivf_pq: with the centroids and the codebook of the base table's index, so nothing is trained, and distances from
-    base and SST are comparable. While the base has no such index (too few rows) its SSTs get none, and Lance's vector
+    base and SST are comparable. While the base has no such index (too few rows), its SSTs have none, and Lance's vector
     planner does not see their rows.
  2. fts, btree: with the parameters of the base's index, in SSTs of `scalar_rows_min` rows or more. Lance finds fewer
-    rows by a scan, and of 1,000 rows of text the indexes are a third of the SST.
+    rows by a scan, and for 1,000 rows of text the indexes are a third of the SST.
 
-Built after the fields have the base table's ids, since an index refers to its column by id. Each is one more version of
-the SST's dataset. *Crash at any point: an SST that no manifest lists.* An SST is complete without indexes: our own
-readers index its rows in memory, Lance's scans and lookups need none. So a failure to build one fails no flush.
+They are built after the fields have the base table's ids, because an index refers to its column by id. Each is one more
+version of the SST's dataset. *Crash at any point: an SST that no manifest lists.* An SST is complete without indexes:
+memwal's readers index its rows in memory, and Lance's scans and lookups need none. So a failure to build one fails no
+flush.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from memwal.wal.errors import first_line
 from memwal.wal.panics import as_exception
 
 SCALAR_ROWS_MIN = 10_000
-"""Minimum number of rows of an SST in which an open table builds full-text and B-tree indexes."""
+"""Minimum number of rows of an SST for full-text and B-tree indexes, in an open table."""
 _LOG = logging.getLogger("memwal.flush")
 
 Models = Callable[[], Mapping[str, VectorModel]]
@@ -34,7 +35,7 @@ Models = Callable[[], Mapping[str, VectorModel]]
 
 
 class SstIndexes:
-    """Builds in SSTs the indexes that the base table has.
+    """Builds the base table's indexes in SSTs.
 
     Thread safety. Any thread; one object for all regions of a table.
     Invariants. `build` never raises for an index; a failure is logged once, and again after a success.
@@ -43,15 +44,15 @@ class SstIndexes:
     def __init__(
         self, specs: Sequence[IndexSpec] = (), models: Models = dict, *, wanted: bool = True, scalar_rows_min: int = 0
     ) -> None:
-        """`specs`: the table's indexes; SSTs get none where it is empty or `wanted` is False, and only vector indexes
-        if they have fewer than `scalar_rows_min` rows.
+        """`specs`: the table's indexes; if it is empty or `wanted` is False, SSTs get none. SSTs with fewer than
+        `scalar_rows_min` rows get vector indexes only.
         """
         self._specs, self._models, self._wanted = tuple(specs) if wanted else (), models, wanted
         self._scalar_rows_min = scalar_rows_min
         self._failing: set[str] = set()
 
     def over(self, specs: Sequence[IndexSpec]) -> SstIndexes:
-        """Return the same builder for a table whose indexes are `specs` now."""
+        """Return the same builder for a table whose indexes are now `specs`."""
         return SstIndexes(specs, self._models, wanted=self._wanted, scalar_rows_min=self._scalar_rows_min)
 
     def build(self, directory: str, storage_options: Mapping[str, str], rows: int) -> None:
@@ -68,7 +69,7 @@ class SstIndexes:
                 dataset = lance.dataset(directory, storage_options=dict(storage_options))
                 _build(dataset, spec, models.get(spec.column))
                 self._failing.discard(spec.name)
-            except BaseException as error:  # noqa: BLE001 - pylance raises what it likes
+            except BaseException as error:  # noqa: BLE001 - pylance raises any class
                 self._failed(spec, as_exception(error))
 
     def _failed(self, spec: IndexSpec, error: Exception) -> None:

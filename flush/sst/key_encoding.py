@@ -3,7 +3,7 @@
 Hash form (bloom filter), the key columns one after the other:
     00 | int32 or int64, little-endian          00 | utf8 bytes | FF          00 | u64 LE length | bytes
     any other type (smaller integers, unsigned, bool, large_string, large_binary, date32): 00 alone, as in Lance's
-    reader. The filter then passes every key; one that told such keys apart would hide rows from that reader.
+    reader. The filter then passes every key; one that distinguished these keys would hide rows from that reader.
 
 Sort form (key sidecar of a composite key), the key columns one after the other:
     01 | signed integer or date: 8 bytes big-endian, sign bit flipped

@@ -38,8 +38,8 @@ def write_key_sidecar(
 ) -> None:
     """Write the sidecar of an SST into `directory` (what pylance opens for the SST).
 
-    `keys`: the key columns of the SST's rows, in row order, at least one row, no nulls. `pages`: `page_data` of them;
-    None to compute it here. Not fsynced; see flush.base.fsync. Raises OSError where storage refuses.
+    `keys`: the key columns of the SST's rows, in row order, at least one row, no nulls. `pages`: their `page_data`;
+    None to compute it here. Not fsynced; see flush.base.fsync. Raises OSError if storage rejects the write.
     """
     data = page_data(keys, key) if pages is None else pages
     options = dict(storage_options or {})
@@ -49,7 +49,10 @@ def write_key_sidecar(
 
 
 def page_data(keys: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the rows of page_data.lance: each key with its row, in key order. Pure. `keys`: as above."""
+    """Return the rows of page_data.lance: each key with its row, in key order. Pure.
+
+    `keys`: as for `write_key_sidecar`.
+    """
     columns = keys.select(list(key))
     values = columns.column(0).combine_chunks() if len(key) == 1 else sort_form(columns)
     order = _order(values)
@@ -72,9 +75,9 @@ def _order(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def sidecar_rows(directory: str, storage_options: Mapping[str, str] | None = None) -> int:
-    """Return the rows in the sidecar of the SST in `directory`, by its file metadata.
+    """Return the number of rows in the sidecar of the SST in `directory`, by its file metadata.
 
-    Raises OSError or ValueError where a file is missing or no Lance file, ValueError where the two do not match.
+    Raises OSError or ValueError if a file is missing or not a Lance file, ValueError if the two do not match.
     """
     options = dict(storage_options or {})
     data, lookup = (

@@ -1,14 +1,15 @@
-"""Reads an SST back before it is published, and compares every column with the rows that were written.
+"""Read an SST back before it is published, and compare every column with the rows that were written.
 
-Lance has no checksum for values, and a file that it writes without an error is not always one that it can read. So:
+Lance has no checksum for values, and it cannot always read a file that it wrote without an error. Therefore:
 
 1. Every flush reads one column, which shows that the file opens and has all rows (`flush.sst.files.verify`).
-2. Every flush decodes every column and compares it with the memtable, to the last bit, until one has passed in this
-   process with these columns and file settings; then every EVERY-th. After one that differs, all do so again.
+2. Every flush decodes every column and compares it bit by bit with the memtable, until one has passed in this process
+   with these columns and file settings; after that, every EVERY-th flush. After a difference, every flush does so
+   again.
 
-Reading every column takes 12 to 22 % of the processor time of a flush, and 88 % with vectors, which are cheap to write;
-hence 2: at most 3 % on average.
-An error fails the flush: nothing is published, `replay_after` does not move, and the rows stay in the log.
+Reading every column takes 12 to 22 % of the processor time of a flush, and 88 % with vectors, which are cheap to write.
+With rule 2 it is at most 3 % on average. An error fails the flush: nothing is published, `replay_after` does not move,
+and the rows stay in the log.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from memwal.wal.errors import first_line
 from memwal.wal.panics import RustPanic, panics_as_errors
 
 EVERY = 32
-"""Flushes from one that reads everything back to the next."""
+"""Flushes from one full read-back to the next."""
 _READ_AHEAD, _READ_BUFFER = 4, 64 << 20
 _BITS = {2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 
 
 class ReadBacks:
-    """Decides which flushes read everything back. One object for one set of columns and file settings.
+    """Selects the flushes that read everything back. One object per set of columns and file settings.
 
     Thread safety. Any thread.
     """
@@ -41,18 +42,18 @@ class ReadBacks:
 
     @property
     def due(self) -> bool:
-        """Whether the flush that asks reads everything back; each flush asks once."""
+        """Whether the calling flush reads everything back. Each flush must read this once: it counts the flushes."""
         return next(self._flushes) % EVERY == 0 or not self._passed
 
     def done(self, *, passed: bool) -> None:
-        """Note the result of a flush that read everything back."""
+        """Record the result of a full read-back."""
         self._passed = passed
 
 
 def expect_same(dataset: lance.LanceDataset, written: Iterable[pa.RecordBatch], batch_rows: int) -> None:
-    """Raise SstInvalid where the rows of `dataset` are not those of `written`, in order, to the last bit.
+    """Raise SstInvalid if the rows of `dataset` are not those of `written`, in order and bit by bit.
 
-    `batch_rows`: rows to decode at once. Memory holds some batches of both. Raises OSError of storage.
+    `batch_rows`: rows to decode at once. Memory holds a few batches of both. Raises OSError of storage.
     """
     try:
         with panics_as_errors:
@@ -79,7 +80,7 @@ def same(one: pa.Array, other: pa.Array) -> bool:
         return bool(one.view(bits).equals(other.view(bits)))
     if not one.is_valid().equals(other.is_valid()):
         return False
-    if pa.types.is_struct(kind):  # flatten() has nulls where the struct is null; the values there mean nothing
+    if pa.types.is_struct(kind):  # flatten() has nulls where the struct is null; the values there are arbitrary
         return all(same(*pair) for pair in zip(one.flatten(), other.flatten(), strict=True))
     if pa.types.is_fixed_size_list(kind):
         return same(one.flatten(), other.flatten())
@@ -110,7 +111,7 @@ def _unreadable_column(dataset: lance.LanceDataset, rows: int) -> str:
 def _aligned(
     one: Iterable[pa.RecordBatch], other: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Yield the rows of both in pairs of slices of equal length. Raises SstInvalid where one has fewer rows."""
+    """Yield the rows of both in pairs of slices of equal length. Raises SstInvalid if one has fewer rows."""
     left, right = iter(one), iter(other)
     a = b = None
     while True:

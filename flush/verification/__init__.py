@@ -1,1 +1,1 @@
-"""Checks that storage is as the protocols promise. Imports base, sst, commits and history."""
+"""Checks that storage satisfies the protocols. Imports base, sst, commits, resizing and history."""

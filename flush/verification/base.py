@@ -1,4 +1,4 @@
-"""Checks of the base table's newest version.
+"""Check the base table's newest version.
 
     check_files    every data and deletion file of the version exists, with the recorded size; so do the files of every
                    index, by their total size
@@ -7,7 +7,7 @@
     check_marker   every committed generation is of an existing region, and was published, or is that of a load
     check_index_rows (deep) every file of an index can be read
     check_base_rows  (deep) every column of every row can be read; as many rows as recorded; each key once and never
-                   null, where it has a key
+                   null, if the table has a key
 
 A vector index may be missing: the first commit with enough rows builds it. For a segment without rows Lance may have
 written no file (`has_files`).
@@ -97,7 +97,7 @@ def _damage(view: View, key: str) -> str | None:
 
 
 def check_fit(view: View) -> Iterator[Finding]:
-    """Check for what `memwal init` refuses: older tables, or tables changed after their set-up, may have it."""
+    """Check for columns and formats that `memwal init` rejects; old or later changed tables may have them."""
     if (reason := unfit_reason(view.base.dataset)) is not None and not view.base.unsupported:
         what, _, remedy = reason.rpartition(": ")
         yield Finding("columns", "columns (base table)", what, remedy)
@@ -121,8 +121,9 @@ def check_indexes(view: View) -> Iterator[Finding]:
 
 
 def check_marker(view: View) -> Iterator[Finding]:
-    """Check that every committed generation is of an existing region or of a load; check_list checks that it was
-    published.
+    """Check that every committed generation belongs to an existing region or a load.
+
+    check_list checks that it was published.
     """
     loads = {ended_id(id): done for id, done in view.base.committed.items() if is_load(id) and not is_ended(id)}
     for region, generation in view.base.committed.items():
@@ -140,7 +141,7 @@ def check_marker(view: View) -> Iterator[Finding]:
 
 
 def _is_retired(view: View, region: UUID) -> bool:
-    """Return whether it is sealed, as a resize leaves regions that the table no longer uses."""
+    """Return whether the region is sealed, as a resize leaves regions that the table no longer uses."""
     return region in view.manifests and view.manifests[region].status is RegionStatus.SEALED
 
 
@@ -171,7 +172,7 @@ def check_base_rows(view: View) -> Iterator[Finding]:
 
 
 def _unsupported_values(view: View) -> Iterator[Finding]:
-    """Read the columns that memwal cannot hold, each by itself."""
+    """Read the columns that memwal cannot hold, one by one."""
     for name in view.base.unsupported:
         try:
             for batch in view.base.dataset.scanner(columns=[name]).to_batches():

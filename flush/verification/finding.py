@@ -15,7 +15,7 @@ from memwal.wal.panics import is_panic
 
 @dataclass(frozen=True)
 class Finding:
-    """One damage on storage.
+    """One instance of damage on storage.
 
     Invariants. Two findings with equal `check` and `where` are the same damage, even if the numbers in `what` differ.
     """
@@ -92,7 +92,7 @@ def missing_text(what: str, first: int, last: int) -> str:
 
 
 def unreadable(error: BaseException) -> str | None:
-    """Return in one line why pylance could not read a file; None where `error` is of another kind.
+    """Return in one line why pylance could not read a file; None if `error` is of another kind.
 
     A panic of its Rust code, as with an empty file, is not an Exception.
     """

@@ -1,17 +1,17 @@
-"""A check of the base table's retained versions: deleted rows that live again.
+"""Check the base table's retained versions for deleted rows that are live again.
 
-Lance checks a write against the versions since the one that its handle has open, but only against those that still
-exist. A handle from before another program's clean-up of versions writes as if their deletes had not happened: its
-deletion vectors replace newer ones, its compaction rewrites rows that were deleted. Lance refuses no version, and the
-rows are back. (memwal's own clean-up makes a barrier against that, see `flush.commits.maintenance`.)
+Lance checks a write against the versions since the one that its handle has open, but only those that still exist. A
+handle from before another program's clean-up of versions writes as if their deletes had not happened: its deletion
+vectors replace newer ones, its compaction rewrites deleted rows. Lance rejects no version, and the rows are back.
+(memwal's own clean-up creates a barrier against this, see `flush.commits.maintenance`.)
 
 Two neighbouring versions that both exist show it:
 
     a row of a fragment is live that was deleted before     deletion vectors only grow
     a compaction (rewrite) adds more rows than it takes away
 
-Among the newest thousand versions, deletion vectors are compared where a version has another one than the version
-before. A `restore` or an overwrite brings rows back on purpose.
+Among the newest thousand versions, deletion vectors are compared if they differ between neighbouring versions. A
+`restore` or an overwrite brings rows back on purpose.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REMEDY = (
 
 
 def check_returned(view: View) -> Iterator[Finding]:
-    """Check for rows that a version has and the one before had deleted. Reads the manifest of every kept version."""
+    """Check for live rows that the previous version had deleted. Reads the manifest of every kept version."""
     before: TableState | None = None
     for version in versions(view.store)[-_NEWEST:]:
         try:
@@ -69,7 +69,7 @@ def _returned(view: View, before: TableState, state: TableState) -> int:
 
 
 def _live(view: View, state: TableState, fragments: Sequence[int]) -> npt.NDArray[np.uint64] | None:
-    """Return the addresses of the live rows in `fragments`; None where the version was cleaned up meanwhile."""
+    """Return the addresses of the live rows in `fragments`; None if the version was cleaned up in the meantime."""
     if not fragments:
         return np.zeros(0, np.uint64)
     try:

@@ -1,13 +1,13 @@
-"""Checks of a region's manifests, log and commit plans; decodes no row.
+"""Check a region's manifests, log and commit plans, without decoding rows.
 
-What must hold, and is checked:
+Checked conditions:
 
- * Manifests: none is missing from the first version kept to the newest, each can be read (its checksum holds), and each
-   follows the one before by the numbered rules of `wal.invariants`. Without `deep` the newest thousand are read.
- * Entries above `replay_after`: none is missing below the tip, and the tip is no lower than the position that the
-   manifest has seen, because the newest entry, which has the applied map, is never collected.
+ * Manifests: none is missing from the first kept version to the newest, each can be read (its checksum holds), and each
+   follows the previous one by the numbered rules of `wal.invariants`. Without `deep` the newest thousand are read.
+ * Entries above `replay_after`: none is missing below the tip, and the tip is not below the position that the manifest
+   has seen, because the newest entry, which has the applied map, is never collected.
  * Every existing entry, without `deep` those above `replay_after` and a thousand below it: its checksum holds; epochs
-   do not go down and none is above the manifest's; the first entry of an epoch from 2 on is the sentinel of its claim.
+   do not decrease and none is above the manifest's; the first entry of an epoch from 2 on is the sentinel of its claim.
    Sentinels are never collected.
  * Commit plans: each can be read; no two ranges overlap; the committed generation is the end of a range, never inside
    one, which would be half a commit.
@@ -32,7 +32,8 @@ from memwal.wal.manifest_garbage import pruned_below
 _READERS = 8
 _NEWEST = 1000
 """Manifest versions, and entries below `replay_after`, that are read without `deep`: older ones never change, and each
-costs a request."""
+costs a request.
+"""
 _RESTORE = "restore it from a backup"
 
 
@@ -40,7 +41,7 @@ def check_chain(view: View, region: UUID) -> Iterator[Finding]:
     """Check the manifest versions of a region."""
     keys = map(parse_manifest_key, view.store.list(manifest_prefix(region)))
     listed = sorted(key.version for key in keys if key is not None)
-    # An interrupted collection leaves some pruned versions; a writer that has slept may put one there.
+    # An interrupted collection leaves some pruned versions, and a writer that was suspended may put one there.
     floor = pruned_below(view.store, region)
     listed = [version for version in listed if version >= floor] or listed
     if not listed:
@@ -82,7 +83,7 @@ def _succession(before: RegionManifest | None, manifest: RegionManifest) -> Iter
 
 
 def _without_key(error: Corrupt) -> str:
-    """Return the text of an error without the object's key at its front and without its remedy."""
+    """Return the text of an error without the object's key in front and without its remedy."""
     return str(error).partition(".binpb: ")[2].partition(";")[0] or str(error)
 
 
@@ -125,7 +126,7 @@ def _holes(view: View, region: UUID, positions: Sequence[int]) -> Iterator[Findi
 
 
 def _headers(view: View, region: UUID, positions: Sequence[int]) -> tuple[dict[int, EntryHeader], dict[int, Corrupt]]:
-    """Return the header of each position, or why it cannot be read; neither where it was collected meanwhile."""
+    """Return the header of each position, or its error; neither for entries that were collected in the meantime."""
     reader = EntryReader(view.store, region, view.base.codec)
 
     def readable(position: int) -> EntryHeader | Corrupt | None:
@@ -144,7 +145,7 @@ def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknow
     manifest, suffix, previous = view.manifests[region], view.base.codec.suffix, 0
     for position, header in headers.items():
         where, epoch = entry_key(region, position, suffix), header.writer_epoch
-        # The entry before it exists, or was collected; a missing or damaged entry has a finding of its own.
+        # The entry before it exists, or was collected; a missing or damaged entry has a separate finding.
         is_first = position - 1 in headers or (position - 1 <= manifest.replay_after and position - 1 not in unknown)
         if _is_of_another(header, manifest):
             what = "an entry of another log: a writer of a table that was deleted and made anew here wrote it"
@@ -163,7 +164,7 @@ def _epochs(view: View, region: UUID, headers: Mapping[int, EntryHeader], unknow
 
 
 def _is_of_another(header: EntryHeader, manifest: RegionManifest) -> bool:
-    """Return whether an entry is of a table that was deleted and made anew (`wal.errors.AnotherLog`)."""
+    """Return whether an entry belongs to a table that was deleted and recreated (`wal.errors.AnotherLog`)."""
     return manifest.log_id != "" and header.log_id not in ("", manifest.log_id)
 
 
@@ -195,7 +196,7 @@ def check_plans(view: View, region: UUID) -> Iterator[Finding]:
 
 
 def _last(first: int, data: bytes) -> int | None:
-    """Return the end of a plan that begins at `first`; None where `data` is no such plan."""
+    """Return the end of a plan that begins at `first`; None if `data` is not a plan from `first`."""
     try:
         plan = json.loads(data)
         last = plan["last"]

@@ -1,8 +1,9 @@
-"""Checks the decision of a resize that the base table has not switched to yet.
+"""Check the decision of a resize that the base table has not switched to yet.
 
-A version of the routing is decided when every region of the version before and of this one is sealed, and only opening
-a region by this version ends its seal (`flush.resizing.steps`, invariants 1 and 2). So a region that is of an older
-version and takes writes was never sealed for the decision. After the switch `check_list` finds such regions.
+A version of the routing is decided when every region of the previous version and of this one is sealed, and only
+opening a region by this version ends its seal (`flush.resizing.steps`, invariants 1 and 2). A region of an older
+version that takes writes was therefore never sealed for the decision. After the switch, `check_list` finds these
+regions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Checks the rows in the log, and each SST against the part of the log that it was made of.
+"""Check the rows in the log, and each SST against the part of the log that it was made from.
 
-The fingerprint of an SST: it holds the rows of the log between two positions, which the manifests record: the version
-that publishes it moves `replay_after` from one to the other. So while all those entries exist,
+The fingerprint of an SST: it holds the rows of the log between two positions, which the manifests record, because the
+version that publishes it moves `replay_after` from one to the other. So while all those entries exist,
 
     newest row per key of the entries in (replay_after before, replay_after after]  =  the SST's rows
 
-to the last bit, tombstones included; without a key all rows, in order. Nothing is checked where entries were collected,
-or where one of the range is damaged, which check_log reports. The generation number in an entry is not used: a claim
-that replays entries may number them again.
+bit by bit, tombstones included; without a key all rows, in order. Nothing is checked if entries were collected, or if
+one of the range is damaged, which check_log reports. The generation number in an entry is not used: a claim that
+replays entries may renumber them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_tail(view: View, region: UUID) -> Iterator[Finding]:
 
 
 def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
-    """Check one SST against the entries it was made of, where they all exist."""
+    """Check one SST against the entries that it was made from, if they all exist."""
     covered = _covered(view, region, sst)
     if covered is None:
         return
@@ -74,7 +74,7 @@ def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Findin
 
 
 def _covered(view: View, region: UUID, sst: SsTable) -> tuple[int, int] | None:
-    """Return the positions that an SST was made of, as (after, last); None where the manifests no longer have them."""
+    """Return the positions that an SST covers, as (after, last); None if the manifests no longer have them."""
     manifests = ManifestStore(view.store, region)
     keys = map(parse_manifest_key, view.store.list(manifest_prefix(region)))
     versions = sorted(key.version for key in keys if key is not None)

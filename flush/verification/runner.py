@@ -1,11 +1,11 @@
-"""Checks that everything on storage is as the protocols promise: `memwal verify`. Reads only; safe while writers run.
+"""Check that everything on storage satisfies the protocols: `memwal verify`. Reads only; safe while writers run.
 
  1. Take a view: the newest manifest of every region, then the newest version of the base.
- 2. Every check reads its objects and yields findings. `deep` checks read all rows, of objects without a finding.
- 3. A finding may be a change in progress: an entry that was written while the log was listed, an SST that was committed
-    and collected. So before it is reported, the check is repeated on a fresh view, and only what both runs found
-    counts; and again, until nothing was published, committed or claimed between two views, or five times. Nothing that
-    a view of an unchanged table needs is collected, and an entry that one listing missed is in the next one.
+ 2. Every check reads its objects and yields findings. `deep` checks read all rows of objects without a finding.
+ 3. A finding may be a change in progress: an entry written while the log was listed, or an SST that was committed and
+    collected. Before it is reported, the check is therefore repeated on a fresh view, and only findings of both runs
+    count. Repeat until nothing was published, committed or claimed between two views, or five times. No object that a
+    view of an unchanged table needs is collected, and an entry missed by one listing is in the next one.
 
 A crash of this program leaves nothing behind. It repairs nothing: each finding has a remedy.
 """
@@ -41,7 +41,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification checked and found."""
+    """The result of a verification."""
 
     version: int
     """Base-table version."""
@@ -61,7 +61,7 @@ def verify_table(
 ) -> Verified:
     """Check the table at `uri`, the root of `store`; with `deep` read every row, one SST or one log at a time.
 
-    Holds the key columns of the base table in memory where `deep`.
+    With `deep`, memory holds the key columns of the base table.
     Thread safety. Any thread; writes nothing.
     Raises what BaseTable.open raises; StoreUnavailable, StoreRefused, OSError of storage.
     """
@@ -101,7 +101,7 @@ def _shallow(view: View) -> Iterator[tuple[str, Check]]:
 
 
 def _deep(view: View, broken: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
-    """Yield the checks that read rows, without places that are in `broken`: they would be reported again."""
+    """Yield the checks that read rows, without places in `broken`: they would be reported again."""
     if not any(where.startswith("_indices/") for where in broken):
         yield "files of the indexes", check_index_rows
     yield "history of the base table", check_returned
@@ -123,7 +123,7 @@ _SstCheck = Callable[[View, UUID, SsTable], Iterator[Finding]]
 
 
 def _of_region(region: UUID, check: _RegionCheck) -> Check:
-    """Return `check` for one region; it does nothing where the region's manifest cannot be read."""
+    """Return `check` for one region; it does nothing if the region's manifest cannot be read."""
 
     def run(view: View) -> Iterator[Finding]:
         if region in view.manifests:
@@ -144,7 +144,7 @@ def _of_ssts(check: _SstCheck, path: str | None = None) -> _RegionCheck:
 
 
 class _Runner:
-    """Runs checks, and tells damage from changes in progress; see step 3 of the module docstring.
+    """Runs checks, and distinguishes damage from changes in progress; see step 3 of the module docstring.
 
     Thread safety. One thread.
     """

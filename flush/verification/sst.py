@@ -1,13 +1,13 @@
-"""Checks of published SSTs: the directory is complete, and with `deep` its parts agree.
+"""Check published SSTs: the directory is complete, and with `deep` its parts agree.
 
     check_list    the region is the table's; every generation above the committed one is listed, up to the current one
     check_parts   data, bloom filter, key sidecar and indexes exist, with the recorded sizes and row counts
     check_rows    every row is read: each key once, never null, in its own region; the sidecar is the keys sorted, with
                   the offset of each; the bloom filter passes every key; min and max of each sidecar page are right
 
-An SST of a table without a key has neither filter nor sidecar, and only the region of its rows is checked.
-`check_rows` is for an SST whose parts are complete. SSTs of Lance's own writer hold superseded rows too, behind a
-deletion vector; their sidecar and bloom filter have those as well.
+An SST of a table without a key has neither filter nor sidecar, and only the region of its rows is checked. `check_rows`
+requires an SST whose parts are complete. SSTs of Lance's own writer also hold superseded rows, behind a deletion
+vector; their sidecar and bloom filter include those.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _sidecar_parts(view: View, place: str, sst: SsTable, sizes: dict[str, int]) 
 
 @dataclass(frozen=True)
 class _Rows:
-    """All physical rows of an SST: their keys (or, without a key, the hashed columns), and which of them are live."""
+    """All physical rows of an SST: their keys (without a key: the hashed columns), and a mask of the live ones."""
 
     keys: pa.Table
     live: Mask
@@ -161,7 +161,7 @@ def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
 
 
 def check_keys(where: str, keys: pa.Table, remedy: str) -> Iterator[Finding]:
-    """Check that each key stands once and is never null. `keys`: only the key columns."""
+    """Check that each key occurs once and is never null. `keys`: only the key columns."""
     nulls = sum(column.null_count for column in keys.columns)
     if nulls:
         yield Finding("null key", where, f"{nulls:,} values of its key columns are null", remedy)
@@ -172,7 +172,7 @@ def check_keys(where: str, keys: pa.Table, remedy: str) -> Iterator[Finding]:
 
 
 def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterator[Finding]:
-    """Check that every row belongs to this region. `keys`: the columns that rows are routed by."""
+    """Check that every row belongs to this region. `keys`: the columns that route rows."""
     base = view.base
     if region not in base.regions:
         return  # check_list reports it
