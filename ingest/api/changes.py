@@ -139,12 +139,17 @@ class ChangesSource(Protocol):
 class Changes:
     """The changes of a table, as record batches in order. Iterate once.
 
-    Columns: `_change` (string: "insert", "update", "delete"; with both images "insert", "update_preimage",
-    "update_postimage", "delete"), `_region` (string), `_position` (int64: the WAL position at which the change became
-    visible), `_row` (int64: its number at that position; a preimage directly precedes its postimage and has the same
-    number), then the columns of the table, all nullable. With `images="after"` a delete has only its key.
-    Order: by `_position`, then `_row`, within a region, so the changes of a key are in order. Regions alternate.
-    Each batch has its own schema, which changes when the table's columns change.
+    The columns of the table follow these four, all nullable; with `images="after"` a delete has only its key:
+
+    - `_change` (string): "insert", "update", "delete"; with both images "insert", "update_preimage",
+      "update_postimage", "delete".
+    - `_region` (string).
+    - `_position` (int64): the WAL position at which the change became visible.
+    - `_row` (int64): its number at that position; a preimage directly precedes its postimage and has the same number.
+
+    Order: by `_position`, then `_row`, within a region, so the changes of a key are in order. Regions alternate. Each
+    batch has its own schema, which changes when the table's columns change.
+
     Thread safety. One thread at a time. Errors. Only `ingest.errors` kinds; after one, a new iteration continues from
     `position`.
     """

@@ -18,14 +18,18 @@ _REGION = 8
 class ExplainedSearch:
     """How one level was searched. A read searches it once, a hybrid search twice; a filter of a ranked read adds one.
 
-    `by`: "key", "rows" (all of them), "filter", "order", "vector" or "text". `how`: in words. `indexes`: names of the
-    used indexes ("key": a memtable's or SST's own key index), empty if every row was examined. `looked_at`: rows or
-    keys that were evaluated or compared one by one, None if unknown. `unindexed`: those of them that an index does not
-    cover yet. `found`: rows that pass, or candidates of a ranking. `hidden`: rows that a newer level has. In the base
-    table they are among `found`; in a level above they are left out before the search. `deleted`: keys found as
-    deleted. `returned`: rows of the answer from this level; each row counts once. `fetches`: how often candidates were
-    fetched. `ms`: milliseconds. For the base table also `lance`: Lance's plans, one per scan, `requests` to storage and
-    `bytes_read` by them.
+    - `by`: "key", "rows" (all of them), "filter", "order", "vector" or "text"; `how`: in words.
+    - `indexes`: names of the used indexes ("key": a memtable's or SST's own key index), empty if every row was
+      examined.
+    - `looked_at`: rows or keys that were evaluated or compared one by one, None if unknown; `unindexed`: those of them
+      that an index does not cover yet.
+    - `found`: rows that pass, or candidates of a ranking.
+    - `hidden`: rows that a newer level has. In the base table they are among `found`; in a level above they are left
+      out before the search.
+    - `deleted`: keys found as deleted.
+    - `returned`: rows of the answer from this level; each row counts once.
+    - `fetches`: how often candidates were fetched; `ms`: milliseconds.
+    - For the base table: `lance`: Lance's plans, one per scan; `requests` to storage, and `bytes_read` by them.
     """
 
     by: str
@@ -48,11 +52,13 @@ class ExplainedSearch:
 class ExplainedLevel:
     """One level of the moment that was read: a memtable, a tail of the WAL, an SST, or the base table.
 
-    `kind`: "memtable", "wal", "sst" or "base". `rows`: number of rows, including older versions and tombstones (base
-    table: without deleted ones). `state`: "active" or "frozen" (memtable), "loaded" from storage by this read or
-    "cached" (SST). `path`: the SST's directory within its region. `bytes`: of an SST as its writer recorded them, of
-    the base table's files; None if unknown. `positions`: first and last WAL entry. `fragments`: of the base table.
-    `load_ms`: milliseconds for loading an SST. `region`: None for the base table, which has the rows of all regions.
+    - `kind`: "memtable", "wal", "sst" or "base".
+    - `rows`: number of rows, including older versions and tombstones (base table: without deleted ones).
+    - `region`: None for the base table, which has the rows of all regions.
+    - `state`: "active" or "frozen" (memtable), "loaded" from storage by this read or "cached" (SST).
+    - `path`: the SST's directory within its region; `load_ms`: milliseconds for loading an SST.
+    - `bytes`: of an SST as its writer recorded them, of the base table's files; None if unknown.
+    - `positions`: first and last WAL entry; `fragments`: of the base table.
     """
 
     kind: str
@@ -77,10 +83,12 @@ class ExplainedLevel:
 class ExplainedPart:
     """The answer of one process.
 
-    `endpoint`: the daemon's; None: this process. `levels`: newest first in each region, the base table last.
-    `attempts`: captures, more than one if a commit overtook the read. `capture_ms` and `open_ms`: for capturing the
-    levels and opening the newest version of the base table. `merge_ms`: `ms` minus these and the levels' milliseconds:
-    checking the request, merging, and attempts that were overtaken.
+    - `endpoint`: the daemon's; None: this process.
+    - `levels`: newest first in each region, the base table last.
+    - `attempts`: captures, more than one if a commit overtook the read.
+    - `capture_ms`, `open_ms`: for capturing the levels and opening the newest version of the base table.
+    - `merge_ms`: `ms` minus these and the levels' milliseconds: checking the request, merging, and attempts that were
+      overtaken.
     """
 
     table: str
@@ -99,10 +107,13 @@ class ExplainedPart:
 class Explanation:
     """The explanation of one read; `print` shows it as a table, `to_json` has everything.
 
-    `read`, `level`: as requested. `rows`: of the answer (of a count, the rows counted). `parts`: one for each process
-    that answered. `attempts`: of a client, more than one if it repeated a request to a daemon. `ms`: milliseconds of
-    the whole read; for a scan without the caller's time between batches. `network_ms`: the part of `ms` beyond the
-    slowest daemon's own time. `complete`: False if a scan was closed before its last row.
+    - `read`, `level`: as requested.
+    - `rows`: of the answer (of a count, the rows counted).
+    - `parts`: one for each process that answered.
+    - `attempts`: of a client, more than one if it repeated a request to a daemon.
+    - `ms`: milliseconds of the whole read; for a scan without the caller's time between batches.
+    - `network_ms`: the part of `ms` beyond the slowest daemon's own time.
+    - `complete`: False if a scan was closed before its last row.
     """
 
     read: str

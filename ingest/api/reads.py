@@ -150,10 +150,11 @@ class Reads(ABC):
         """Return at most `limit` rows whose newest version passes `filter` (SQL), after the first `offset`.
 
         All rows are of the moment of this call. The result streams: a loop reads batch by batch; `read_all`,
-        `to_pandas` and `to_polars` gather all rows.
-        `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"): nulls last, NaN
-        above infinity, text by its bytes; the reading process gathers the rows. Without it the order is undefined.
-        A stream that can no longer be read to its end raises Unavailable from the loop: read again.
+        `to_pandas` and `to_polars` gather all rows. A stream that can no longer be read to its end raises Unavailable
+        from the loop: read again.
+
+        - `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"): nulls last, NaN
+          above infinity, text by its bytes. The reading process gathers the rows. Without it the order is undefined.
         """
         wanted, order, skipped = listed(columns), checked_order(order_by), not_negative("offset", offset)
         request: dict[str, Any] = {"columns": wanted, "filter": sql(filter), "limit": checked_limit(limit, skipped)}
@@ -191,10 +192,13 @@ class Reads(ABC):
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
 
         A column without an index, or a `metric` ("l2", "cosine" or "dot") other than its index's, is searched row by
-        row. Distances are exact. `nprobes`: partitions of the base table's index that are searched. `refine_factor`:
-        this number times `k` rows of the index are compared exactly. Larger values find more of the nearest rows, in
-        more time. `distance_range`: the lowest distance (inclusive) and the upper limit (exclusive); None for no limit.
-        `offset`: number of nearest rows to skip.
+        row. Distances are exact.
+
+        - `nprobes`: partitions of the base table's index that are searched.
+        - `refine_factor`: this number times `k` rows of the index are compared exactly. Larger values of both find more
+          of the nearest rows, in more time.
+        - `distance_range`: the lowest distance (inclusive) and the upper limit (exclusive); None for no limit.
+        - `offset`: number of nearest rows to skip.
         """
         request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector}
         request |= {"k": best(k, offset), "filter": sql(filter)}
@@ -218,13 +222,14 @@ class Reads(ABC):
     ) -> pa.Table:
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
-        `text`: `web server` any of the words; `+web -server` with, without; `"web server"` a phrase; `serv*` words with
-        this prefix; `serch~` words within one edit (a letter inserted, deleted or replaced), `serch~2` within two. A
-        fuzzy word is analysed first, like the words of the table: with stemming, edits are those between stems.
-        `column`: a column with an fts index, a list of them, or a dict with the boost of each (0.001 to 1000), such as
-        `{"title": 3.0, "body": 1.0}`. Each part of `text` counts in any of the columns: `+web +server` finds a row with
-        web in one and server in the other. `_score` is the sum of boost times BM25 over the columns.
-        `offset`: number of best rows to skip.
+        - `text`: `web server` any of the words; `+web -server` with, without; `"web server"` a phrase; `serv*` words
+          with this prefix; `serch~` words within one edit (a letter inserted, deleted or replaced), `serch~2` within
+          two. A fuzzy word is analysed first, like the words of the table: with stemming, edits are those between
+          stems.
+        - `column`: a column with an fts index, a list of them, or a dict with the boost of each (0.001 to 1000), such
+          as `{"title": 3.0, "body": 1.0}`. Each part of `text` counts in any of the columns: `+web +server` finds a row
+          with web in one and server in the other. `_score` is the sum of boost times BM25 over the columns.
+        - `offset`: number of best rows to skip.
         """
         request: dict[str, Any] = {"column": _sent("column", column), "text": text}
         request |= {"k": best(k, offset), "filter": sql(filter)}
@@ -259,12 +264,15 @@ class Reads(ABC):
         Uses reciprocal rank fusion of the `candidates` (None: 5 `k`, at least 50) nearest rows and best matches, which
         are of one moment. The last columns are `_distance` and `_score`, as of `search` and `match`, null if the row is
         no candidate by it, and `_relevance_score` (float32, descending).
-        `text`, `text_column`: as `text` and `column` of `match`. `vector_column`, `text_column`: may be omitted if the
-        table has one vector and one text index.
-        `weights`: of the two rankings. `rerank`: a function that receives all candidates (an Arrow table as above, best
-        first) and returns a relevance for each, which replaces the ranking; -inf leaves a row out;
-        `memwal.lancedb_reranker` creates one from a reranker of LanceDB.
-        `metric` to `distance_range`: as for `search`, for the nearest rows. `offset`: number of best rows to skip.
+
+        - `text`, `text_column`: as `text` and `column` of `match`.
+        - `vector_column`, `text_column`: may be omitted if the table has one vector and one text index.
+        - `weights`: of the two rankings.
+        - `rerank`: a function that receives all candidates (an Arrow table as above, best first) and returns a
+          relevance for each, which replaces the ranking; -inf leaves a row out. `memwal.lancedb_reranker` creates one
+          from a reranker of LanceDB.
+        - `metric` to `distance_range`: as for `search`, for the nearest rows.
+        - `offset`: number of best rows to skip.
         """
         most, both = best(k, offset), checked_weights(weights)
         if rerank is not None and not callable(rerank):
@@ -317,10 +325,13 @@ class Reads(ABC):
         """Return the rows of a DataFusion SELECT over this table, named `table` in the query.
 
         Example: "select section, count(*) from table group by 1". Streams as `scan` does; each memwal table of the
-        query is read at one moment.
-        `tables`: further tables by name: memwal tables, Arrow tables, frames, streams. `parameters`: values of `$name`
-        in the query. Names are taken as written, otherwise in lower case; quote names with other characters in double
-        quotes. Columns and conditions are pushed to the owners; joins, groups and order run in this process.
+        query is read at one moment. Columns and conditions are pushed to the owners; joins, groups and order run in
+        this process.
+
+        - `tables`: further tables by name: memwal tables, Arrow tables, frames, streams.
+        - `parameters`: values of `$name` in the query.
+
+        Names are taken as written, otherwise in lower case; quote names with other characters in double quotes.
         """
         from memwal.ingest.api.sql.query import Request, run  # DataFusion, which a daemon does not need to start
 
@@ -344,10 +355,13 @@ class Reads(ABC):
     ) -> Changes:
         """Return the durable inserts, updates and deletes after `since`, as record batches with their positions.
 
-        `since`: a position from `Changes.position`, "latest", or "earliest" (None): the oldest that is kept, see
-        `gc.changes_age_min`. `until`: a position or "latest" (None): the end of the log now. `follow`: wait for further
-        changes instead of ending. `images`: "after", or "both" to include rows before their change. `columns`: None for
-        all; the key is always included.
+        - `since`: a position from `Changes.position`, "latest", or "earliest" (None): the oldest that is kept, see
+          `gc.changes_age_min`.
+        - `until`: a position or "latest" (None): the end of the log now.
+        - `follow`: wait for further changes instead of ending.
+        - `images`: "after", or "both" to include rows before their change.
+        - `columns`: None for all; the key is always included.
+
         Raises: Invalid; its `details["reason"]` is "changes_gone" if changes after `since` are no longer kept.
         """
         source = self._changes_source()

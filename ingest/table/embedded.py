@@ -110,18 +110,19 @@ class Table(LevelReads):
     ) -> Receipt:
         """Insert or replace rows by key, or as `table.upsert` specifies; append them if the table has no key.
 
-        `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
-        `missing`: how to treat columns of the table that the rows lack. "null" sets them to null. "keep" keeps stored
-        values, which costs a lookup of the keys; all rows must have the same columns. Without it the put is rejected,
-        except that `upsert = "merge"` keeps. New rows have nulls, as have all rows of a table without a key or with
-        `upsert = "insert"`. Columns that another program added after this table was opened are kept until a put names
-        them.
-        `token`: a name and an increasing number. Each region applies a token once, however often it is sent, and the
-        receipt has the number of repeated rows per region. Other rows under a used token count as its repeat. A
-        decreasing number is Invalid if the regions show that it is no retry. Use few names: every region stores every
-        name permanently.
-        `timeout`: seconds after which the call is abandoned; rows that no region has begun to write by then are not
-        written.
+        - `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
+        - `missing`: how to treat columns of the table that the rows lack. "null" sets them to null. "keep" keeps stored
+          values, which costs a lookup of the keys; all rows must have the same columns. Without it the put is rejected,
+          except that `upsert = "merge"` keeps. New rows have nulls, as have all rows of a table without a key or with
+          `upsert = "insert"`. Columns that another program added after this table was opened are kept until a put names
+          them.
+        - `token`: a name and an increasing number. Each region applies a token once, however often it is sent, and the
+          receipt has the number of repeated rows per region. Other rows under a used token count as its repeat. A
+          decreasing number is Invalid if the regions show that it cannot be a retry. Use few names: every region stores
+          every name permanently.
+        - `timeout`: seconds after which the call is abandoned; rows that no region has begun to write by then are not
+          written.
+
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
         rule = self._missing if missing is None else missing_rule(missing, self.key, self.upsert)
@@ -187,17 +188,18 @@ class Table(LevelReads):
     ) -> Receipt:
         """Delete rows by key, or all rows that pass `filter` (SQL).
 
-        `keys`: as for `get`; put a single string key in a list. Keys without a row raise no error.
-        By key: the receipt's `rows` is the number of rows that the keys had when the call began, and 0 if all regions
-        had applied the token. Some deletes skip the lookup and count their keys: deletes of more than 1,000 keys at one
-        owner, into a base table of more than a million rows without a B-tree on the key, or while storage does not
-        answer. `regions` counts keys.
-        By filter: deletes rows whose newest version passes at `latest` when the call begins; a row that changes during
-        the call and no longer passes stays. The receipt's `rows` is the number of rows deleted. `skipped` counts rows
-        that passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If
-        the call fails after some rows were deleted, it raises UnknownOutcome; a retry deletes the rows that pass then.
-        With a `token` every region records it at the end, and a retry deletes nothing where it is recorded. The call
-        waits while a load past the log is in progress.
+        - `keys`: as for `get`; put a single string key in a list. Keys without a row raise no error. The receipt's
+          `rows` is the number of rows that the keys had when the call began, and 0 if all regions had applied the
+          token. Some deletes skip the lookup and count their keys: deletes of more than 1,000 keys at one owner, into a
+          base table of more than a million rows without a B-tree on the key, or while storage does not answer.
+          `regions` counts keys.
+        - `filter`: deletes rows whose newest version passes at `latest` when the call begins; a row that changes during
+          the call and no longer passes stays. The receipt's `rows` is the number of rows deleted. `skipped` counts rows
+          that passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If
+          the call fails after some rows were deleted, it raises UnknownOutcome; a retry deletes the rows that pass
+          then. With a `token` every region records it at the end, and a retry deletes nothing where it is recorded. The
+          call waits while a load past the log is in progress.
+
         Raises: as `put`; Invalid if the table has no key.
         """
         self._refuse_if_closed()
@@ -273,15 +275,18 @@ class Table(LevelReads):
     def status(self) -> dict[str, Any]:
         """Return the state of the table as a dict.
 
-        The keys are `"table"`, `"base_version"`, `"routing"`, `"rows"`, `"ttl"`, `"unsupported_columns"`, `"regions"`,
-        `"commits"`, `"commit_failures"`, `"paused"`, `"storage"` and `"versions"`.
-        `rows`: of the base table, with expired rows that are not deleted yet. `ttl`: None, or `{"column", "seconds"}`
-        (no column if it was dropped). `unsupported_columns`: the columns that memwal cannot hold, with the reason;
-        while there are any, puts are rejected. `commits`: the newest of this process, oldest first, as
-        `CommitMeter.recent`. `commit_failures`: of this process's last commit (`TableUpkeep.failures`). `storage`:
-        None, or the bytes on storage by kind, their factor over those of the newest version, and the time of the
-        measurement: at most once an hour, in a garbage collection of the process that commits. `paused`: the operations
-        that an operator has paused, as `rpc.pauses.Paused`. `versions`: of memwal, protocol and storage, by owner.
+        The keys are `table`, `base_version`, `routing`, `regions`, and:
+
+        - `rows`: of the base table, with expired rows that are not deleted yet.
+        - `ttl`: None, or `{"column", "seconds"}` (no column if it was dropped).
+        - `unsupported_columns`: the columns that memwal cannot hold, with the reason; while there are any, puts are
+          rejected.
+        - `commits`: the newest of this process, oldest first, as `CommitMeter.recent`.
+        - `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
+        - `paused`: the operations that an operator has paused, as `rpc.pauses.Paused`.
+        - `storage`: None, or the bytes on storage by kind, their factor over those of the newest version, and the time
+          of the measurement: at most once an hour, in a garbage collection of the process that commits.
+        - `versions`: of memwal, protocol and storage, by owner.
         """
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]

@@ -61,10 +61,14 @@ def open_embedded(
 ) -> Table:
     """Open a table and claim its regions for this process; create it from `schema` and `key` if it does not exist.
 
-    `key`: its columns; () for a table without a key, which keeps every row (`append_only`). `indexes`: column ->
-    "ivf_pq" | "fts" | "btree", or a dict with "type" and parameters. `storage_options`: Lance's own. `settings`: a TOML
-    path or a dict of its sections; arguments override them. `take_over`: fence a live owner. `read_only`: read an
-    existing table from storage, whoever serves it; nothing is claimed or written, and `latest` means `durable`.
+    - `key`: its columns; () for a table without a key, which keeps every row (`append_only`).
+    - `indexes`: column -> "ivf_pq" | "fts" | "btree", or a dict with "type" and parameters.
+    - `storage_options`: Lance's own.
+    - `settings`: a TOML path or a dict of its sections; arguments override them.
+    - `take_over`: fence a live owner.
+    - `read_only`: read an existing table from storage, whoever serves it; nothing is claimed or written, and `latest`
+      means `durable`.
+
     Raises: Invalid for errors in the arguments, with all errors in the settings at once; Unavailable (reason "served")
     if another process serves the table, or another handle of this process has it open.
     """
