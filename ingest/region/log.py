@@ -73,9 +73,8 @@ class _Lingering:
 class _Append:
     """An append in another thread than the region's.
 
-    `applied`: the applied map after it. `begun`: the instant of its start, which its success extends the lease from.
-    `before`: the position before it. `parts`: the number of entries that it writes. `ended` is set last; `wait` returns
-    after it.
+    `applied`: the applied map after it. `begun`: the instant of its start; success extends the lease from it. `before`:
+    the position before it. `parts`: the number of entries that it writes. `ended` is set last; `wait` returns after it.
     """
 
     lingering: _Lingering

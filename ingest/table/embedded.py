@@ -113,13 +113,13 @@ class Table(LevelReads):
         - `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
         - `missing`: how to treat columns of the table that the rows lack. "null" sets them to null. "keep" keeps stored
           values, which costs a lookup of the keys; all rows must have the same columns. Without it the put is rejected,
-          except that `upsert = "merge"` keeps. New rows have nulls, as have all rows of a table without a key or with
-          `upsert = "insert"`. Columns that another program added after this table was opened are kept until a put names
-          them.
+          except that `upsert = "merge"` keeps. The columns are null in new rows, and in all rows of a table without a
+          key or with `upsert = "insert"`. Columns that another program added after this table was opened are kept until
+          a put names them.
         - `token`: a name and an increasing number. Each region applies a token once, however often it is sent, and the
           receipt has the number of repeated rows per region. Other rows under a used token count as its repeat. A
           decreasing number is Invalid if the regions show that it cannot be a retry. Use few names: every region stores
-          every name permanently.
+          the last 100,000 names, and rejects older ones.
         - `timeout`: seconds after which the call is abandoned; rows that no region has begun to write by then are not
           written.
 
