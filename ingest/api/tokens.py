@@ -28,7 +28,7 @@ class Token:
     sequence: int
 
     def __post_init__(self) -> None:
-        """Raises: Invalid for wrong types or values: regions compare sequences and write both into every WAL entry."""
+        """Raise Invalid for wrong types or values: regions compare sequences and write both into every WAL entry."""
         if type(self.producer) is not str or type(self.sequence) is not int or not self.producer or self.sequence < 0:
             raise Invalid(f"token {brief(self.producer)}:{brief(self.sequence)}: {_FORMS}")
         if self.sequence > SEQUENCE_MAX:

@@ -58,7 +58,7 @@ class StoredTable(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         del rows, missing, durable, token, timeout
         self._refuse("put")
 
@@ -72,30 +72,30 @@ class StoredTable(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         keys_or_filter(keys, filter)
         del durable, token, timeout
         self._refuse("delete")
 
     @translate_errors
     def flush(self) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         self._refuse("flush")
 
     @translate_errors
     def commit(self) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         self._refuse("commit")
 
     @translate_errors
     def create_index(self, column: str, kind: str, **parameters: Any) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         del column, kind, parameters
         self._refuse("create_index")
 
     @translate_errors
     def drop_index(self, name: str) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         del name
         self._refuse("drop_index")
 
