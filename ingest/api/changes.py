@@ -23,7 +23,7 @@ from memwal.wal import Clock, SystemClock
 CHANGE, REGION, POSITION, ROW = "_change", "_region", "_position", "_row"
 CHANGES_GONE = "changes_gone"
 """`details["reason"]` of Invalid: changes after the position were deleted. `details["oldest"]` is the oldest readable
-position, None if there is none now.
+position, or None.
 """
 Images = Literal["after", "both"]
 _IMAGES: tuple[str, ...] = get_args(Images)
@@ -35,7 +35,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 @dataclass(frozen=True)
 class Position:
-    """The position up to which the changes of a table were read.
+    """A position in the changes of a table: every change at or before it was read.
 
     Thread safety. Immutable. Invariants. A region of an earlier routing than `routing` was read to its end.
     """

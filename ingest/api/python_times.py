@@ -48,5 +48,7 @@ def _texts(values: pa.Array) -> list[str | None]:
 
 
 def _arrows(alone: pa.Array) -> str:
-    """Return Arrow's text for a list or struct that holds such a time, or for a duration that is too long."""
+    """Return Arrow's text for a list or struct with a time that Python cannot hold, or for a duration that is too
+    long.
+    """
     return " ".join(alone.to_string().split())[2:-2]

@@ -78,8 +78,9 @@ def check_rises(token: Token, applied: Mapping[str, int | None]) -> None:
     """Reject a write whose sequence decreased: some regions would skip it as a repeat, others would apply it.
 
     `applied`: per region that gets rows, the highest sequence of the producer that it has applied.
-    Such a write cannot be a retry: a producer uses a higher number only after all regions of a write have answered. If
-    one region has applied a number above `token`, all regions of a retry have applied at least `token`.
+    A write with a lower sequence cannot be a retry: a producer uses a higher number only after all regions of a write
+    have answered. If one region has applied a number above `token`, all regions of a retry have applied at least
+    `token`.
     Raises: Invalid; nothing was written.
     """
     above = {region: number for region, number in applied.items() if number is not None and number > token.sequence}

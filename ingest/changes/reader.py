@@ -138,8 +138,8 @@ class ChangesReader:
         """Return the last position, at most `end`, such that all entries after `at` up to it are fences (sentinels).
 
         Returns `at` if no fence follows it directly. No stored row is needed to know that fences change nothing. A
-        region that a resize is about to open has only fences in the previous routing, for which no exact version may
-        exist any more.
+        region that a resize is about to open has only fences in the previous routing, and an exact version for that
+        routing may no longer exist.
         """
         with closing(EntryReader(self._store, region, self._form.codec).each(range(at + 1, end + 1))) as entries:
             for position, entry in enumerate(entries, at + 1):
@@ -158,14 +158,14 @@ class ChangesReader:
             return changes
 
     def _end(self, region: UUID, until: Position | None) -> int:
-        """Return the position up to which `region` is read now."""
+        """Return the position where the present read of `region` ends."""
         end = self._ends[region]
         if until is None or until.routing > self._routing:
             return end
         return min(end, until.regions.get(region, 0)) if until.routing == self._routing else 0
 
     def _look(self, until: Position | None) -> bool:
-        """Update the positions up to which changes exist; return whether there are any, or a next routing.
+        """Update the end of the readable changes of each region; return whether there are any, or a next routing.
 
         The ends of the logs are read before the base table is opened, so entries up to there have no columns that this
         version lacks. If its routing is the one being read, it routed all of them.
@@ -254,7 +254,7 @@ def _another_table(base: BaseTable, name: str) -> Invalid:
 
 
 def gone_error(base: BaseTable, store: wal.ObjectStore, gone: Gone, at: Mapping[UUID, int]) -> Invalid:
-    """Return the caller's error for `gone`. `at`: the position up to which each region was read."""
+    """Return the caller's error for `gone`. `at`: the position that each region was read to."""
     uri = base.uri
     if gone.ahead:
         return Invalid(
@@ -285,7 +285,7 @@ def latest(base: BaseTable, store: wal.ObjectStore) -> Position:
 
 
 def earliest(base: BaseTable, store: wal.ObjectStore) -> Position:
-    """Return the oldest readable position. Raises: Unavailable if there is none now."""
+    """Return the oldest readable position. Raises: Unavailable if no position is readable now."""
 
     def oldest(starts: Starts, region: UUID) -> int:
         position = starts.earliest(region)

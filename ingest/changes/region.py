@@ -36,7 +36,7 @@ BYTES_MAX = 32 << 20
 _AHEAD = 8
 """Entries that are read at a time if storage is remote."""
 _OVERLAY_MAX = 128 << 20
-"""Bytes of keys, or of rows for both images, above which a region is read from a newer base version."""
+"""Maximum bytes of keys, or of rows for both images; a larger region is read from a newer base version."""
 
 
 @dataclass(frozen=True)

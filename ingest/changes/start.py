@@ -118,7 +118,7 @@ class Starts:
         return Start(min(after, position), base, log_id)
 
     def earliest(self, region: UUID) -> int | None:
-        """Return the oldest position of the present routing whose changes can be read; None if there is none now."""
+        """Return the oldest position of the present routing whose changes can be read now, or None."""
         newest, history = self._newest, ManifestHistory(self._store, region)
         if history.newest is None:
             return 0
@@ -188,7 +188,7 @@ class Starts:
         return self._versions
 
     def _kept_after(self, region: UUID, tip: int) -> int:
-        """Return the position above which every entry is kept.
+        """Return the last position without an entry: every later entry up to `tip` is kept.
 
         Single fences below it stay too; an entry above `tip` is not part of this log.
         """

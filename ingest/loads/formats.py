@@ -100,7 +100,7 @@ def _csv(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _checked_csv(file: InputFile) -> pa.PythonFile:
-    # Arrow itself rejects a value that does not end in the block after the one in which it begins.
+    # Arrow itself rejects a value that does not end in the block after the one where it begins.
     return pa.PythonFile(MatchedQuotes(file.streamed(), file.name, longest=2 * _BLOCK), mode="r")
 
 

@@ -167,8 +167,8 @@ class BaseReads:
     def check(self, filter: str) -> None:
         """Plan a scan with `filter`, in Lance and in DataFusion.
 
-        Lance stops parsing at a token it does not understand and accepts the part before it; DataFusion, which
-        memtables use, parses to the end.
+        Lance stops parsing at the first unknown token and accepts the part before it; DataFusion, which memtables use,
+        parses to the end.
         Raises: ValueError or OSError from Lance if the filter does not parse or fit the schema; InvalidRows from
         DataFusion.
         """

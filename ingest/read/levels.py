@@ -1,4 +1,4 @@
-"""Define the captured levels above the base table, and the rule by which newer levels hide older rows.
+"""Define the captured levels above the base table, and which older rows the newer levels hide.
 
 From oldest to newest, a region's rows are in the base table, in SSTs of ascending generation, and in memtables of
 ascending generation. A row is visible if no newer level *of its region* has its key; tombstones count as having their

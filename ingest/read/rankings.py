@@ -24,7 +24,7 @@ TEXT_SPARE = 16
 further fetch 1.2 ms.
 """
 EXACT_ROWS_QUIET = 100_000
-"""Rows of the base table up to which a search without an index logs no warning: about 0.1 s on a local disk."""
+"""Maximum rows of the base table for a search without an index and without a warning: about 0.1 s on a local disk."""
 
 
 class Nearness:

@@ -1,4 +1,4 @@
-"""Identify filters for which Lance's scalar indexes lose rows; such filters read the column instead.
+"""Identify filters that lose rows with Lance's scalar indexes; such filters read the column instead.
 
 Found with pylance 14.0.2:
 

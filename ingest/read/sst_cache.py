@@ -111,7 +111,7 @@ class SstCache:
         self._evict()
 
     def drop(self, dead: Callable[[SstId], bool]) -> None:
-        """Drop every SST for which `dead` is true; reads in progress keep their snapshots."""
+        """Drop every SST if `dead` returns true for it; reads in progress keep their snapshots."""
         with self._lock:
             for sst in [sst for sst in self._kept if isinstance(sst, SstId) and dead(sst)]:
                 del self._kept[sst]

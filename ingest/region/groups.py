@@ -124,7 +124,7 @@ class WriteGroups:
         return True
 
     def _together(self, writes: Sequence[Write], applied: AppliedMap) -> WriteGroup | list[Write]:
-        """Return the group of all `writes`; if some were rejected, the list of the others, which are not answered yet."""
+        """Return the group of all `writes`; if some were rejected, the list of the other, unanswered writes."""
         fresh, applied_then = self._repeats.set_aside(writes, applied, self._admission)
         skipped: Sequence[int] = ()
         try:

@@ -89,7 +89,7 @@ class _Append:
 
 
 class RegionLog:
-    """The rows of a region on their way to the WAL, in the order in which they become visible, and the applied map.
+    """The rows of a region on their way to the WAL, ordered by visibility, and the applied map.
 
     Thread safety. The region's thread only; `position`, `lingers`, `logged` and `applied` from any.
     Durability. `append` returns after its rows, everything that lingered before them, and the given map are on storage.

@@ -244,7 +244,7 @@ class WriteQueue:
             return None if self._closed and not taken else taken
 
     def oldest(self) -> float | None:
-        """Return when the oldest write that waits or is being served was submitted, in monotonic seconds; None without one.
+        """Return the submission time (monotonic s) of the oldest write that waits or is being served, or None.
 
         From any thread.
         """

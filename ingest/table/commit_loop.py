@@ -36,7 +36,7 @@ LOOK_EVERY, LOOKS = 1.0, 10
 PAUSE_MAX = 5.0
 """Longest pause, in seconds, after a failure; the interval if that is shorter."""
 GIVE_WAY_MAX = 300.0
-"""Seconds for which commits by the policy wait for loads (`flush.commits.load_notes`) before one is made anyway."""
+"""Maximum seconds that commits by the policy wait for loads (`flush.commits.load_notes`); then one is made anyway."""
 GIVE_WAY_LONGEST = 3600.0
 """Maximum of that wait for long loads: it doubles as long as a load asks for it."""
 

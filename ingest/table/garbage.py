@@ -21,8 +21,8 @@ from memwal.ingest.settings.table_sections import GcSettings
 from memwal.wal import ManifestGarbage
 
 _MANIFESTS_EVERY = 3600.0
-"""Maximum seconds between two searches for old manifests of an open table, each of which lists all kept manifests;
-shorter if manifests are kept for a shorter time.
+"""Maximum seconds between two searches for old manifests of an open table; each search lists all kept manifests.
+Shorter if manifests are kept for a shorter time.
 """
 _ORPHANS_EVERY = 86_400.0
 """Seconds between two searches for orphan files of an open table: each reads the manifest of every version, and deletes
@@ -239,7 +239,7 @@ class TableCollector:
         return space
 
     def _kept_above(self, region: UUID, listing: RegionListing, held: Mapping[UUID, int]) -> int:
-        """Return the WAL position above which entries are kept.
+        """Return the WAL position after which all entries are kept.
 
         These are the entries of rows that the base table lacks, because a commit is the first to read every SST
         completely, and the entries for readers of changes. `held`: per region the generation that the base table holds,

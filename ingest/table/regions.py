@@ -45,9 +45,8 @@ _LOG = logging.getLogger("memwal.regions")
 REPLAYED_QUICKLY = 16 << 20
 """Bytes of memtables, including indexes, that are cheaper to replay than to flush before a region changes its owner."""
 REPLAYED_ENTRIES, FLUSHED_ENTRIES = 50, 200
-"""The first: the same limit in entries, each of which takes half a millisecond to read, however small. The second: the
-number of replayed entries above which a region is flushed in the background after its claim; fewer do not justify an
-SST.
+"""The first: the same limit in entries; an entry takes half a millisecond to read, however small. The second: a region
+with more replayed entries is flushed in the background after its claim; fewer do not justify an SST.
 """
 COMING_WITHIN = 2.0
 """Seconds that a call waits for a region that is being acquired; afterwards its caller tries another process."""
