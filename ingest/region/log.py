@@ -218,11 +218,11 @@ class RegionLog:
     # ---- every append --------------------------------------------------------------------------------------------
 
     def append(self, checked: Checked | None, applied: AppliedMap, *, generation: int) -> int:
-        """Make the lingering rows, then the rows of `checked`, and the map `applied` after them durable.
+        """Append the lingering rows, then the rows of `checked`, with `applied`, the map after them.
 
-        Returns the position that closes them. Without rows the entry holds only the map; if the log already has that
-        map, no entry is written and the newest position is returned. If the stored rows reduced `checked` to no rows,
-        the method proves that no newer owner had claimed the region by then.
+        Returns, once all are durable, the position that closes them. Without rows the entry holds only the map; if the
+        log already has that map, no entry is written and the newest position is returned. If the stored rows reduced
+        `checked` to no rows, the method proves that no newer owner had claimed the region by then.
         Raises: as `WalAppender.append`; lingering rows are kept then. (model: Lease!SendEntry, Lease!Acknowledge)
         """
         self._finish_before()
@@ -277,7 +277,7 @@ class RegionLog:
         return position
 
     def _failed(self, error: BaseException) -> None:
-        """Record a failed append in the meter, except a fence, which is an error of the region and not of storage."""
+        """Record a failed append in the meter. A fence is recorded when it ends the region."""
         if not isinstance(error, wal.Fenced):
             self._meter.erred("append", error, self._clock.now())
 
