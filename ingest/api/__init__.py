@@ -1,1 +1,1 @@
-"""What callers hand over and get back: rows, keys, tokens, receipts, arguments, reads."""
+"""Define the arguments and results of public methods: rows, keys, tokens, receipts, reads."""

@@ -1,4 +1,4 @@
-"""Checks arguments of public methods: each is converted to one form, or refused with the right way to write it.
+"""Check arguments of public methods: each is converted to one form, or rejected with the correct form in the message.
 
 A wrong argument raises Invalid like any other wrong request, never an error that looks like a fault of this program.
 """
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 MIN_BOOST, MAX_BOOST = 0.001, 1000
 COUNT_MAX, ROWS_MAX = 2**31 - 1, 2**61
-"""Lance and gRPC take no larger numbers; ROWS_MAX twice fits, since a limit and an offset are added."""
+"""Lance and gRPC accept no larger numbers; ROWS_MAX twice fits, because a limit and an offset are added."""
 _FOR_EVER = 1e9
-"""Seconds. Locks wait for 9e9 at most, and a large integer does not fit into a float."""
+"""Seconds. Locks wait at most 9e9, and a large integer does not fit into a float."""
 
 
 def listed(columns: Any, name: str = "columns") -> list[str] | None:
-    """Return names of columns as a list; one name may stand alone. Raises: Invalid."""
+    """Return names of columns as a list; a single name is allowed. Raises: Invalid."""
     if columns is None or isinstance(columns, str):
         return columns if columns is None else [columns]
     names = None if isinstance(columns, Mapping | bytes) else elements(name, columns)
@@ -37,8 +37,10 @@ def listed(columns: Any, name: str = "columns") -> list[str] | None:
 
 
 def elements(name: str, value: Any) -> list[Any] | None:
-    """Return the elements of an argument, None if it has none to give. Raises: Invalid that names what its own code
-    raised: callers pass generators, and classes with an `__iter__` of their own.
+    """Return the elements of an argument, None if it is not iterable.
+
+    Raises: Invalid, with the error of the argument's own code: callers pass generators, and classes with their own
+    `__iter__`.
     """
     try:
         return given_by(name, value, list)
@@ -47,9 +49,9 @@ def elements(name: str, value: Any) -> list[Any] | None:
 
 
 def given_by(name: str, value: Any, take: Callable[[Any], T]) -> T:
-    """Return `take(value)`, which runs code of the caller's, such as `__iter__`, `__len__` or `__arrow_c_stream__`.
+    """Return `take(value)`, which runs the caller's code, such as `__iter__`, `__len__` or `__arrow_c_stream__`.
 
-    Raises: Invalid that names what that code raised; TypeError, and errors of Arrow and storage, as they are.
+    Raises: Invalid, with the error of that code; TypeError, and errors of Arrow and storage, unchanged.
     """
     try:
         return take(value)
@@ -68,7 +70,7 @@ def sql(filter: Any) -> str | None:
 
 
 def text(name: str, value: Any, such: str) -> str:
-    """Return an argument that must be text. Raises: Invalid."""
+    """Return an argument that must be a string. Raises: Invalid."""
     if isinstance(value, str):
         return value
     raise Invalid(f"{name} = {shown(value)}: write a text, such as {name}={such!r}")
@@ -77,8 +79,8 @@ def text(name: str, value: Any, such: str) -> str:
 def text_columns(name: str, value: Any) -> dict[str, float]:
     """Return the columns of a match, each with its boost: one column, a list of them, or a dict of boosts.
 
-    A boost is a number from MIN_BOOST to MAX_BOOST; scores are float32, in which a smaller part of a sum is lost.
-    Raises: Invalid.
+    A boost is a number from MIN_BOOST to MAX_BOOST; scores are float32, which loses a smaller part of a sum. Raises:
+    Invalid.
     """
     if isinstance(value, str):
         return {value: 1.0}
@@ -110,19 +112,19 @@ def _is_number(value: Any) -> bool:
 
 
 def at_least_one(value: Any, name: str = "k") -> int:
-    """Return an argument, called `name`. Raises: Invalid unless it is a whole number from 1 to COUNT_MAX."""
+    """Return the argument `name`. Raises: Invalid unless it is an integer from 1 to COUNT_MAX."""
     return _whole(name, value, 1, COUNT_MAX)
 
 
 def not_negative(name: str, value: Any) -> int:
-    """Return an argument, called `name`. Raises: Invalid unless it is a whole number from 0 to ROWS_MAX."""
+    """Return the argument `name`. Raises: Invalid unless it is an integer from 0 to ROWS_MAX."""
     return _whole(name, value, 0, ROWS_MAX)
 
 
 def checked_limit(limit: Any, offset: int = 0) -> int | None:
-    """Return how many rows a scan has to find: `limit` after the first `offset`, None for all.
+    """Return how many rows a scan must find: `limit` after the first `offset`, None for all.
 
-    Raises: Invalid unless `limit` is None or a whole number from 0 to ROWS_MAX.
+    Raises: Invalid unless `limit` is None or an integer from 0 to ROWS_MAX.
     """
     if limit is None:
         return None
@@ -134,7 +136,7 @@ def checked_limit(limit: Any, offset: int = 0) -> int | None:
 
 
 def best(k: Any, offset: Any) -> int:
-    """Return how many rows a search has to find: `k` after the first `offset`. Raises: Invalid."""
+    """Return how many rows a search must find: `k` after the first `offset`. Raises: Invalid."""
     return at_least_one(at_least_one(k) + not_negative("offset", offset), "k + offset")
 
 
@@ -147,7 +149,7 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """Return an argument, called `name`: seconds above 0, None for no limit. Raises: Invalid."""
+    """Return the argument `name`: seconds above 0, None for no limit. Raises: Invalid."""
     if value is None:
         return None
     if not _is_number(value) or not value > 0:  # true for NaN
@@ -156,8 +158,9 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def yes_or_no(name: str, value: Any) -> bool:
-    """Return an argument, called `name`. Raises: Invalid unless it is True or False: an array is neither, and a text
-    such as 'no' would count as True.
+    """Return the argument `name`. Raises: Invalid unless it is True or False.
+
+    An array is neither, and a string such as 'no' would count as True.
     """
     if isinstance(value, bool | np.bool_):
         return bool(value)
@@ -165,7 +168,7 @@ def yes_or_no(name: str, value: Any) -> bool:
 
 
 def keys_or_filter(keys: Any, filter: Any) -> str | None:
-    """Return the filter of a delete, None if it is given keys. Raises: Invalid unless exactly one is given."""
+    """Return the filter of a delete, None if keys are given. Raises: Invalid unless exactly one is given."""
     if keys is not None and filter is not None:
         raise Invalid("delete() takes keys or filter, not both")
     if keys is None and filter is None:
@@ -174,7 +177,7 @@ def keys_or_filter(keys: Any, filter: Any) -> str | None:
 
 
 def distance_range(given: Any) -> tuple[float | None, float | None] | None:
-    """Return the lowest distance and the one to stay below, None for no limit. Raises: Invalid."""
+    """Return the lowest distance (inclusive) and the upper limit (exclusive), None for no limit. Raises: Invalid."""
     if given is None:
         return None
     try:
@@ -243,7 +246,7 @@ def _field(name: Any, kind: Any) -> pa.Field:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message with its type: short, and in one line."""
+    """Return a value with its type for a message: short, and in one line."""
     return f"{type(value).__name__} {brief(value)}"
 
 

@@ -1,7 +1,7 @@
-"""What `table.changes` takes and returns: positions, requests, pieces, and the stream of changes made of them.
+"""Define the arguments and results of `table.changes`: positions, requests, pieces, and the stream of changes.
 
 A position is a small value for JSON, `{"table": id, "routing": 1, "regions": {region id: WAL position}}`: every change
-at or below these WAL positions was read. A region that it does not name counts as not read.
+at or below these WAL positions was read. A region that it does not name counts as unread.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from memwal.wal import Clock, SystemClock
 
 CHANGE, REGION, POSITION, ROW = "_change", "_region", "_position", "_row"
 CHANGES_GONE = "changes_gone"
-"""Invalid, as `details["reason"]`: changes after the position were deleted; `details["oldest"]` is a position that can
-be read from, None where there is none now."""
+"""`details["reason"]` of Invalid: changes after the position were deleted. `details["oldest"]` is the oldest readable
+position, or None.
+"""
 Images = Literal["after", "both"]
 _IMAGES: tuple[str, ...] = get_args(Images)
 _METADATA = "memwal:changes"
 _ENDS = ("earliest", "latest")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two looks for new changes; each look that finds none doubles the pause."""
+"""Seconds between two checks for new changes; each check that finds none doubles the pause."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Up to where the changes of a table were read.
+    """A position in the changes of a table: every change at or before it was read.
 
     Thread safety. Immutable. Invariants. A region of an earlier routing than `routing` was read to its end.
     """
 
     table: str
-    """Id of the table; "" in tables that have none."""
+    """Id of the table; "" in tables without an id."""
     routing: int
-    """Version of the routing whose changes are being read. Those of a version come before those of the next."""
+    """Version of the routing whose changes are being read. Changes of a version come before those of the next."""
     regions: Mapping[UUID, int] = field(default_factory=dict)
     """WAL position by region; absent = 0."""
 
@@ -53,7 +54,7 @@ class Position:
 
     @staticmethod
     def of_json(value: Any, name: str = "since") -> Position:
-        """Return the position that `value` holds. Raises: Invalid, naming the argument `name`."""
+        """Return the position in `value`. Raises: Invalid, with the argument `name`."""
         try:
             regions = {UUID(region): int(position) for region, position in value["regions"].items()}
             found = Position(str(value["table"]), int(value["routing"]), regions)
@@ -67,7 +68,7 @@ class Position:
 
 @dataclass(frozen=True)
 class ChangesRequest:
-    """One piece of a change feed to read: the changes after `since` up to `until`, None: up to now."""
+    """A request for one piece of a change feed: the changes after `since` up to `until`, None: up to now."""
 
     since: Position
     until: Position | None = None
@@ -86,7 +87,7 @@ class ChangesRequest:
 
     @staticmethod
     def of_json(value: Mapping[str, Any]) -> ChangesRequest:
-        """Return the request that `to_json` made `value` of. Raises: Invalid."""
+        """Return the request from the result of `to_json`. Raises: Invalid."""
         until, columns = value.get("until"), value.get("columns")
         return ChangesRequest(
             Position.of_json(value["since"]),
@@ -103,27 +104,27 @@ class Piece:
     rows: pa.Table
     """Changes in order; may be empty."""
     position: Position
-    """Up to where they were read."""
+    """The position after these changes."""
     more: bool
     """Whether the next piece may have changes; False: everything up to `until`, or now, was read."""
 
 
 def packed(piece: Piece) -> pa.Table:
-    """Return `piece` as its rows, with the rest in the metadata of their schema."""
+    """Return `piece` as its rows, with the other fields in the metadata of their schema."""
     told = {"position": piece.position.to_json(), "more": piece.more}
     return piece.rows.replace_schema_metadata({_METADATA: json.dumps(told)})
 
 
 def unpacked(rows: pa.Table) -> Piece:
-    """Return the piece of which `packed` made `rows`."""
+    """Return the piece from the result of `packed`."""
     told = json.loads(rows.schema.metadata[_METADATA.encode()])
     return Piece(rows.replace_schema_metadata(None), Position.of_json(told["position"]), bool(told["more"]))
 
 
 class ChangesSource(Protocol):
-    """Where changes are read from: storage, or a daemon.
+    """The source of changes: storage, or a daemon.
 
-    Thread safety. Any thread. Errors. What their place raises; `Changes` and `Reads` translate them.
+    Thread safety. Any thread. Errors. The source's own errors; `Changes` and `Reads` translate them.
     """
 
     def piece(self, request: ChangesRequest) -> Piece:
@@ -138,13 +139,18 @@ class ChangesSource(Protocol):
 class Changes:
     """The changes of a table, as record batches in order. Iterate once.
 
-    Columns: `_change` (string: "insert", "update", "delete"; with both images "insert", "update_preimage",
-    "update_postimage", "delete"), `_region` (string), `_position` (int64: the WAL position at which the change became
-    visible), `_row` (int64: its number at that position; a preimage stands directly before its postimage and has the
-    same), then the columns of the table, all nullable. With `images="after"` a delete has only its key.
-    Order: by `_position`, then `_row`, within a region; so the changes of a key are in order. Regions alternate.
-    Each batch has its own schema: it changes when somebody changes the table's columns.
-    Thread safety. One thread at a time. Errors. Only `ingest.errors` kinds; after one, iterating again goes on from
+    The columns of the table follow these four, all nullable; with `images="after"` a delete has only its key:
+
+    - `_change` (string): "insert", "update", "delete"; with both images "insert", "update_preimage",
+      "update_postimage", "delete".
+    - `_region` (string).
+    - `_position` (int64): the WAL position at which the change became visible.
+    - `_row` (int64): its number at that position; a preimage directly precedes its postimage and has the same number.
+
+    Order: by `_position`, then `_row`, within a region, so the changes of a key are in order. Regions alternate. Each
+    batch has its own schema, which changes when the table's columns change.
+
+    Thread safety. One thread at a time. Errors. Only `ingest.errors` kinds; after one, a new iteration continues from
     `position`.
     """
 
@@ -159,7 +165,7 @@ class Changes:
 
     @property
     def position(self) -> dict[str, Any]:
-        """The position after the last batch that was returned, a value for JSON: `changes(since=position)` goes on."""
+        """The position after the last returned batch, a value for JSON: `changes(since=position)` continues from it."""
         return self._position.to_json()
 
     @property
@@ -176,7 +182,7 @@ class Changes:
                 yield step
 
     def _steps(self) -> Iterator[pa.RecordBatch | float]:
-        """Yield batches, and instead of waiting for changes the seconds to wait."""
+        """Yield batches, and the seconds to wait when no changes are available."""
         pause = _FIRST_PAUSE
         while True:
             piece = self._taken()
@@ -196,7 +202,7 @@ class Changes:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def read_all(self) -> pa.Table:
-        """Return all changes as one table. Raises: Invalid if the feed follows and so has no end."""
+        """Return all changes as one table. Raises: Invalid if the feed follows and therefore has no end."""
         if self._follow:
             raise Invalid("read_all: a feed with follow=True has no end; iterate over it")
         schema = self.schema
@@ -211,7 +217,7 @@ class Changes:
         return Changes(self._source, request, follow=self._follow, clock=self._clock)
 
     def close(self) -> None:
-        """Give up the changes that were read ahead."""
+        """Discard the changes that were read ahead."""
         self._read_ahead = None
 
     def __enter__(self) -> Self:
@@ -234,8 +240,8 @@ class Changes:
 
 
 def steps_of(changes: Changes) -> Iterator[pa.RecordBatch | float]:
-    """Yield the batches of `changes`, and instead of waiting for further ones the seconds to wait. Raises: as they."""
-    return changes._steps()  # noqa: SLF001 - not for users, whom `Changes` is shown to
+    """Yield the batches of `changes`, and the seconds to wait when no changes are available. Raises: as `changes`."""
+    return changes._steps()  # noqa: SLF001 - not public, because users see `Changes`
 
 
 def resumed(changes: Changes, position: Any) -> Changes:
@@ -246,7 +252,7 @@ def resumed(changes: Changes, position: Any) -> Changes:
 def opened(
     source: ChangesSource, since: Any, until: Any, images: Any, columns: Sequence[str] | None, *, follow: Any
 ) -> Changes:
-    """Return the changes that the arguments of `Reads.changes` ask for. Raises: Invalid."""
+    """Return the changes for the arguments of `Reads.changes`. Raises: Invalid."""
     if yes_or_no("follow", follow) and until is not None:
         raise Invalid("follow=True with until: a feed that follows has no end; leave one of them out")
     asked = checked_images(images)
@@ -266,7 +272,7 @@ def position_of(source: ChangesSource, value: Any, name: str) -> Position:
 
 
 def checked_end(value: str, name: str) -> str:
-    """Return `value`, "earliest" or "latest". Raises: Invalid, naming the argument `name`."""
+    """Return `value`, "earliest" or "latest". Raises: Invalid, with the argument `name`."""
     if value not in _ENDS:
         raise Invalid(f"{name} = {brief(value)}: write 'earliest', 'latest' or a position{suggestion(value, _ENDS)}")
     return value

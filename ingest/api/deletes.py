@@ -1,8 +1,7 @@
-"""`delete(filter=...)`: find the keys of the rows that pass, and send each to its region, which deletes it if its
-newest row still passes.
+"""Delete by filter: find the keys of passing rows; their regions delete each key whose newest row still passes.
 
-The steps with their crash points are in `ingest/region/README.md`. They are the same in a process that owns the regions
-and in a client of daemons; `Deletes` is what differs.
+`ingest/region/README.md` has the steps with their crash points. They are the same in a process that owns the regions
+and in a client of daemons; `Deletes` contains the differences.
 """
 
 from __future__ import annotations
@@ -20,18 +19,21 @@ from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutco
 from memwal.wal import Clock
 
 PIECE = 16_384
-"""Most keys that are sent at a time. A tombstone has a null in every column, which takes as much memory as a value
-where values are of a fixed size: 25 MB for this many vectors of 384 numbers."""
+"""Maximum keys sent at a time. A tombstone has a null in every column, which takes as much memory as a value in
+fixed-size types: 25 MB for this number of vectors of 384 numbers.
+"""
 
 SCANS = 50
-"""Most scans of one delete, so that it ends even if rows begin to pass as fast as it deletes. A new scan follows a
-commit, so this is 25 minutes with the default `commit.interval`; the pieces of the last scan just take longer."""
+"""Maximum scans of one delete, so that it ends even if rows begin to pass as fast as it deletes. A new scan follows a
+commit, so this takes 25 minutes with the default `commit.interval`; the pieces of the last scan only take longer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The condition of a piece: its keys had a row that passes `filter` (SQL) in a scan, before which the base table
-    had the `version`.
+    """The condition of a piece: its keys had a row that passes `filter` (SQL) in a scan.
+
+    `version`: the base table's version from before that scan.
     """
 
     filter: str
@@ -48,7 +50,9 @@ class Table(Protocol):
         ...
 
     def applied(self, producer: str, *, logged: bool) -> Applied:
-        """Return what the regions have applied of `producer`; with `logged`, once their logs have it."""
+        """Return the sequences of `producer` that the regions have applied; with `logged`, once they are in the
+        logs.
+        """
         ...
 
 
@@ -74,7 +78,7 @@ class FilterDelete:
     """One delete by filter. Thread safety. One thread."""
 
     def __init__(self, table: Table, deletes: Deletes, filter: str, clock: Clock) -> None:
-        """`clock`: that of the timeout."""
+        """`clock`: measures the timeout."""
         self._table, self._deletes, self._filter, self._clock = table, deletes, filter, clock
         self._regions: dict[str, RegionCounts] = {}
         self._positions: dict[str, int] = {}
@@ -87,7 +91,7 @@ class FilterDelete:
         until = None if limit is None else self._clock.monotonic() + limit
         if parsed is not None and self._is_repeat(parsed):
             return Receipt(0, False, {})
-        logged = durable or parsed is not None  # the token has an entry of its own: it must not outlive the tombstones
+        logged = durable or parsed is not None  # the token has a separate entry, which must not outlive the tombstones
         try:
             for where, keys in self._pieces():
                 left = self._left(until)
@@ -99,13 +103,13 @@ class FilterDelete:
         return Receipt(self._deleted, True, self._positions, self._kept, self._regions)
 
     def _is_repeat(self, token: Token) -> bool:
-        """Whether the logs of all regions have `token`: no later owner forgets what is acknowledged by that."""
+        """Return whether the logs of all regions have `token`, so that no later owner forgets this acknowledgement."""
         applied = self._table.applied(token.producer, logged=True)
         check_rises(token, {"of one region": applied.newest, "of another": applied.everywhere})
         return applied.everywhere is not None and applied.everywhere >= token.sequence
 
     def _pieces(self) -> Iterator[tuple[Where, pa.Table]]:
-        """Yield keys and their condition. A scan holds the keys of all rows that pass, and no other column."""
+        """Yield keys and their condition. A scan holds the keys of all passing rows, and no other column."""
         for scan in range(1, SCANS + 1):
             where = Where(self._filter, self._deletes.base_version())
             found = self._table.scan(list(self._table.key), self._filter, level="durable").read_all()
@@ -125,7 +129,7 @@ class FilterDelete:
             )
 
     def _left(self, until: float | None) -> float | None:
-        """Return the seconds that are left. Raises: Unavailable if none are; nothing more is sent."""
+        """Return the remaining seconds. Raises: Unavailable if none remain; nothing more is sent."""
         if until is None:
             return None
         left = until - self._clock.monotonic()

@@ -1,9 +1,9 @@
-"""Validates Arrow data of callers before anything reads it: text that is not UTF-8, offsets outside of their buffers.
+"""Validate callers' Arrow data before any other use: text that is not UTF-8, offsets outside their buffers.
 
-Arrow checks neither by itself. A cast of an invalid array reads memory that is not its own, and such a value would be
-durable before the first reader fails on it. So nothing reads values before they are validated: the daemon validates
-what arrives over the wire (`ingest.rpc.wire`), a client what it sends, and a region the rows of a group of puts at
-once. (Arrow validates without the GIL: one validation per put takes a quarter of the throughput of 32 callers.)
+Arrow checks neither by itself. A cast of an invalid array reads memory outside its buffers, and an invalid value would
+be durable before the first reader fails on it. Therefore nothing reads values before validation: the daemon validates
+data from the wire (`ingest.rpc.wire`), a client the data that it sends, and a region the rows of a whole group of puts.
+(Arrow validates without the GIL: one validation per put costs a quarter of the throughput of 32 callers.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memwal.ingest.errors import Invalid
 
 
 def check_encoding(rows: pa.Table | pa.RecordBatch) -> None:
-    """Raise Invalid naming the first column and row whose value is not valid. 10 MB of text take about 1 ms."""
+    """Raise Invalid with the first column and row whose value is not valid. 10 MB of text take about 1 ms."""
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -30,7 +30,7 @@ def check_encoding(rows: pa.Table | pa.RecordBatch) -> None:
 
 
 def _fault(column: pa.ChunkedArray) -> str:
-    """Return what Arrow finds wrong with a column, without the place; "" if nothing."""
+    """Return Arrow's reason why a column is invalid, without the place; "" if it is valid."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -1,4 +1,4 @@
-"""What a read tells about itself: the levels that it read, how each was searched, rows and milliseconds."""
+"""Define the explanation of a read: its levels, how each was searched, rows and milliseconds."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ _REGION = 8
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSearch:
-    """How one level was searched. A read searches it once; a hybrid search twice, a filter of a ranked read adds one.
+    """How one level was searched. A read searches it once, a hybrid search twice; a filter of a ranked read adds one.
 
-    `by`: "key", "rows" (all of them), "filter", "order", "vector" or "text". `how`: in words. `indexes`: names of the
-    indexes that were used ("key": a memtable's or SST's own index of its keys), none if every row was looked at.
-    `looked_at`: rows or keys that were evaluated or compared one by one, None where that is not known. `unindexed`:
-    those of them that an index does not cover yet. `found`: rows that pass, or candidates of a ranking. `hidden`: rows
-    that a newer level has: of the base those of `found`, of a level above it all, which are left out before it is
-    searched. `deleted`: keys found as deleted. `returned`: rows of the answer from here; each row counts once.
-    `fetches`: how often candidates were fetched. `ms`: milliseconds. Of the base also `lance`: Lance's plans, one for
-    each scan, `requests` to storage and the `bytes_read` by them.
+    - `by`: "key", "rows" (all of them), "filter", "order", "vector" or "text"; `how`: in words.
+    - `indexes`: names of the used indexes ("key": a memtable's or SST's own key index), empty if every row was
+      examined.
+    - `looked_at`: rows or keys that were evaluated or compared one by one, None if unknown; `unindexed`: those of them
+      that an index does not cover yet.
+    - `found`: rows that pass, or candidates of a ranking.
+    - `hidden`: rows that a newer level has. In the base table they are among `found`; in a level above they are left
+      out before the search.
+    - `deleted`: keys found as deleted.
+    - `returned`: rows of the answer from this level; each row counts once.
+    - `fetches`: how often candidates were fetched; `ms`: milliseconds.
+    - For the base table: `lance`: Lance's plans, one per scan; `requests` to storage, and `bytes_read` by them.
     """
 
     by: str
@@ -48,11 +52,13 @@ class ExplainedSearch:
 class ExplainedLevel:
     """One level of the moment that was read: a memtable, a tail of the WAL, an SST, or the base table.
 
-    `kind`: "memtable", "wal", "sst" or "base". `rows`: that it has, older versions and tombstones included (base:
-    without deleted ones). `state`: "active" or "frozen" (memtable), "loaded" from storage by this read or "cached"
-    (SST). `path`: the SST's directory within its region. `bytes`: of an SST as its writer recorded them, of the base's
-    files; None where not known. `positions`: first and last WAL entry. `fragments`: of the base. `load_ms`:
-    milliseconds for loading an SST. `region`: None of the base, whose rows are of all regions that were read.
+    - `kind`: "memtable", "wal", "sst" or "base".
+    - `rows`: number of rows, including older versions and tombstones (base table: without deleted ones).
+    - `region`: None for the base table, which has the rows of all regions.
+    - `state`: "active" or "frozen" (memtable), "loaded" from storage by this read or "cached" (SST).
+    - `path`: the SST's directory within its region; `load_ms`: milliseconds for loading an SST.
+    - `bytes`: of an SST as its writer recorded them, of the base table's files; None if unknown.
+    - `positions`: first and last WAL entry; `fragments`: of the base table.
     """
 
     kind: str
@@ -75,10 +81,14 @@ class ExplainedLevel:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedPart:
-    """What one process answered. `endpoint`: the daemon's; None: this process. `levels`: newest first in each region,
-    the base last. `attempts`: captures, more than one if a commit overtook the read. `capture_ms` and `open_ms`: for
-    capturing the levels and opening the newest version of the base. `merge_ms`: the rest of `ms` beyond these and the
-    levels': checking the request, merging, and attempts that were overtaken.
+    """The answer of one process.
+
+    - `endpoint`: the daemon's; None: this process.
+    - `levels`: newest first in each region, the base table last.
+    - `attempts`: captures, more than one if a commit overtook the read.
+    - `capture_ms`, `open_ms`: for capturing the levels and opening the newest version of the base table.
+    - `merge_ms`: `ms` minus these and the levels' milliseconds: checking the request, merging, and attempts that were
+      overtaken.
     """
 
     table: str
@@ -95,12 +105,15 @@ class ExplainedPart:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What one read did; `print` shows it as a table, `to_json` has everything.
+    """The explanation of one read; `print` shows it as a table, `to_json` has everything.
 
-    `read`, `level`: as asked. `rows`: of the answer (of a count, the rows counted). `parts`: one for each process that
-    answered. `attempts`: of a client, more than one if a daemon was asked again. `ms`: milliseconds of the whole read,
-    of a scan without the time of the caller between batches. `network_ms`: those of them beyond the slowest daemon's
-    own. `complete`: False if a scan was closed before its last row.
+    - `read`, `level`: as requested.
+    - `rows`: of the answer (of a count, the rows counted).
+    - `parts`: one for each process that answered.
+    - `attempts`: of a client, more than one if it repeated a request to a daemon.
+    - `ms`: milliseconds of the whole read; for a scan without the caller's time between batches.
+    - `network_ms`: the part of `ms` beyond the slowest daemon's own time.
+    - `complete`: False if a scan was closed before its last row.
     """
 
     read: str
@@ -119,14 +132,14 @@ class Explanation:
 
     @property
     def found(self) -> int:
-        """Rows that the levels returned. More than `rows` where an offset, the fusion of a hybrid search, or the merge
-        of several daemons' answers left some out.
+        """Rows that the levels returned. More than `rows` if an offset, the fusion of a hybrid search, or the merge of
+        several daemons' answers left some out.
         """
         return sum(level.returned for level in self.levels)
 
     @property
     def indexes(self) -> tuple[str, ...]:
-        """The indexes that were used at any level, each once."""
+        """The distinct indexes that were used at any level."""
         used = (index for level in self.levels for search in level.searches for index in search.indexes)
         return tuple(dict.fromkeys(used))
 
@@ -140,7 +153,7 @@ class Explanation:
 
     @staticmethod
     def of(told: Mapping[str, Any]) -> Explanation:
-        """Return what `as_dict` gave; names that this version does not have are left out."""
+        """Return the explanation from the result of `as_dict`; unknown names are left out."""
         parts = []
         for part in told["parts"]:
             levels = []
@@ -234,7 +247,7 @@ def _how(level: ExplainedLevel, search: ExplainedSearch) -> Iterator[str]:
 
 
 def _table(rows: list[dict[str, str]]) -> Iterator[str]:
-    """Align the cells; columns without any value, and "deleted" without any other than 0, are left out."""
+    """Align the cells; omit columns without any value, and "deleted" if it is 0 everywhere."""
     names = [name for name in _NAMES if any(row[name] not in ("", "0" if name == "deleted" else "") for row in rows)]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
     for row in ({name: name for name in names}, *rows):

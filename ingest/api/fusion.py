@@ -1,8 +1,8 @@
-"""One ranking from the two of a hybrid search, nearest rows and best matches. Pure.
+"""Combine the two rankings of a hybrid search, nearest rows and best matches, into one. Pure.
 
 Reciprocal rank fusion (Cormack, Clarke, Büttcher, SIGIR 2009): a row counts weight / (60 + rank) for each ranking that
-has it, ranks from 1, equal scores at an equal rank. It uses ranks alone, as distances and BM25 scores have no common
-scale.
+has it, with ranks from 1 and equal ranks for equal scores. It uses only ranks, because distances and BM25 scores have
+no common scale.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def fused(
 ) -> pa.Table:
     """Return the best `k` of `candidates` with `_relevance_score` (float32, descending) as the last column.
 
-    `candidates`: rows with `_distance` and `_score`, null where a row is not in that ranking. `weights`: of distance
-    and score. `rerank`: is given all candidates as fused, best first, and returns a relevance for each, -inf to leave
-    it out.
+    `candidates`: rows with `_distance` and `_score`, null if a row is not in that ranking. `weights`: of distance and
+    score. `rerank`: receives all candidates as fused, best first, and returns a relevance for each, -inf to leave it
+    out.
     Raises: Invalid for a rerank that returns something else.
     """
     relevance = np.zeros(candidates.num_rows)
@@ -50,7 +50,7 @@ def fused(
 
 
 def lancedb_reranker(reranker: Any, text: str) -> Rerank:
-    """Return a `rerank` for `hybrid` that asks a reranker of LanceDB (`lancedb.rerankers`).
+    """Return a `rerank` for `hybrid` that uses a reranker of LanceDB (`lancedb.rerankers`).
 
     `text`: the question that it compares rows with. Rows that it leaves out are left out.
     """
@@ -71,8 +71,9 @@ def lancedb_reranker(reranker: Any, text: str) -> Rerank:
 
 
 def best_of_arms(candidates: pa.Table, n: int, key: Sequence[str]) -> pa.Table:
-    """Return what is among the `n` best by `_distance` or by `_score` of rows that came from several owners, in the
-    order of `ingest.read.top_k.merge_arms`. Equal ones are ordered by `key`.
+    """Return the rows among the `n` best by `_distance` or by `_score`, of rows from several owners.
+
+    They have the order of `ingest.read.top_k.merge_arms`; equal ones are ordered by `key`.
     """
     ties = candidates.select(list(key)) if key else candidates.drop_columns([DISTANCE, SCORE])
     kept = np.zeros(candidates.num_rows, dtype=np.bool_)
@@ -93,7 +94,7 @@ def best_of_arms(candidates: pa.Table, n: int, key: Sequence[str]) -> pa.Table:
 
 
 def checked_weights(weights: Any) -> tuple[float, float]:
-    """Return the weights of distance and score. Raises: Invalid unless both are 0 or more, and one is more."""
+    """Return the weights of distance and score. Raises: Invalid unless both are at least 0, and one is above 0."""
     try:
         vector, text = (float(each) for each in elements("weights", weights) or ())
     except (TypeError, ValueError, OverflowError):
@@ -107,7 +108,9 @@ def checked_weights(weights: Any) -> tuple[float, float]:
 
 
 def _by_relevance(rows: pa.Table, relevance: npt.NDArray[np.float64]) -> pa.Table:
-    """Sort by relevance, best first; of equal ones the nearer row first, then as candidates stand, which is by key."""
+    """Sort by relevance, best first; rows with equal relevance by distance, then in the order of the candidates (by
+    key).
+    """
     rows = rows.drop_columns([RELEVANCE]) if RELEVANCE in rows.column_names else rows
     near = rows.column(DISTANCE).fill_null(math.inf).to_numpy()
     order = np.lexsort((near, -relevance))

@@ -1,10 +1,10 @@
-"""Converts keys in any form that callers have into an Arrow table of exactly the key columns.
+"""Convert callers' keys in any form to an Arrow table of exactly the key columns.
 
 For one key column: a scalar, a list or Arrow array of scalars, `{"name": value}`. For several: a tuple, a list of
 tuples or dicts. For both: an Arrow table or batch, or a pandas or polars frame, with the key columns and no others.
 
-A text alone is refused: `delete("price > 10")` is a condition in the place of keys, and taken for a key it would
-succeed and delete nothing. In a list every text is a key.
+A single string is rejected: `delete("price > 10")` passes a condition as a key, and would succeed and delete nothing.
+In a list every string is a key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = 
         (bytes,),
     ),
 )
-# Subclasses that are refused, because the conversion would lose something: a bool is an int, a datetime is a date.
+# Subclasses that are rejected, because the conversion would lose information: a bool is an int, a datetime is a date.
 _NEVER = {int: (bool,), datetime.date: (datetime.datetime,)}
 
 
@@ -49,8 +49,9 @@ def normalise_keys(keys: Any, schema: pa.Schema, key: Sequence[str]) -> pa.Table
     """Return `keys` as a table with the columns `key`, in that order, with the types of `schema`.
 
     Order and repeats are kept. Text is parsed as the column's type ("17" for an integer, "2013-01-31" for a date), as
-    the command line needs it. Raises: Invalid if a key cannot be read, naming the column (and the row, from 0, of a
-    null), and if the table has no key.
+    the command line needs it.
+    Raises: Invalid if a key cannot be read, with the column (and the row, from 0, of a null), and if the table has no
+    key.
     """
     if not key:
         raise Invalid(NO_KEY)

@@ -1,13 +1,13 @@
-"""Decides what a put does with columns of the table that its rows lack.
+"""Decide how a put treats columns of the table that its rows lack.
 
-In a table with a key, nulls would silently erase stored values. The put is refused, unless its caller chooses: "null"
-sets the columns to null, "keep" updates only the given columns. New rows have nulls either way. Tables with
-upsert = "merge" keep by default. In tables without a key, and with upsert = "insert", a put changes no stored row, so
-the columns are null without a choice.
+In a table with a key, nulls would silently erase stored values. The put is rejected unless its caller chooses: "null"
+sets the columns to null, "keep" updates only the given columns. New rows have nulls either way. Tables with upsert =
+"merge" keep by default. In tables without a key, and with upsert = "insert", a put changes no stored row, so the
+columns become null without a choice.
 
 Columns that another program adds while a caller has the table open are always kept: the caller does not know them, and
-a running program need not stop for them. The caller's process decides, because only that process knows which columns
-the caller knows. A region keeps every column that a write lacks.
+a running program need not stop for them. The caller's process decides, because only it knows which columns the caller
+knows. A region keeps every column that a write lacks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from memwal.ingest.api.arguments import shown
 from memwal.ingest.errors import Invalid
 
 Missing = Literal["null", "keep"]
-"""What a put does with columns that its rows lack: set them to null, or keep their stored values."""
+"""How a put treats columns that its rows lack: set them to null, or keep their stored values."""
 ARGUMENT, SETTING, OPTION = 'missing="{}"', 'sink.missing = "{}"', '.option("missing", "{}")'
-"""How a choice is written: in a call, in a configuration, for a data source of Spark."""
+"""The form of a choice in a call, in a configuration, and for a data source of Spark."""
 _NAMED = 10
 
 
 def choices(form: str = ARGUMENT) -> str:
-    """Return the choices of a caller for a message. `form`: how it writes one of them."""
+    """Return the choices of a caller for a message. `form`: how the caller writes a choice."""
     return f"choose {form.format('null')} (set them to null) or {form.format('keep')} (keep their stored values)"
 
 
@@ -38,7 +38,7 @@ def keeps(key: Sequence[str], upsert: str) -> bool:
 
 
 def missing_rule(missing: Any, key: Sequence[str], upsert: str) -> Missing | None:
-    """Return what a put does with columns that its rows lack; None refuses the put.
+    """Return how a put treats columns that its rows lack; None rejects the put.
 
     `missing`: the caller's argument, None for the default. Raises: Invalid for an unknown argument.
     """
@@ -67,7 +67,9 @@ class CallersColumns:
         self._whole: pa.Schema | None = None
 
     def know(self, schema: pa.Schema) -> None:
-        """Note a put of all columns of `schema`, the table's. It costs nothing if the last such put had this object."""
+        """Record a put of all columns of `schema`, the table's. Costs nothing if the last such put had the same
+        object.
+        """
         if schema is not self._whole:
             self._known, self._whole = self._known.union(schema.names), schema
 
@@ -82,13 +84,14 @@ class CallersColumns:
     ) -> list[str]:
         """Return the columns that a put of the columns `given` sets to null. Other columns that it lacks are kept.
 
-        `schema`, `key`, `required`: of the table; a required column cannot be null. `missing`: as `missing_rule`.
-        `remedy`: for the message. Raises: Invalid naming the columns if `missing` is None, or if a column is required.
+        `schema`, `key`, `required`: of the table; a required column cannot be null. `missing`: as in `missing_rule`.
+        `remedy`: for the message.
+        Raises: Invalid with the columns if `missing` is None, or if a column is required.
         """
         if not self._known.issuperset(given):
             self._known = self._known.union(given)
         if len(given) == len(schema) or missing == "keep" or not set(key) <= set(given):
-            return []  # rows without their key are refused when they are checked
+            return []  # rows without their key are rejected when they are checked
         lacking = [name for name in schema.names if name in self._known and name not in given]
         if lacking and missing is None:
             verb, pronoun = ("are", "them") if len(lacking) > 1 else ("is", "it")

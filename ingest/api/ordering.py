@@ -1,8 +1,8 @@
-"""The order of rows by columns: how callers write it, and the sort that every level and every owner uses. Pure.
+"""Order rows by columns: the callers' notation, and the sort that every level and every owner uses. Pure.
 
-One order for all: as Lance sorts, so that rows of the base table and those above it agree. Nulls come last whatever the
-direction. Numbers: -0.0 before 0.0, NaN above infinity, a NaN with the sign bit below its negative. Text and bytes: by
-their bytes.
+The order is Lance's, so that rows of the base table and those above it agree. Nulls come last in both directions.
+Numbers: -0.0 before 0.0, NaN above infinity, NaN with the sign bit below negative infinity. Text and bytes: by their
+bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ALL_BUT_THE_SIGN = np.iinfo(np.int64).max
 
 
 def checked_order(order_by: Any) -> Order | None:
-    """Return `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"). A column
-    counts where it is named first: rows that are equal in it stay equal in it.
+    """Return `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending").
 
-    Raises: Invalid for any other form; whether the columns exist is checked where the table is read.
+    Only the first occurrence of a column counts: rows that are equal in it stay equal.
+    Raises: Invalid for any other form; the read checks whether the columns exist.
     """
     if order_by is None:
         return None
@@ -67,8 +67,9 @@ def first_rows(rows: pa.Table, order: Order, limit: int | None) -> pa.Array:
 
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """Return floats as integers of the same order, a total one, and uuid and bool8 as what stores them; others as they
-    are. Arrow does not sort extension types, and its selection of their first rows ends the process.
+    """Return floats as integers of the same total order, and uuid and bool8 as their storage; other columns unchanged.
+
+    Arrow does not sort extension types, and its selection of their first rows ends the process.
     """
     if isinstance(column.type, pa.BaseExtensionType):
         return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)

@@ -1,7 +1,7 @@
-"""Converts columns to Python values; times that Python cannot hold become text.
+"""Convert columns to Python values; times that Python cannot hold become text.
 
 Arrow and Lance hold times of any year, and nanoseconds; `datetime` has the years 1 to 9999 and microseconds. A time
-outside must not end a command that prints rows, or a task that writes a dead letter.
+outside this range must not end a command that prints rows, or a task that writes a dead letter.
 """
 
 from __future__ import annotations
@@ -48,5 +48,7 @@ def _texts(values: pa.Array) -> list[str | None]:
 
 
 def _arrows(alone: pa.Array) -> str:
-    """Return Arrow's own text of a list or struct that holds such a time, or of a duration that is too long."""
+    """Return Arrow's text for a list or struct with a time that Python cannot hold, or for a duration that is too
+    long.
+    """
     return " ".join(alone.to_string().split())[2:-2]

@@ -1,8 +1,8 @@
-"""Converts Python values to Arrow columns, by the rule of `memtable.exact_cast`: values that do not fit are refused.
+"""Convert Python values to Arrow columns by the rule of `memtable.exact_cast`: values that do not fit are rejected.
 
-Given a type, Arrow changes values silently: 5.5 becomes the integer 5, 1.7e9 a microsecond, noon without a zone 13:00
-in Berlin. It changes nothing if the Python types are those of the column (`_SAME`), which costs one look at the set of
-types. Other values first get the type that Arrow infers, and are cast exactly from there.
+For a given type, Arrow changes values silently: 5.5 becomes the integer 5, 1.7e9 a microsecond, noon without a zone
+13:00 in Berlin. It changes nothing if the Python types are those of the column (`_SAME`), which one check of the set of
+types verifies. Other values first get the type that Arrow infers, and are then cast exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from memwal.memtable import exact, is_list, misfit, overflows
 
 NOT_TAKEN = (pa.ArrowException, TypeError, OverflowError, ValueError)
-"""What `column_of` raises for values that do not fit."""
+"""Errors of `column_of` for values that do not fit."""
 
 _NONE = frozenset({type(None)})
 _SAME: Mapping[int, frozenset[type]] = {
@@ -41,7 +41,7 @@ _SAME: Mapping[int, frozenset[type]] = {
     )
     for kind in kinds
 }
-"""By the id of an Arrow type: Python types whose values Arrow takes unchanged or refuses. For floats narrower than
+"""By the id of an Arrow type: Python types whose values Arrow accepts unchanged or rejects. For floats narrower than
 float64 the result must be checked for infinity.
 """
 
@@ -68,7 +68,7 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _truths(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of bool8, of which Arrow takes numbers for any truth value, and no truth values."""
+    """Return an array of bool8. Arrow would accept numbers for it as any truth value, and no truth values."""
     found = column_of(values, pa.bool_())
     if not (pa.types.is_boolean(found.type) or pa.types.is_null(found.type)):
         raise pa.ArrowTypeError(f"{found.type} is no truth value: write True or False")
@@ -76,7 +76,7 @@ def _truths(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _alike(values: Sequence[Any], types: set[type]) -> bool:
-    """Whether all values have one type, with or without a time zone: in a mixture Arrow changes some of them."""
+    """Return whether all values have one type, with or without a time zone: Arrow changes some values of a mixture."""
     several = len(types - _NONE) > 1
     return not several and len({getattr(value, "tzinfo", None) is None for value in values if value is not None}) <= 1
 
@@ -99,7 +99,7 @@ def _whole(values: Sequence[Any]) -> pa.Array:
     if missing is not None:
         raise pa.ArrowTypeError(_WRITE_NONE.format(missing))
     inferred = pa.array(values)
-    if isinstance(inferred.type, pa.BaseExtensionType):  # of Python's own types only UUID gives one
+    if isinstance(inferred.type, pa.BaseExtensionType):  # among Python's own types only UUID gives one
         return inferred.storage
     if pa.types.is_time(inferred.type) and any(getattr(value, "tzinfo", None) is not None for value in values):
         raise pa.ArrowTypeError("a time of day has a time zone, which no column can hold: remove it")
@@ -114,10 +114,9 @@ def _whole(values: Sequence[Any]) -> pa.Array:
 
 
 def check_offsets(times: Sequence[Any]) -> None:
-    """Refuse datetimes (all with a zone, or None) whose UTC offset has microseconds, which Arrow cuts off. A zone is
-    asked once where all its offsets are whole seconds.
+    """Reject datetimes (all with a zone, or None) whose UTC offset has microseconds, which Arrow truncates.
 
-    Raises: pa.ArrowTypeError.
+    A zone whose offsets are all whole seconds is checked once. Raises: pa.ArrowTypeError.
     """
     zones = list(map(_ZONE, filter(None, times)))
     unsure = {at for at, zone in dict(zip(map(id, zones), zones, strict=True)).items() if not _has_whole_seconds(zone)}
@@ -131,7 +130,7 @@ _ZONE = attrgetter("tzinfo")
 
 
 def _has_whole_seconds(zone: datetime.tzinfo) -> bool:
-    """Whether no time in `zone` has microseconds in its offset; False if that is not known."""
+    """Return whether no time in `zone` has microseconds in its offset; False if unknown."""
     if type(zone) is datetime.timezone:
         return zone.utcoffset(None).microseconds == 0
     return isinstance(zone, ZoneInfo)
@@ -163,8 +162,9 @@ def _numbers(found: pa.Array) -> Any:
 
 
 def _plain_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
-    """Convert lists by Arrow alone; None if that may change values. Lists of floats, which may be long and many, are
-    checked element by element only where an element may be a bool.
+    """Convert lists by Arrow alone; None if that may change values.
+
+    Lists of floats, which may be long and numerous, are checked element by element only where an element may be a bool.
     """
     if not pa.types.is_floating(kind.value_type) or pa.types.is_float16(kind.value_type):
         return pa.array(values, kind) if _loses_nothing(values, kind) else None
@@ -186,7 +186,7 @@ def _plain_lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
 
 
 def _loses_nothing(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether Arrow takes lists, structs and their elements unchanged, or refuses them."""
+    """Return whether Arrow accepts lists, structs and their elements unchanged, or rejects them."""
     types = set(map(type, values))
     if is_list(kind):
         within = list(chain.from_iterable(filter(None, values))) if types <= _LISTS else []
@@ -202,11 +202,11 @@ _LISTS, _DICTS = _NONE | {list}, _NONE | {dict}
 
 
 _FEW = 4
-"""Up to this many lists, a look at each element costs less than the first call of NumPy."""
+"""Up to this number of lists, checking each element costs less than the first call of NumPy."""
 
 
 def _are_small_floats(values: Sequence[Any]) -> bool:
-    """Whether all elements are floats too small to overflow any float type; a NaN counts as too large."""
+    """Return whether all elements are floats too small to overflow any float type; a NaN counts as too large."""
     if not set(map(type, values)) <= _LISTS:
         return False
     elements = list(chain.from_iterable(filter(None, values)))

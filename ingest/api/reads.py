@@ -1,4 +1,4 @@
-"""The read methods of every table, embedded, read from storage, or behind daemons."""
+"""Define the read methods of every table: embedded, read from storage, or behind daemons."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from memwal.ingest.suggest import suggestion
 
 Level = Literal["committed", "flushed", "durable", "latest"]
 _SHOWN = 8
-"""Columns that a table shows of itself."""
+"""Columns in the repr of a table."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True)
 class ReadKind:
-    """How a read travels to daemons, and how the answers of several owners become one.
+    """How a read is sent to daemons, and how the answers of several owners are combined.
 
-    `sends`: the argument that travels as Arrow data; keys go to their owners only. `counts`: the answer is a number,
-    and answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best; without it
-    rows are concatenated, up to `limit`. `arms`: rows have two scores, and the best by either are kept. `streams`: the
-    answer is a RowStream, else a table.
+    `sends`: the argument that is sent as Arrow data; keys are sent only to their owners. `counts`: the answer is a
+    number, and answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best;
+    without it rows are concatenated, up to `limit`. `arms`: rows have two scores, and the best by either are kept.
+    `streams`: the answer is a RowStream, otherwise a table.
     """
 
     sends: Literal["keys", "vector"] | None = None
@@ -64,7 +64,7 @@ READS: Mapping[str, ReadKind] = {
     "match": ReadKind(score="_score", ascending=False),
     "candidates": ReadKind(sends="vector", arms=True),
 }
-"""By the name of the method. Clients and daemons know reads by this alone."""
+"""By method name. Clients and daemons know reads only from this table."""
 
 
 class Reads(ABC):
@@ -72,8 +72,9 @@ class Reads(ABC):
 
     `level`: "committed" (base table) < "flushed" (+ SSTs) < "durable" (+ rows of the WAL) < "latest" (+ rows in the
     owners' memory).
-    `explain`: a function that is given the `memwal.Explanation` of the read when its answer is whole (`explain=print`
-    shows it): levels, files and indexes, rows and milliseconds. Of a scan: after its last row, or at `close`.
+    `explain`: a function that receives the `memwal.Explanation` of the read when its answer is complete
+    (`explain=print` shows it): levels, files and indexes, rows and milliseconds. For a scan: after its last row, or at
+    `close`.
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
     """
 
@@ -83,20 +84,22 @@ class Reads(ABC):
 
     @abstractmethod
     def _answer(self, read: str, level: str, /, *, explain: Watch | None = None, **request: Any) -> Any:
-        """Return the result of the method `read` of `ingest.read.reader.Reader` with `request`. `explain`: is told."""
+        """Return the result of the method `read` of `ingest.read.reader.Reader` with `request`. `explain`: receives the
+        parts.
+        """
 
     @property
     @abstractmethod
     def _described(self) -> str:
-        """Where the table is, and how many regions it has, as far as that is known without asking anybody."""
+        """The table's location and number of regions, as far as known without a request."""
 
     @property
     def _location(self) -> str:
-        """Where the table is, empty if not known."""
+        """The table's location, "" if unknown."""
         return ""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Hand all rows to another Arrow library, streamed: DuckDB, Polars, DataFusion, pyarrow take a table as it is.
+        """Stream all rows to another Arrow library: DuckDB, Polars, DataFusion and pyarrow accept a table directly.
 
         Each such call is a `scan` at level `latest`; `scan` and `sql` read only some columns and rows.
         """
@@ -144,14 +147,14 @@ class Reads(ABC):
         level: str = "latest",
         explain: Explain | None = None,
     ) -> RowStream:
-        """Return rows whose newest version passes `filter` (SQL), at most `limit`, after the first `offset`, all of the
-        moment of this call.
+        """Return at most `limit` rows whose newest version passes `filter` (SQL), after the first `offset`.
 
-        The result streams: a loop takes batch by batch; `read_all`, `to_pandas` and `to_polars` gather all rows.
-        `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"): nulls last, NaN
-        above infinity, text by its bytes; the rows are gathered where they are read. Without it they come in no order.
+        All rows are of the moment of this call. The result streams: a loop reads batch by batch; `read_all`,
+        `to_pandas` and `to_polars` gather all rows. A stream that can no longer be read to its end raises Unavailable
+        from the loop: read again.
 
-        A stream that can no longer be read to its end raises, from the loop, Unavailable: read again.
+        - `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"): nulls last, NaN
+          above infinity, text by its bytes. The reading process gathers the rows. Without it the order is undefined.
         """
         wanted, order, skipped = listed(columns), checked_order(order_by), not_negative("offset", offset)
         request: dict[str, Any] = {"columns": wanted, "filter": sql(filter), "limit": checked_limit(limit, skipped)}
@@ -189,10 +192,13 @@ class Reads(ABC):
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
 
         A column without an index, or a `metric` ("l2", "cosine" or "dot") other than its index's, is searched row by
-        row. Distances are exact. `nprobes`: partitions of the base table's index that are searched. `refine_factor`:
-        so many times `k` rows of it are compared exactly. More of both finds more of the nearest rows, in more time.
-        `distance_range`: the lowest distance and the one to stay below; None for no limit. `offset`: nearest rows that
-        are left out before the first.
+        row. Distances are exact.
+
+        - `nprobes`: partitions of the base table's index that are searched.
+        - `refine_factor`: this number times `k` rows of the index are compared exactly. Larger values of both find more
+          of the nearest rows, in more time.
+        - `distance_range`: the lowest distance (inclusive) and the upper limit (exclusive); None for no limit.
+        - `offset`: number of nearest rows to skip.
         """
         request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector}
         request |= {"k": best(k, offset), "filter": sql(filter)}
@@ -216,13 +222,14 @@ class Reads(ABC):
     ) -> pa.Table:
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
-        `text`: `web server` any of the words; `+web -server` with, without; `"web server"` a phrase; `serv*` words
-        that begin so; `serch~` words within one edit (a letter inserted, deleted or replaced), `serch~2` within two. A
-        fuzzy word is analysed first, like the words of the table: with stemming, edits are those between stems.
-        `column`: a column with an fts index, a list of them, or a dict with the boost of each (0.001 to 1000), such as
-        `{"title": 3.0, "body": 1.0}`. Each part of `text` counts in any of the columns: `+web +server` finds a row with
-        web in one and server in the other. `_score` is the sum of boost times BM25 over the columns.
-        `offset`: best rows that are left out before the first.
+        - `text`: `web server` any of the words; `+web -server` with, without; `"web server"` a phrase; `serv*` words
+          with this prefix; `serch~` words within one edit (a letter inserted, deleted or replaced), `serch~2` within
+          two. A fuzzy word is analysed first, like the words of the table: with stemming, edits are those between
+          stems.
+        - `column`: a column with an fts index, a list of them, or a dict with the boost of each (0.001 to 1000), such
+          as `{"title": 3.0, "body": 1.0}`. Each part of `text` counts in any of the columns: `+web +server` finds a row
+          with web in one and server in the other. `_score` is the sum of boost times BM25 over the columns.
+        - `offset`: number of best rows to skip.
         """
         request: dict[str, Any] = {"column": _sent("column", column), "text": text}
         request |= {"k": best(k, offset), "filter": sql(filter)}
@@ -252,18 +259,20 @@ class Reads(ABC):
         level: str = "latest",
         explain: Explain | None = None,
     ) -> pa.Table:
-        """Return the `k` rows that are best by `vector` and by `text` together and pass `filter`, best first.
+        """Return the `k` rows that are best by `vector` and `text` combined and pass `filter`, best first.
 
-        Reciprocal rank fusion of the `candidates` (None: 5 `k`, at least 50) nearest rows and best matches, which are
-        of one moment. The last columns are `_distance` and `_score`, as of `search` and `match`, null where the row is
+        Uses reciprocal rank fusion of the `candidates` (None: 5 `k`, at least 50) nearest rows and best matches, which
+        are of one moment. The last columns are `_distance` and `_score`, as of `search` and `match`, null if the row is
         no candidate by it, and `_relevance_score` (float32, descending).
-        `text`, `text_column`: as `text` and `column` of `match`. `vector_column`, `text_column`: may be left out where
-        the table has one vector and one text index.
-        `weights`: of the two rankings. `rerank`: a function of all candidates (an Arrow table as above, best first)
-        that returns a relevance for each, by which they are ranked instead; -inf leaves a row out;
-        `memwal.lancedb_reranker` makes one of a reranker of LanceDB.
-        `metric` to `distance_range`: as for `search`, of the nearest rows. `offset`: best rows that are left out before
-        the first.
+
+        - `text`, `text_column`: as `text` and `column` of `match`.
+        - `vector_column`, `text_column`: may be omitted if the table has one vector and one text index.
+        - `weights`: of the two rankings.
+        - `rerank`: a function that receives all candidates (an Arrow table as above, best first) and returns a
+          relevance for each, which replaces the ranking; -inf leaves a row out. `memwal.lancedb_reranker` creates one
+          from a reranker of LanceDB.
+        - `metric` to `distance_range`: as for `search`, for the nearest rows.
+        - `offset`: number of best rows to skip.
         """
         most, both = best(k, offset), checked_weights(weights)
         if rerank is not None and not callable(rerank):
@@ -293,8 +302,10 @@ class Reads(ABC):
         level: str = "latest",
         explain: Explain | None = None,
     ) -> pa.Table:
-        """Return the `n` nearest rows and the `n` best matches of one moment, each row once, in no order: what `hybrid`
-        ranks, for a ranking of your own. Columns as there, without `_relevance_score`.
+        """Return the `n` nearest rows and the `n` best matches of one moment, without duplicates, in undefined order.
+
+        These are the rows that `hybrid` ranks, for a custom ranking. Columns as in `hybrid`, without
+        `_relevance_score`.
         """
         request = _arms(vector, text, n, filter, columns, vector_column, text_column)
         request |= _how(metric, nprobes, refine_factor, distance_range)
@@ -311,17 +322,21 @@ class Reads(ABC):
         parameters: Mapping[str, Any] | None = None,
         level: str = "latest",
     ) -> RowStream:
-        """Return the rows of a SELECT of DataFusion over this table, `table` in the query: "select section, count(*)
-        from table group by 1". Streams as `scan` does; each memwal table of the query is read at one moment.
+        """Return the rows of a DataFusion SELECT over this table, named `table` in the query.
 
-        `tables`: further tables by name: memwal tables, Arrow tables, frames, streams. `parameters`: values of `$name`
-        in the query. Names are taken as written, else in lower case; those with other characters in double quotes.
-        Columns and conditions go to the owners; joins, groups and order run in this process.
+        Example: "select section, count(*) from table group by 1". Streams as `scan` does; each memwal table of the
+        query is read at one moment. Columns and conditions are pushed to the owners; joins, groups and order run in
+        this process.
+
+        - `tables`: further tables by name: memwal tables, Arrow tables, frames, streams.
+        - `parameters`: values of `$name` in the query.
+
+        Names are taken as written, otherwise in lower case; quote names with other characters in double quotes.
         """
         from memwal.ingest.api.sql.query import Request, run  # DataFusion, which a daemon does not need to start
 
         given = mapping("tables", {} if tables is None else tables, "{'prices': prices}")
-        # What is behind a public table. The class is asked: a frame may have a column of that name.
+        # The engine behind a public table. The class is checked: a frame may have a column of that name.
         public = {name for name, rows in given.items() if hasattr(type(rows), "_engine")}
         others = {name: rows._engine if name in public else rows for name, rows in given.items()}  # noqa: SLF001
         values = mapping("parameters", {} if parameters is None else parameters, "{'price': 20}")
@@ -340,10 +355,13 @@ class Reads(ABC):
     ) -> Changes:
         """Return the durable inserts, updates and deletes after `since`, as record batches with their positions.
 
-        `since`: a position that changes gave (`Changes.position`), "latest", or "earliest" (None): the oldest that is
-        kept, see `gc.changes_age_min`. `until`: a position or "latest" (None): the end of the log now. `follow`: do not
-        end, wait for further changes. `images`: "after", or "both" for rows before their change too. `columns`: None
-        for all; the key is always among them.
+        - `since`: a position from `Changes.position`, "latest", or "earliest" (None): the oldest that is kept, see
+          `gc.changes_age_min`.
+        - `until`: a position or "latest" (None): the end of the log now.
+        - `follow`: wait for further changes instead of ending.
+        - `images`: "after", or "both" to include rows before their change.
+        - `columns`: None for all; the key is always included.
+
         Raises: Invalid; its `details["reason"]` is "changes_gone" if changes after `since` are no longer kept.
         """
         source = self._changes_source()
@@ -351,18 +369,21 @@ class Reads(ABC):
 
     @translate_errors
     def changes_position(self, at: str = "latest") -> dict[str, Any]:
-        """Return the "latest" or "earliest" position of changes, a value for JSON. The latest costs a few requests per
-        region; no change that is made later is at or below it.
+        """Return the "latest" or "earliest" position of changes, a value for JSON.
+
+        The latest costs a few requests per region; every later change is above it.
         """
         return position_of(self._changes_source(), at, "at").to_json()
 
     def _changes_source(self) -> ChangesSource:
-        """Return where changes are read from. Raises: Invalid."""
+        """Return the source of changes. Raises: Invalid."""
         raise Invalid("changes are read from a whole table, not from some of its regions")
 
 
 def _sent(name: str, columns: Any) -> str | dict[str, float]:
-    """Return the columns of a match as they travel: one without a boost by its name alone. Raises: Invalid."""
+    """Return the columns of a match in the form for sending: a single column without a boost as its name. Raises:
+    Invalid.
+    """
     boosts = text_columns(name, columns)
     return next(iter(boosts)) if list(boosts.values()) == [1.0] else boosts
 
@@ -370,7 +391,7 @@ def _sent(name: str, columns: Any) -> str | dict[str, float]:
 def _arms(
     vector: Any, text: Any, n: int, filter: Any, columns: Any, vector_column: Any, text_column: Any
 ) -> dict[str, Any]:
-    """Return the arguments of `candidates` as they travel. Raises: Invalid."""
+    """Return the arguments of `candidates` in the form for sending. Raises: Invalid."""
     near = None if vector_column is None else a_text("vector_column", vector_column, "embedding")
     matching = None if text_column is None else _sent("text_column", text_column)
     request = {"vector": vector, "text": text, "n": n, "vector_column": near, "text_column": matching}
@@ -378,7 +399,7 @@ def _arms(
 
 
 def _how(metric: Any, nprobes: Any, refine_factor: Any, within: Any) -> dict[str, Any]:
-    """Return the given ones of the arguments that say how to search, checked. Raises: Invalid."""
+    """Return the given search options, checked. Raises: Invalid."""
     counts = {"nprobes": nprobes, "refine_factor": refine_factor}
     how: dict[str, Any] = {name: at_least_one(value, name) for name, value in counts.items() if value is not None}
     if metric is not None:

@@ -1,4 +1,4 @@
-"""What a read of many rows returns: a stream of Arrow batches, which are read as the caller takes them."""
+"""Define the result of a read of many rows: a stream of Arrow batches, which are read as the caller consumes them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ _READ = "the rows of this result were read already, and it gives them once; make
 
 
 class RowStream:
-    """The rows of one read, as a `pyarrow.RecordBatchReader` gives them: batch by batch, each row once.
+    """The rows of one read, in the manner of `pyarrow.RecordBatchReader`: batch by batch, each row once.
 
-    Rows are read while the caller takes them, so memory holds a few batches, however large the answer. All rows are of
-    the moment at which the read was made; `close`, the last row, an error, or dropping the result lets that moment go.
-    Any Arrow library takes a result as it is (`__arrow_c_stream__`): DuckDB, Polars, DataFusion, pyarrow.
-
+    Rows are read while the caller consumes them, so memory holds a few batches, however large the answer. All rows are
+    of the moment of the read; `close`, the last row, an error, or dropping the result releases that moment.
+    Any Arrow library accepts a result directly (`__arrow_c_stream__`): DuckDB, Polars, DataFusion, pyarrow.
     Thread safety. One thread at a time; `close` from any thread, also while another one reads.
-    Errors. Only `ingest.errors` kinds, also from the iteration; an answer that is not whole always raises. Through
-    `__arrow_c_stream__` the other library raises an error of its own with the same text.
+    Errors. Only `ingest.errors` kinds, also from the iteration; an incomplete answer always raises. Through
+    `__arrow_c_stream__` the other library raises its own error with the same text.
     """
 
     schema: pa.Schema
@@ -32,8 +31,9 @@ class RowStream:
     def __init__(
         self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object] | None = None
     ) -> None:
-        """`batches`: of `schema`; what they hold is let go with the iterator. `cancel`: makes a `next` that waits in
-        another thread return soon.
+        """`batches`: of `schema`; dropping the iterator releases its resources.
+
+        `cancel`: makes a `next` that waits in another thread return soon.
         """
         self.schema = schema
         self._batches: Iterator[pa.RecordBatch] | None = batches
@@ -59,7 +59,7 @@ class RowStream:
         return next(self)
 
     def read_all(self) -> pa.Table:
-        """Return all rows that are left as a table in memory. Raises also: Invalid if every row was read before."""
+        """Return all remaining rows as a table in memory. Raises also: Invalid if every row was read before."""
         self._refuse_if_read()
         return pa.Table.from_batches(list(self), schema=self.schema)
 
@@ -69,12 +69,12 @@ class RowStream:
         return self.read_all().to_pandas(**options)
 
     def close(self) -> None:
-        """Let the moment go. Returns at once, from any thread; another thread that waits for rows gets Invalid."""
+        """Release the moment. Returns at once, from any thread; another thread that waits for rows gets Invalid."""
         self._closing = True
         cancel, self._cancel = self._cancel, None
         if cancel is not None:
             cancel()
-        if self._reading.acquire(blocking=False):  # else the thread that reads ends it
+        if self._reading.acquire(blocking=False):  # otherwise the reading thread ends it
             try:
                 if self._batches is not None:
                     self._end(Invalid(_CLOSED))
@@ -88,16 +88,17 @@ class RowStream:
         self.close()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Hand the rows to another Arrow library. `requested_schema`: types that it wants, honoured if Arrow can cast.
+        """Stream the rows to another Arrow library.
 
-        Raises: Invalid if every row was read before.
+        `requested_schema`: the wanted types, used if Arrow can cast to them. Raises: Invalid if every row was read
+        before.
         """
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     # ---- other forms ---------------------------------------------------------------------------------------------
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """Return the rows as a real `pyarrow.RecordBatchReader`, which lets the moment go when it is dropped."""
+        """Return the rows as a `pyarrow.RecordBatchReader`, which releases the moment when it is dropped."""
         self._refuse_if_read()
         return pa.RecordBatchReader.from_batches(self.schema, _HandedOver(self))
 
@@ -106,11 +107,11 @@ class RowStream:
         return self.read_all()
 
     def to_pandas(self) -> Any:
-        """Return all rows that are left as a pandas frame. Raises: Invalid if pandas is not installed."""
+        """Return all remaining rows as a pandas frame. Raises: Invalid if pandas is not installed."""
         return self.read_pandas()
 
     def to_polars(self) -> Any:
-        """Return all rows that are left as a Polars frame. Raises: Invalid if Polars is not installed."""
+        """Return all remaining rows as a Polars frame. Raises: Invalid if Polars is not installed."""
         return _expect_installed("polars").from_arrow(self.read_all())
 
     def __repr__(self) -> str:
@@ -137,25 +138,25 @@ class RowStream:
                 self._end(Invalid(_CLOSED))
                 raise
             failure = Invalid(_CLOSED) if self._closing else classify(as_exception(error))
-            # A copy is kept: the error's traceback holds the frames of the read, and with them its moment.
+            # Keep a copy: the error's traceback refers to the frames of the read, and would keep its moment.
             self._end(type(failure)(failure.message, failure.details))
             raise failure from error
 
     def _end(self, failure: MemWalError | None) -> None:
-        """Let go of the rows; later reads raise `failure`, or find no more rows for None."""
+        """Release the rows; later reads raise `failure`, or return no more rows for None."""
         batches, self._batches, self._failure = self._batches, None, failure
         self._cancel = None
-        close = getattr(batches, "close", None)  # of a generator
+        close = getattr(batches, "close", None)  # if it is a generator
         if close is not None:
             close()
 
     def _refuse_if_read(self) -> None:
-        # pyarrow's reader gives an empty table here, which looks like an answer without rows.
+        # pyarrow's reader returns an empty table here, which looks like an answer without rows.
         if self._batches is None:
             raise self._failure.with_traceback(None) if self._failure is not None else Invalid(_READ)
 
     def __del__(self) -> None:
-        if hasattr(self, "_failure"):  # else __init__ failed
+        if hasattr(self, "_failure"):  # otherwise __init__ failed
             with suppress(Exception):
                 self.close()
 
@@ -184,8 +185,9 @@ def _trimmed(rows: RowStream, columns: list[str], skipped: int) -> Iterator[pa.R
 
 
 class _HandedOver:
-    """The rows for another library; the result is closed when that one drops them. (A generator that was never started
-    would not notice.)
+    """The rows for another library; closes the result when that library drops them.
+
+    Not a generator: one that was never started would not detect the drop.
     """
 
     def __init__(self, rows: RowStream) -> None:

@@ -1,5 +1,5 @@
-"""Checks rows as their region will, before they get there: as a put begins, in a client of several daemons, in Spark's
-tasks.
+"""Check rows as their region will, before they get there: at the start of a put, in a client of several daemons, in
+Spark's tasks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from memwal.memtable import Checked, MemTable, tombstones, with_tombstone
 
 
 class RowChecker:
-    """Brings rows into the form of a table's memtables, or refuses what they would refuse.
+    """Convert rows to the form of a table's memtables, or reject rows that a memtable would reject.
 
-    Thread safety. Any thread; immutable. Errors. InvalidRows or Invalid, naming column and row.
+    Thread safety. Any thread; immutable. Errors. InvalidRows or Invalid, with column and row.
     """
 
     def __init__(self, memtable: MemTable, required: Sequence[str], rules: WriteRules) -> None:
-        """`memtable`: an empty one with all of the table's indexes. `required`: columns outside the key that may not be
-        null.
+        """`memtable`: an empty one with all of the table's indexes.
+
+        `required`: columns outside the key that may not be null.
         """
         self._memtable, self._required, self._rules = memtable, tuple(required), rules
 
@@ -49,12 +50,13 @@ class RowChecker:
         self._memtable.check(tombstones(keys, self._memtable.schema))
 
     def checked(self, rows: pa.Table, size: int | None = None) -> Checked:
-        """Check rows that are whole already; the encoding of texts is not checked. `size`: their bytes."""
+        """Check rows that already have all columns, except the encoding of texts. `size`: their bytes."""
         return self._memtable.check(rows, size)
 
     def _required_among(self, columns: Collection[str]) -> tuple[str, ...]:
-        """Return the columns that must be in a put with `columns`: all of `required`; if missing columns are kept, only
-        those that the put has, and the version column.
+        """Return the columns that a put with `columns` must have.
+
+        These are all of `required`; if missing columns are kept, only those that the put has, and the version column.
         """
         if not keeps(self._memtable.key, self._rules.upsert):
             return self._required

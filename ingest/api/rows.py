@@ -1,4 +1,4 @@
-"""Converts rows in any form that callers have into Arrow tables; numbers their keys."""
+"""Convert callers' rows in any form to Arrow tables; number their keys."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from memwal.memtable import TOMBSTONE
 from memwal.wal.errors import first_line
 
 SURELY_SMALL = 1 << 20
-"""Buffers up to this many bytes count as the size of the rows, without a closer look."""
+"""Buffers up to this number of bytes count as the size of the rows, without an exact count."""
 Deletes = bool | npt.NDArray[np.bool_]
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 ROWS_NAMED = 300
-"""Most row numbers in an error: it travels as a response header, which has at most 8 KiB."""
+"""Maximum row numbers in an error: it travels as a response header of at most 8 KiB."""
 _REPEATED = 'an earlier row of the same put has the key, which the table refuses (on_duplicate = "fail")'
 
 
 def as_table(rows: Any, schema: pa.Schema, missing: Missing | None = "null") -> pa.Table:
     """Return `rows` as a `pa.Table`, without a copy if they are Arrow already.
 
-    `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) |
-    list of dicts, whose values take the types of `schema` (the base schema) by name. `missing`: as `missing_rule`;
-    unless it is "null", all dicts must have the same names, because a missing name differs from a null.
-    Arrow data is not validated. Raises: Invalid for another type, for rows that cannot be read, and for a value that
-    does not fit its column, which it names.
+    `rows`: pa.Table | RecordBatch | RecordBatchReader | anything with `__arrow_c_stream__` (pandas, polars, …) | list
+    of dicts, whose values take the types of `schema` (the base schema) by name. `missing`: as in `missing_rule`; unless
+    it is "null", all dicts must have the same names, because a missing name differs from a null. Arrow data is not
+    validated.
+    Raises: Invalid for another type, for rows that cannot be read, and, with the column, for a value that does not fit
+    it.
     """
     try:
         table = given_by("rows", rows, partial(_as_arrow, schema=schema, missing=missing))
@@ -54,7 +55,7 @@ def _as_arrow(rows: Any, schema: pa.Schema, *, missing: Missing | None) -> pa.Ta
     if isinstance(rows, pa.Table):
         return rows
     if _is_pandas_frame(rows) and rows.index.names == [None]:
-        # After a filter or a sort, Arrow would make a column of the index, which holds the old row numbers.
+        # After a filter or a sort, Arrow would add the index, which holds the old row numbers, as a column.
         return pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
@@ -76,7 +77,7 @@ def _streamed(rows: Any) -> pa.Table | None:
         return pa.RecordBatchReader.from_stream(rows).read_all()
     except pa.ArrowInvalid:
         if isinstance(rows, pa.ChunkedArray) or type(rows).__name__ == "Series":
-            return None  # a stream of values, not of rows; Arrow's reason would not say what is taken
+            return None  # a stream of values, not of rows; Arrow's reason would not name the accepted forms
         raise
 
 
@@ -150,7 +151,7 @@ def key_codes(keys: pa.Table) -> Places:
     """Return one number per row, equal exactly for equal keys: int64 [n]. Requires: no nulls."""
     codes = _column_codes(keys.column(0))
     for column in keys.columns[1:]:
-        # Numbered densely, the product of both is below the square of the rows, whatever the values are.
+        # With dense numbering the product of both is below the square of the number of rows, whatever the values.
         _, first = np.unique(codes, return_inverse=True)
         _, second = np.unique(_column_codes(column), return_inverse=True)
         codes = first.astype(np.int64) * (int(second.max(initial=0)) + 1) + second
@@ -172,9 +173,10 @@ def key_text(rows: pa.Table, key: Sequence[str], row: int) -> str:
 
 
 def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = False, *, refuse: bool) -> Mask:
-    """Return a mask of the rows of one put, bool [n]: False for a row whose key an earlier row puts, no delete between.
+    """Return a mask of the rows of one put, bool [n].
 
-    `refuse`: raise Invalid instead, naming the first such key and its two rows. Requires: key columns without nulls.
+    It is False for a row whose key an earlier row puts without a delete in between. `refuse`: raise Invalid instead,
+    with the first such key and its two rows. Requires: key columns without nulls.
     """
     codes, deleting = key_codes(rows.select(list(key))), np.broadcast_to(deletes, rows.num_rows)
     order = np.argsort(codes, kind="stable")

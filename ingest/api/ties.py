@@ -1,4 +1,4 @@
-"""The order of rows with equal scores: by key, or without a key by a hash of the columns that are returned. Pure.
+"""Order rows with equal scores: by key, or without a key by a hash of the returned columns. Pure.
 
 Every level of a table and every owner uses it. The order depends on the rows alone, so it stays the same when rows are
 flushed or committed, and does not depend on which owner answers first.
@@ -25,12 +25,12 @@ def in_rank(
 ) -> Places:
     """Return the places of the first `k` rows (None: all) by `scores`, the most significant first; NaN comes last.
 
-    `ties(places)`: the key of these rows, or without a key their returned columns; called only where rows tie.
-    `keyed`: whether it returns the key.
+    `ties(places)`: the key of these rows, or without a key their returned columns; called only if rows tie. `keyed`:
+    whether it returns the key.
     """
     order = np.lexsort(scores[::-1]) if len(scores) > 1 else np.argsort(scores[0], kind="stable")
     most = len(order) if k is None else min(k, len(order))
-    # tied[n]: whether the row at n equals the one before it. NaN ties with nothing.
+    # tied[n]: whether the row at n equals the previous one. NaN ties with nothing.
     tied = np.zeros(len(order) + 1, dtype=np.bool_)
     tied[1:-1] = True
     for each in scores:
@@ -38,7 +38,7 @@ def in_rank(
         tied[1:-1] &= sorted_scores[1:] == sorted_scores[:-1]
     if not tied[: most + 1].any():
         return order[:most]
-    # Rows behind the k-th that tie with it compete with it; others behind it do not matter.
+    # Rows after the k-th that tie with it compete with it; other later rows do not matter.
     last = most + int(np.argmin(tied[most:]))
     at = np.flatnonzero(tied[:last] | tied[1 : last + 1])
     ranks = np.zeros(last, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Tokens, which make a write exactly once, and the receipts that writes return.
+"""Define tokens, which make a write exactly once, and the receipts that writes return.
 
-A region remembers, per producer, the highest sequence it has applied; every WAL entry carries that map. A Spark
-query is a producer (its query id) whose sequence is the batch_id; a direct caller chooses a name and counts.
+A region remembers, per producer, the highest sequence it has applied; every WAL entry carries that map. A Spark query
+is a producer (its query id) whose sequence is the batch_id; a direct caller chooses a name and counts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _FORMS = "a token is 'name:number', (name, number) or memwal.Token; numbers of o
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Identity of one write: its `producer`, a name, and a `sequence`, from 0 to 2**63 - 1, that rises with each write
-    of the name.
+    """Identity of one write: its `producer`, a name, and a `sequence`, from 0 to 2**63 - 1, that increases with each
+    write of the name.
     """
 
     producer: str
     sequence: int
 
     def __post_init__(self) -> None:
-        """Raises: Invalid for wrong types or values: regions compare sequences and write both into every WAL entry."""
+        """Raise Invalid for wrong types or values: regions compare sequences and write both into every WAL entry."""
         if type(self.producer) is not str or type(self.sequence) is not int or not self.producer or self.sequence < 0:
             raise Invalid(f"token {brief(self.producer)}:{brief(self.sequence)}: {_FORMS}")
         if self.sequence > SEQUENCE_MAX:
@@ -50,13 +50,13 @@ class Token:
 
     @staticmethod
     def parse(value: Token | str | tuple[str, int] | None) -> Token | None:
-        """Parse a token in any form that the public API takes. Raises: Invalid for any other value."""
+        """Parse a token in any form that the public API accepts. Raises: Invalid for any other value."""
         if value is None or isinstance(value, Token):
             return value
         return Token(*_split(value))
 
     def __str__(self) -> str:
-        """Return the form that `parse` takes."""
+        """Return the form that `parse` accepts."""
         return f"{self.producer}:{self.sequence}"
 
 
@@ -67,19 +67,20 @@ def _split(value: str | tuple[str, int]) -> tuple[str, int]:
             return producer, int(digits)
         parts: Any = elements("token", value) or ()
         producer, sequence = parts
-        # Never int(): with times as numbers it would cut two puts within one second to the same number, and the second
-        # put would count as a repeat. NumPy's integers pass.
+        # Never int(): with times as numbers it would truncate two puts within one second to the same number, and the
+        # second put would count as a repeat. NumPy's integers pass.
         return producer, sequence if isinstance(sequence, bool) else index(sequence)
     except (ValueError, TypeError):
         raise Invalid(f"token {brief(value)}: {_FORMS}") from None
 
 
 def check_rises(token: Token, applied: Mapping[str, int | None]) -> None:
-    """Refuse a write with a sequence that went down: some regions would skip it as a repeat, others would apply it.
+    """Reject a write whose sequence decreased: some regions would skip it as a repeat, others would apply it.
 
     `applied`: per region that gets rows, the highest sequence of the producer that it has applied.
-    Such a write cannot be a retry: a producer uses a higher number only after all regions of a write have answered. So
-    if one region has applied a number above `token`, all regions of a retry have applied at least `token`.
+    A write with a lower sequence cannot be a retry: a producer uses a higher number only after all regions of a write
+    have answered. If one region has applied a number above `token`, all regions of a retry have applied at least
+    `token`.
     Raises: Invalid; nothing was written.
     """
     above = {region: number for region, number in applied.items() if number is not None and number > token.sequence}
@@ -95,7 +96,7 @@ def check_rises(token: Token, applied: Mapping[str, int | None]) -> None:
 
 
 class HighestTokens:
-    """The highest sequence that a client has written with, per producer; a higher one cannot go down.
+    """The highest sequence that a client has written with, per producer; a higher one cannot be a decrease.
 
     Thread safety. Any thread.
     """
@@ -104,11 +105,11 @@ class HighestTokens:
         self._highest: dict[str, int] = {}
 
     def rises(self, token: Token | None) -> bool:
-        """Whether `token` is higher than all tokens of its name that were `taken` before; False for the first one."""
+        """Return whether `token` is higher than all earlier `taken` tokens of its name; False for the first one."""
         return token is not None and token.sequence > self._highest.get(token.producer, token.sequence)
 
     def taken(self, token: Token | None) -> None:
-        """Remember `token`, whose write was acknowledged."""
+        """Record `token`, whose write was acknowledged."""
         if token is None:
             return
         if len(self._highest) >= _NAMES:
@@ -117,7 +118,7 @@ class HighestTokens:
 
 
 _NAMES = 1_000
-"""Most names that a client remembers."""
+"""Maximum names that a client remembers."""
 
 
 TokenLike = Token | str | tuple[str, int] | None
@@ -141,12 +142,12 @@ class RegionCounts:
 class Receipt:
     """The result of a put or delete.
 
-    `rows`: rows accepted; of a delete, rows that existed (`Table.delete` says when they are not known).
-    `applied`: whether any region applied rows in this call; False: all had applied the token
-    before. True also if an attempt of this call got no answer and the next attempt found it applied.
-    `positions`: WAL position per region id, 0 where the rows are not durable yet.
-    `skipped`: rows not stored because a row of their key is stored and stays (upsert = "insert") or is newer (version).
-    `regions`: counts per region id; rows that on_duplicate = "first" leaves out are in none.
+    - `rows`: rows accepted; for a delete, rows that existed (`Table.delete` documents when this is unknown).
+    - `applied`: whether any region applied rows in this call; False: all had applied the token before. True also if an
+      attempt of this call got no answer and the next attempt found it applied.
+    - `positions`: WAL position per region id, 0 if the rows are not durable yet.
+    - `skipped`: rows not stored, because the stored row of their key stays (upsert = "insert") or is newer (version).
+    - `regions`: counts per region id; they exclude rows that on_duplicate = "first" leaves out.
     """
 
     rows: int
@@ -182,8 +183,8 @@ class StreamReceipt:
 class Applied(NamedTuple):
     """Sequences of one producer that regions have applied.
 
-    `everywhere`: the highest that every region has applied; None if one has applied none. `newest`: the highest that
-    any region has applied; None if all have applied none.
+    `everywhere`: the highest that every region has applied; None if a region has applied none. `newest`: the highest
+    that any region has applied; None if no region has applied any.
     """
 
     everywhere: int | None

@@ -1,9 +1,9 @@
-"""Collects the explanation of one read, for whoever gave `explain`.
+"""Collect the explanation of one read for the caller's `explain`.
 
-1. A method of `Reads` that is given `explain` makes a `Watch` and hands it on; without `explain` it is None.
+1. A method of `Reads` with `explain` creates a `Watch` and passes it on; without `explain` it is None.
 2. Each process that answers adds one part to the watch: a table in this process its own, a client those that the
-   daemons send with their answers. A part is made when the answer is whole.
-3. When the answer is whole, the watch calls `explain` with the `Explanation`.
+   daemons send with their answers. A part is made when the answer is complete.
+3. When the answer is complete, the watch calls `explain` with the `Explanation`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Explain = Callable[[Explanation], object]
 
 
 class Watch:
-    """Collects the explanation of one read.
+    """Collect the explanation of one read.
 
     Thread safety. One thread at a time; `add` from any.
     """
@@ -39,8 +39,9 @@ class Watch:
         self._attempts, self._busy, self._since = 0, 0.0, clock.monotonic()
 
     def add(self, part: Callable[[float], ExplainedPart | None]) -> None:
-        """Add the part of a process that answers. It is called when the answer is whole, with the milliseconds of the
-        read; None: the process told nothing.
+        """Add the part of a process that answers.
+
+        It is called when the answer is complete, with the milliseconds of the read; None: the process sent no part.
         """
         self._parts.append(part)
 
@@ -49,13 +50,15 @@ class Watch:
         self._attempts, self._parts = self._attempts + 1, []
 
     def heard(self, endpoint: str) -> Callable[[Mapping[str, Any]], None]:
-        """Return what takes the explanation that the daemon at `endpoint` sends, as `Explanation.as_dict` gave it."""
+        """Return a receiver for the explanation that the daemon at `endpoint` sends, in the form of
+        `Explanation.as_dict`.
+        """
         sent: list[Mapping[str, Any]] = []
         self.add(lambda _: replace(Explanation.of(sent[0]).parts[0], endpoint=endpoint) if sent else None)
         return sent.append
 
     def ended(self, answer: T) -> T:
-        """Call `explain`, of a stream at its end, and return the answer."""
+        """Call `explain` (for a stream at its end) and return the answer."""
         self._pause()
         if isinstance(answer, RowStream):
             return RowStream(answer.schema, self._batches(answer), answer.close)  # type: ignore[return-value]
@@ -93,22 +96,22 @@ class Watch:
 
 
 def watching(read: str, level: str, explain: Explain | None) -> Watch | None:
-    """Return a watch that calls `explain`, None for None. Raises: Invalid if it is no function."""
+    """Return a watch that calls `explain`, None for None. Raises: Invalid if it is not a function."""
     if explain is None:
         return None
     if not callable(explain):
         raise Invalid(f"explain = {brief(explain)}: give a function that takes the explanation, such as explain=print")
-    # Imported here: this package is heavy, and reads that nobody explains do not need it.
+    # Imported here: this package is heavy, and reads without an explanation do not need it.
     from memwal.wal.clock import SystemClock
 
     return Watch(read, level, explain, SystemClock())
 
 
 def heard(watch: Watch | None, endpoint: str) -> Callable[[Mapping[str, Any]], None] | None:
-    """Return what takes the explanation of the daemon at `endpoint`; None without a watch."""
+    """Return a receiver for the explanation of the daemon at `endpoint`; None without a watch."""
     return None if watch is None else watch.heard(endpoint)
 
 
 def ended(watch: Watch | None, answer: T) -> T:
-    """Return `answer`, told to `watch`."""
+    """Return `answer`, reported to `watch`."""
     return answer if watch is None else watch.ended(answer)

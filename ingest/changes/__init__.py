@@ -1,1 +1,1 @@
-"""The change feed: inserts, updates and deletes in order, read from the log. README.md has the protocol."""
+"""Read the change feed: inserts, updates and deletes in order, from the log. README.md has the protocol."""

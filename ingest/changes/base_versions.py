@@ -1,18 +1,18 @@
-"""Finds the version of the base table that holds exactly what a region's log says up to some position.
+"""Find the version of the base table that holds exactly a region's log up to some position.
 
-A version records the highest committed generation of each region. But it may hold more than that: a commit deletes
-rows in a version of its own, before the version that records its progress (`flush.commits.committer`), and may crash in
-between. So a version is *exact* for a region, that is, it holds all rows of the region's committed generations and
-nothing of later ones, only if one of these is sure:
+A version records the highest committed generation of each region, but it may hold more: a commit deletes rows in a
+separate version, before the version that records its progress (`flush.commits.committer`), and may crash in between. A
+version is *exact* for a region if it holds all rows of the region's committed generations and nothing of later ones.
+This is certain only if one of these rules applies:
 
  1. It is the first version with this progress of the region. A commit of later generations reads this progress before
     its first write.
- 2. Nothing above the committed generation was published when it was opened: a commit takes published generations only.
- 3. It is older than the first entry above the committed generations, by an hour and by the clock of the storage. Only
-    where 1 cannot be shown, because the version before it was cleaned up: the region was idle for days.
+ 2. Nothing above the committed generation was published when it was opened: a commit takes only published generations.
+ 3. It is older than the first entry above the committed generations, by an hour and by the clock of the storage. Used
+    only if rule 1 cannot be checked, because the previous version was cleaned up: the region was idle for days.
 
 The routing counts as part of the progress: after a resize a region has other keys, and the version of the switch is the
-first one that holds what other regions had of them.
+first one that holds the rows which other regions had of these keys.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from memwal.flush.base.manifest import manifest_version
 from memwal.wal import Corrupt, ObjectStore
 
 Progress = tuple[int, int]
-"""Routing version and committed generation of a region; both never go back from one version to the next."""
+"""Routing version and committed generation of a region; both never decrease from one version to the next."""
 _NOT_SET_UP: Progress = (0, 0)
 _APART = 3600.0
 """Seconds of rule 3."""
 
 
 class VersionGone(Exception):
-    """A version was cleaned up after it was listed: list again. Never leaves this room."""
+    """A version was cleaned up after it was listed: list again. Never leaves this package."""
 
 
 class BaseVersions:
-    """The versions of a base table that storage had when this object was made.
+    """The versions of a base table on storage at the time of construction.
 
     Thread safety. One thread. Errors. All methods raise VersionGone, Corrupt, StoreUnavailable, StoreRefused.
     """
@@ -58,7 +58,7 @@ class BaseVersions:
         """Return the newest exact version of `routing` with at most generation `most` of `region` committed.
 
         `begun_after`: returns when the first entry above a generation was written, in seconds by the storage's clock;
-        None if that is unknown. Returns None where no version is sure to be exact.
+        None if unknown. Returns None if no version is certain to be exact.
         """
         last = bisect_right(self._numbers, (routing, most), key=lambda number: self._progress(number, region)) - 1
         if last < 0 or (held := self._progress(self._numbers[last], region))[0] != routing:
@@ -73,7 +73,7 @@ class BaseVersions:
         return self._view(older[-1]) if older else None
 
     def first_exact(self, region: UUID, routing: int, least: int) -> BaseTable | None:
-        """Return the oldest version that rule 1 shows to be exact, with at least generation `least` committed."""
+        """Return the oldest version that is exact by rule 1, with at least generation `least` committed."""
         at = bisect_left(self._numbers, (routing, least), key=lambda number: self._progress(number, region))
         if at < len(self._numbers) and not self._is_first(at):
             held = self._progress(self._numbers[at], region)
@@ -83,7 +83,7 @@ class BaseVersions:
         return self._view(self._numbers[at])
 
     def _is_first(self, at: int) -> bool:
-        """Whether the version before number `at` is kept, or there never was one."""
+        """Return whether the version before the one at index `at` is kept, or never existed."""
         number = self._numbers[at]
         return number == 1 or (at > 0 and self._numbers[at - 1] == number - 1)
 

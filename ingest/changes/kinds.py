@@ -1,13 +1,13 @@
-"""From rows of the log to changes: pure functions over the arrays of a group of rows.
+"""Derive changes from rows of the log: pure functions over the arrays of a group of rows.
 
-A row of the log is whole, and the newest row of a key counts (`ingest.region.resolve`). So the kind of its change
-depends only on the row before it of the same key: the one before it in the group, else the stored one.
+A row of the log is whole, and the newest row of a key counts (`ingest.region.resolve`). The kind of its change
+therefore depends only on the previous row of the same key: the previous one in the group, or else the stored one.
 
-    row            before       change
-    not a delete   none         insert
-    not a delete   a row        update
-    delete         a row        delete
-    delete         none         none: the key was absent, nothing changed
+    row            before     change
+    not a delete   none       insert
+    not a delete   a row      update
+    delete         a row      delete
+    delete         none       none: the key was absent, nothing changed
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kinds = npt.NDArray[np.int8]
 class KeyRuns:
     """The rows of a group sorted by key; rows of one key keep their order.
 
-    Thread safety. Immutable. Shapes: n rows, m different keys.
+    Thread safety. Immutable. Shapes: n rows, m distinct keys.
     """
 
     def __init__(self, keys: pa.Table) -> None:
@@ -60,9 +60,9 @@ def befores(runs: KeyRuns, deletes: Mask, stored: Places) -> Places:
 
 
 def after_images(before: Places, deletes: Mask) -> tuple[Places, Places, Kinds]:
-    """Return the changes with after-images: for each its row, the row that has its values, and its kind.
+    """Return the changes with after-images: for each its row, the row with its values, and its kind.
 
-    `before`: int64 [n], of `befores`. Rows in their order; a delete has the values of its own row: the key.
+    `before`: int64 [n], of `befores`. Rows keep their order; a delete has the values of its own row: the key.
     """
     rows = np.flatnonzero(~deletes | (before != NOWHERE))
     kinds = np.where(deletes, _DELETE, np.where(before == NOWHERE, _INSERT, _UPDATE))[rows].astype(np.int8)
@@ -70,7 +70,7 @@ def after_images(before: Places, deletes: Mask) -> tuple[Places, Places, Kinds]:
 
 
 def both_images(before: Places, deletes: Mask) -> tuple[Places, Places, Kinds]:
-    """As `after_images` with before-images: an update is two rows, a delete has the values that it deletes."""
+    """As `after_images`, with before-images: an update has two rows, a delete has the values that it deletes."""
     rows, _, kinds = after_images(before, deletes)
     updates = kinds == _UPDATE
     repeated = np.repeat(np.arange(len(rows)), np.where(updates, 2, 1))

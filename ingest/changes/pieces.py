@@ -1,7 +1,7 @@
-"""Pieces of change feeds for any number of callers, of this process or of clients of a daemon.
+"""Serve pieces of change feeds to any number of callers in this process or in clients of a daemon.
 
-A request names the position that it goes on from, so no state is needed between two. But a reader that has just read
-up to this position knows the stored rows of its keys; so the last few readers are kept, by request and position.
+A request names its start position, so no state is needed between two requests. But a reader that has just read up to
+this position knows the stored rows of its keys; the last few readers are therefore kept, by request and position.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memwal.ingest.errors import Invalid
 from memwal.wal.panics import panics_as_errors
 
 _KEPT = 4
-"""Readers kept: a feed that a client left costs its memory until this many others were read."""
+"""Number of readers kept: a feed that a client abandoned holds its memory until this many others were read."""
 
 
 class StoredChanges:
@@ -34,7 +34,7 @@ class StoredChanges:
 
     @panics_as_errors
     def piece(self, request: ChangesRequest) -> Piece:
-        """See `ChangesSource`. Raises: Invalid, `changes_gone` among it; wal and flush errors."""
+        """See `ChangesSource`. Raises: Invalid, including `changes_gone`; wal and flush errors."""
         with self._lock:
             reader = self._readers.pop(_name(request, request.since), None)
         if reader is None:
@@ -64,6 +64,7 @@ class StoredChanges:
 
 def _name(request: ChangesRequest, position: Position) -> object:
     regions = tuple(sorted(position.regions.items()))
-    # A reader has checked that the positions are of the table, and no later routing: so their ids are part of the name.
+    # A reader has checked that the positions belong to the table and to no later routing, so the table id and routing
+    # suffice.
     until = request.until and (request.until.table, request.until.routing)
     return request.images, request.columns, position.table, position.routing, regions, until

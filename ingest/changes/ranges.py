@@ -1,8 +1,8 @@
-"""Divides a feed into ranges that other processes read: where the next range ends, and its parts.
+"""Divide a feed into ranges that other processes read: the end of the next range, and its parts.
 
 A range is (start, end], two positions. It has the same changes whenever and wherever it is read, as long as they are
-kept. Within one routing, the changes of a key are in one region; so each region is a part that can be read beside the
-others. A range that crosses a resize is one part, because a key may have moved.
+kept. Within one routing, the changes of a key are in one region, so each region is a part that can be read in parallel.
+A range that crosses a resize is one part, because a key may have moved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memwal.memtable import TOMBSTONE
 from memwal.wal.entry_reader import EntryReader
 
 _AHEAD = 4
-"""Entries that are counted at a time where storage is remote."""
+"""Entries that are counted at a time if storage is remote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ChangeRanges:
 
     @property
     def base(self) -> BaseTable:
-        """The newest version of the table. Opened after `end`, it has every column of the entries up to there."""
+        """The newest version of the table. Opened after `end`, it has every column of the entries up to that end."""
         self._base = self._base.latest()
         return self._base
 
@@ -64,10 +64,11 @@ class ChangeRanges:
         return (earliest if at == "earliest" else latest)(self._base, self._store)
 
     def end(self, start: Position, until: Position, most: int | None) -> Position:
-        """Return the end of the range that begins at `start`: `until`, or earlier; `start` if no change may follow.
+        """Return the end of the range that begins at `start`: `until` or earlier; `start` if no change may follow.
 
-        `until`: a position of the same table that was the latest after `start` was. `most`: rows of the log in the
-        range, unless one entry has more; None: all up to `until`. With `most` this reads the entries of the range.
+        `until`: a position of the same table that was the latest at some time after `start` was. `most`: maximum log
+        rows in the range, unless one entry has more; None: all up to `until`. With `most` this reads the entries of the
+        range.
         """
         expect_same_table(self.base, start, "since")
         at, routing = dict(start.regions), start.routing
@@ -85,7 +86,7 @@ class ChangeRanges:
             raise gone_error(self._base, self._store, gone, at) from None
 
     def parts(self, start: Position, end: Position, images: str, columns: tuple[str, ...] | None) -> list[Part]:
-        """Return the parts of a range; none for an empty one."""
+        """Return the parts of a range; an empty list for an empty range."""
         if start.routing != end.routing:
             return [Part(ChangesRequest(start, end, images, columns))]
         return [
@@ -112,7 +113,7 @@ class ChangeRanges:
     def _walk(self, at: dict[UUID, int], ends: Mapping[UUID, int], most: int, start: Position) -> int:
         """Move `at` towards `ends`, one entry of each region in turn; return how many rows are left, 0 if it stopped.
 
-        It takes the first entry after `start` in any case.
+        The first entry after `start` is always included.
         """
         with ExitStack() as stack:
             turns = deque(

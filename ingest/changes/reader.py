@@ -1,4 +1,4 @@
-"""Reads the changes of a table from storage, piece by piece. The README has the protocol."""
+"""Read the changes of a table from storage, piece by piece. The README has the protocol."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from memwal.wal.layout import entry_key
 from memwal.wal.probing import newest_from
 
 _LOOK_FOR_LOSS = 10.0
-"""Seconds between two looks whether the entry that is waited for was deleted before it was read."""
+"""Seconds between two checks whether an awaited entry was deleted before it was read."""
 _LONGEST = 20.0
-"""Seconds after which a piece is returned as it is, even without rows. A client waits for it for a limited time, and
-what it gives up begins anew with the next request: on a busy machine a feed behind a resize would never go on."""
+"""Seconds after which a piece is returned as it is, even without rows. A client waits for a limited time, and its next
+request restarts an abandoned piece: on a busy machine a feed after a resize would never progress.
+"""
 _ATTEMPTS = 5
 _TOLD = 32
-"""Most regions of a position in an error: it travels as a response header, which has at most 8 KiB."""
+"""Maximum regions of a position in an error: the position travels as a response header of at most 8 KiB."""
 
 
 class ChangesReader:
-    """Reads the changes of one request from storage.
+    """Read the changes of one request from storage.
 
     Thread safety. One thread at a time. After an error it cannot be used any more.
     Invariants. (1) `position` covers exactly the changes that were returned. (2) All changes of a routing come before
@@ -55,9 +56,10 @@ class ChangesReader:
         request: ChangesRequest,
         ends: Mapping[UUID, int] | None = None,
     ) -> None:
-        """`base`: any version of the table. `ends`: the only regions to read, each with its last position; of the
-        routing of `since`. Without it the ends of all regions are found on storage.
+        """`base`: any version of the table.
 
+        `ends`: the only regions to read, each with its last position, in the routing of `since`; without it the ends of
+        all regions are read from storage.
         Raises: Invalid for a position of another table, or unknown columns.
         """
         self._store, self._clock, self._request = store, clock, request
@@ -76,11 +78,11 @@ class ChangesReader:
 
     @property
     def position(self) -> Position:
-        """Up to where changes were returned."""
+        """The position of the last returned change."""
         return Position(self._base.table_id, self._routing, dict(self._at))
 
     def next(self, until: Position | None) -> Piece:
-        """Return the next piece, at most up to `until`; None: up to now. It may have no rows, and more follow.
+        """Return the next piece, at most up to `until`; None: up to now. It may have no rows even if more follow.
 
         Raises: Invalid (`changes_gone`).
         """
@@ -98,7 +100,7 @@ class ChangesReader:
                     return Piece(self._form.schema.empty_table(), self.position, more)
         except Gone as gone:
             raise gone_error(self._base, self._store, gone, self._at) from None
-        except wal.Overtaken:  # entries of another log than that of the position: an entry that is missing is Gone
+        except wal.Overtaken:  # entries of another log than that of the position; a missing entry raises Gone
             raise _another_table(self._base, "since") from None
 
     def _read(self, region: UUID, end: int) -> pa.Table:
@@ -125,18 +127,19 @@ class ChangesReader:
         except Gone as gone:
             if gone.ahead:
                 raise
-            # A flush, a commit and a collection since the manifests were read: what they left tells the same changes.
+            # A flush, a commit and a collection ran since the manifests were read; the objects they left give the same
+            # changes.
             return self._opened(region, at, Starts(self._base.latest(), self._store))
 
     def _opened(self, region: UUID, at: int, starts: Starts) -> RegionChanges:
         return RegionChanges(self._store, region, self._form, starts.of(region, at, self._routing), at)
 
     def _over_fences(self, region: UUID, at: int, end: int) -> int:
-        """Return the position of the last fence (sentinel) after `at` that only fences precede, at most `end`; `at` if
-        none follows it.
+        """Return the last position, at most `end`, such that all entries after `at` up to it are fences (sentinels).
 
-        No stored row is needed to tell that they change nothing. A region that a resize is about to open has only
-        fences in the routing before, of which maybe no version is left that is exact for the region.
+        Returns `at` if no fence follows it directly. No stored row is needed to know that fences change nothing. A
+        region that a resize is about to open has only fences in the previous routing, and an exact version for that
+        routing may no longer exist.
         """
         with closing(EntryReader(self._store, region, self._form.codec).each(range(at + 1, end + 1))) as entries:
             for position, entry in enumerate(entries, at + 1):
@@ -145,7 +148,7 @@ class ChangesReader:
         return end
 
     def _renewed(self, region: UUID, changes: RegionChanges, stored: StoredRows, at: int) -> RegionChanges:
-        """Return the region read from a newer base version, if one holds more of it, to bound what is in memory."""
+        """Return the region read from a newer base version, if one holds more of it, to limit the rows in memory."""
         newest = self._base.latest()
         if stored.base is None or newest.committed.get(region, 0) == stored.base.committed.get(region, 0):
             return changes
@@ -155,17 +158,17 @@ class ChangesReader:
             return changes
 
     def _end(self, region: UUID, until: Position | None) -> int:
-        """Return up to where `region` is read now."""
+        """Return the position where the present read of `region` ends."""
         end = self._ends[region]
         if until is None or until.routing > self._routing:
             return end
         return min(end, until.regions.get(region, 0)) if until.routing == self._routing else 0
 
     def _look(self, until: Position | None) -> bool:
-        """Find out up to where there are changes; return whether there are any, or a next routing.
+        """Update the end of the readable changes of each region; return whether there are any, or a next routing.
 
-        The ends of the logs are found before the base is opened. So entries up to there have no columns that this base
-        lacks, and where its routing is the one that is read, they were all routed by it.
+        The ends of the logs are read before the base table is opened, so entries up to there have no columns that this
+        version lacks. If its routing is the one being read, it routed all of them.
         """
         if self._known:
             return False
@@ -202,7 +205,9 @@ class ChangesReader:
         return all(self._at.get(region, 0) >= end for region, end in until.regions.items())
 
     def _tip(self, region: UUID) -> int:
-        """Return the newest position of `region`. A request, more only if entries are new or might have been lost."""
+        """Return the newest position of `region`. Makes one request, more only if entries are new or may have been
+        lost.
+        """
         at, suffix = self._at.get(region, 0), self._base.codec.suffix
 
         def exists(position: int) -> bool:
@@ -249,7 +254,7 @@ def _another_table(base: BaseTable, name: str) -> Invalid:
 
 
 def gone_error(base: BaseTable, store: wal.ObjectStore, gone: Gone, at: Mapping[UUID, int]) -> Invalid:
-    """Return what callers see of `gone`. `at`: up to where each region was read."""
+    """Return the caller's error for `gone`. `at`: the position that each region was read to."""
     uri = base.uri
     if gone.ahead:
         return Invalid(
@@ -274,13 +279,13 @@ def gone_error(base: BaseTable, store: wal.ObjectStore, gone: Gone, at: Mapping[
 
 
 def latest(base: BaseTable, store: wal.ObjectStore) -> Position:
-    """Return the position after every change that was durable when it was called. A few requests per region."""
+    """Return the position after every change that was durable at the call. Makes a few requests per region."""
     at_once = AT_ONCE if store.remote else 1
     return _of_one_routing(base, store, lambda starts, region: starts.tip(region), at_once)
 
 
 def earliest(base: BaseTable, store: wal.ObjectStore) -> Position:
-    """Return the oldest position that can be read from. Raises: Unavailable if there is none now."""
+    """Return the oldest readable position. Raises: Unavailable if no position is readable now."""
 
     def oldest(starts: Starts, region: UUID) -> int:
         position = starts.earliest(region)

@@ -1,4 +1,4 @@
-"""The changes of one region, from one position of its log to another."""
+"""Read the changes of one region, from one position of its log to another."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from memwal.wal.records import Entry
 
 ROWS_MAX = 65_536
 BYTES_MAX = 32 << 20
-"""A piece ends at the first batch of the log with which it reaches one of these."""
+"""A piece ends at the first batch of the log that reaches one of these limits."""
 _AHEAD = 8
-"""Entries that are read at a time where storage is remote."""
+"""Entries that are read at a time if storage is remote."""
 _OVERLAY_MAX = 128 << 20
-"""Bytes of keys, or rows for both images, above which a region is read from a newer base version."""
+"""Maximum bytes of keys, or of rows for both images; a larger region is read from a newer base version."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the changes of a table consist of.
+    """The form of a table's changes.
 
     Thread safety. Immutable.
     """
@@ -49,9 +49,9 @@ class Form:
     shape: Shape
     key: tuple[str, ...]
     columns: tuple[str, ...]
-    """The columns of the changes, those of the key among them, in the order of the table."""
+    """The columns of the changes, including the key, in the order of the table."""
     both: bool
-    """Whether before-images are told."""
+    """Whether before-images are included."""
     wal_format: WalFormat
 
     @property
@@ -66,7 +66,7 @@ class Form:
 
     @property
     def stored(self) -> pa.Schema:
-        """What has to be known of stored rows, as a row schema."""
+        """The columns needed of stored rows, as a row schema."""
         return self.of((*(self.columns if self.both else self.key), TOMBSTONE))
 
     @property
@@ -94,11 +94,11 @@ class StoredRows:
 
     @property
     def is_large(self) -> bool:
-        """Whether the part that is in memory should be replaced by a newer base version."""
+        """Whether a newer base version should replace the part in memory."""
         return self._log.bytes > _OVERLAY_MAX
 
     def apply(self, rows: pa.Table) -> None:
-        """Take rows of the log: the columns of the changes and `_tombstone`."""
+        """Apply rows of the log: the columns of the changes and `_tombstone`."""
         self._log.apply(rows.select([*self._names, TOMBSTONE]).cast(self._columns.schema))
 
     def live(self, keys: pa.Table) -> tuple[Places, pa.Table]:
@@ -122,7 +122,7 @@ class StoredRows:
         return at, pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def _committed(self, keys: pa.Table) -> tuple[pa.Table, Places]:
-        """Return the rows of the base version with a key among `keys`, and the number of the key of each."""
+        """Return the base rows whose key is among `keys`, and the number of the key of each."""
         base = self.base
         if base is None or not base.dataset.count_rows():
             return self._columns.no_rows.select(self._names), np.empty(0, np.int64)
@@ -135,13 +135,13 @@ class StoredRows:
 
 
 class RegionChanges:
-    """Reads the changes of one region in order.
+    """Read the changes of one region in order.
 
     Thread safety. One thread. After an error it cannot be used any more.
     """
 
     def __init__(self, store: ObjectStore, region: UUID, form: Form, start: Start, position: int) -> None:
-        """Read the log up to `position`, after which changes are wanted. Raises: Gone, wal errors."""
+        """Read the log up to `position`, the start of the wanted changes. Raises: Gone, wal errors."""
         self._region, self._form, self._key = region, form, list(form.key)
         codec = form.codec
         self._alone = EntryReader(store, region, codec, log_id=start.log_id)
@@ -156,9 +156,10 @@ class RegionChanges:
             self._take(position)
 
     def read(self, to: int) -> pa.Table:
-        """Return the next changes, at most up to position `to`; none where the entries read have none. Moves `at`.
+        """Return the next changes, at most up to position `to`; an empty table if the entries read have none. Advances
+        `at`.
 
-        Raises: Gone where an entry was deleted; wal errors; errors of Lance.
+        Raises: Gone if an entry was deleted; wal errors; errors of Lance.
         """
         visible = self._take(to)
         if not visible:
@@ -194,8 +195,10 @@ class RegionChanges:
         return changes
 
     def _take(self, to: int) -> list[tuple[int, Entry]]:
-        """Read entries up to `to`, or until they fill a piece. Return those that became visible, with the position at
-        which they did; entries at or below the first position only change what is stored.
+        """Read entries up to `to`, or until they fill a piece; return those that became visible.
+
+        Each is returned with the position at which it became visible. Entries at or below the first position only
+        update the stored rows.
         """
         reader = self._ahead if to - self.at > 1 else self._alone
         visible: list[tuple[int, Entry]] = []

@@ -1,8 +1,8 @@
-"""Where the log of a region has to be read from, so that the changes after a position can be told.
+"""Find where the log of a region must be read from to report the changes after a position.
 
  1. The newest manifest version whose `replay_after` is at or below the position names the generations that end there.
  2. Of these, the base table holds some in a version that is exact for the region (`base_versions`).
- 3. The log is replayed from where these generations end up to the position. What it says shadows that version.
+ 3. The log is replayed from the end of these generations up to the position. Its rows shadow that version.
 
 A table without a key needs no stored rows: only step 1, whose `replay_after` never lies inside a batch of entries.
 """
@@ -24,8 +24,10 @@ _LISTINGS = 5
 
 
 class Gone(Exception):
-    """Changes of `region` after `position` are no longer kept. `ahead`: the log does not reach `position` at all.
-    Never leaves this room."""
+    """Changes of `region` after `position` are no longer kept.
+
+    `ahead`: the log does not reach `position` at all. Never leaves this package.
+    """
 
     def __init__(self, region: UUID, position: int, *, ahead: bool = False) -> None:
         super().__init__(f"region {region}: position {position}")
@@ -34,7 +36,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True)
 class Start:
-    """Where the log of a region is read from."""
+    """The start for reading the log of a region."""
 
     after: int
     """Entries above this position are read."""
@@ -45,7 +47,7 @@ class Start:
 
 
 class Starts:
-    """Finds where regions can be read from, by what storage has now.
+    """Find where regions can be read from, in the present state of storage.
 
     Thread safety. One thread; `tip` any. Errors. All methods raise Corrupt, StoreUnavailable, StoreRefused.
     """
@@ -57,15 +59,15 @@ class Starts:
         self._versions: BaseVersions | None = None
 
     def tip(self, region: UUID, known: int = 0) -> int:
-        """Return the newest WAL position of `region`, 0 for none. `known`: one that exists."""
+        """Return the newest WAL position of `region`, 0 if the log is empty. `known`: a position that exists."""
         manifest = ManifestStore(self._store, region).latest()
         return 0 if manifest is None else self._tip(region, manifest, known)
 
     def expect_reached(self, since: Mapping[UUID, int], until: Mapping[UUID, int]) -> None:
-        """Raise Gone if the log of a region never reached its position in `since`, which is of the routing of `until`.
+        """Raise Gone if the log of a region never reached its position in `since`, which has the routing of `until`.
 
-        `until`: positions that exist. Asks only for regions that `since` has behind them: the table was put back, or
-        the caller chose an earlier `until`.
+        `until`: positions that exist. Makes requests only for regions whose position in `since` is the later one: the
+        table was restored, or the caller chose an earlier `until`.
         """
         for region, position in since.items():
             if position > until.get(region, 0):
@@ -75,7 +77,7 @@ class Starts:
                 self._expect_reached(region, position, manifest)
 
     def end_of_routing(self, region: UUID, routing: int, position: int) -> int:
-        """Return the last position of `region` whose rows were routed by `routing`, which is over.
+        """Return the last position of `region` whose rows were routed by `routing`, which has ended.
 
         Raises: Gone if the manifests that show it are no longer kept.
         """
@@ -83,17 +85,18 @@ class Starts:
         opened = history.first(lambda manifest: manifest.spec_id > routing)
         if history.newest is None:
             return position
-        if opened is None:  # sealed for good
+        if opened is None:  # sealed permanently
             return self._tip(region, history.newest, position)
         before = history.last_before(lambda manifest: manifest.spec_id > routing)
         if before is None and not history.is_whole():
             raise Gone(region, position)
-        if before is not None and before.spec_id < routing:  # `routing` did not have it, the next one has it again
+        # `routing` did not have the region, the next one has it again
+        if before is not None and before.spec_id < routing:
             return position
-        return max(position, opened.last_seen)  # the sentinel of the claim that opened it by the next routing
+        return max(position, opened.last_seen)  # the sentinel of the claim that opened it under the next routing
 
     def of(self, region: UUID, position: int, routing: int) -> Start:
-        """Return where to read from, for the changes of `region` after `position`. Raises: Gone."""
+        """Return where to start reading for the changes of `region` after `position`. Raises: Gone."""
         newest, history = self._newest, ManifestHistory(self._store, region)
         if history.newest is None:
             if position:
@@ -115,7 +118,7 @@ class Starts:
         return Start(min(after, position), base, log_id)
 
     def earliest(self, region: UUID) -> int | None:
-        """Return the oldest position of the present routing whose changes can be read; None where there is none now."""
+        """Return the oldest position of the present routing whose changes can be read now, or None."""
         newest, history = self._newest, ManifestHistory(self._store, region)
         if history.newest is None:
             return 0
@@ -149,16 +152,19 @@ class Starts:
         return newest_from(lambda position: self._store.exists(entry_key(region, position, self._suffix)), start)
 
     def _expect_reached(self, region: UUID, position: int, manifest: RegionManifest) -> None:
-        """Raise Gone where the log of `region` never reached `position`. `manifest`: one that was the newest."""
+        """Raise Gone if the log of `region` never reached `position`. `manifest`: one that was the newest."""
         if position <= _reached(manifest) or self._store.exists(entry_key(region, position, self._suffix)):
             return
-        # It may have been flushed and collected since `manifest` was read; a newer one says so then.
+        # The entry may have been flushed and collected since `manifest` was read; a newer manifest shows it then.
         newest = ManifestStore(self._store, region).latest(manifest)
         if newest is None or position > _reached(newest):
             raise Gone(region, position, ahead=True)
 
     def _holds_all(self, region: UUID, manifest: RegionManifest, published: int) -> bool:
-        """Rule 2 of `base_versions` for the newest version: `manifest` was read after it was opened."""
+        """Return whether rule 2 of `base_versions` applies to the newest version.
+
+        `manifest` was read after that version was opened.
+        """
         return self._newest.committed.get(region, 0) == manifest.current_generation - 1 == published
 
     def _exact(self, region: UUID, routing: int, published: int, history: ManifestHistory) -> BaseTable | None:
@@ -182,8 +188,10 @@ class Starts:
         return self._versions
 
     def _kept_after(self, region: UUID, tip: int) -> int:
-        """Return the position above which every entry is kept. Fences below it stay too, alone; an entry behind `tip`
-        is no part of this log."""
+        """Return the last position without an entry: every later entry up to `tip` is kept.
+
+        Single fences below it stay too; an entry above `tip` is not part of this log.
+        """
         parsed = (parse_entry_key(key) for key in self._store.list(wal_prefix(region)))
         kept = {key.position for key in parsed if key is not None}
         low = max((position for position in kept if position <= tip), default=0)
@@ -198,7 +206,9 @@ def _reached(manifest: RegionManifest) -> int:
 
 
 def _end_of(history: ManifestHistory, generation: int) -> int | None:
-    """Return a position with all rows of `generation` at or below it, and those of later ones above it; None where no
-    kept manifest tells."""
+    """Return a position with all rows of `generation` at or below it, and those of later ones above it.
+
+    Returns None if no kept manifest shows it.
+    """
     manifest = history.last_before(lambda manifest: manifest.current_generation > generation + 1)
     return manifest.replay_after if manifest and manifest.current_generation == generation + 1 else None

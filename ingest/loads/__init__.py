@@ -1,1 +1,1 @@
-"""Rows of files, checked for a load past the log. README.md has the modules and decisions."""
+"""Check rows of files for a load past the log. README.md has the modules and decisions."""

@@ -1,8 +1,7 @@
-"""The rows of files, checked as a put checks them, for a load: once before anything is written, and each time they are
-read again.
+"""Check the rows of files as a put does, for a load: once before anything is written, and again at each further read.
 
-Memory holds some thousand rows, and of a table with a key the keys of all rows: they tell which of several rows with
-one key counts, and that the files are still the same when they are read again.
+Memory holds some thousand rows and, for a table with a key, the keys of all rows. The keys decide which of several rows
+with one key counts, and show that the files are unchanged when they are read again.
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ _ROW = re.compile(r"\brow (\d+)\b")
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """What the check of files found."""
+    """The result of checking files."""
 
     rows: RowsToLoad
     read: int
-    """Rows of the files."""
+    """Number of rows in the files."""
     duplicates: int
-    """Of these, rows whose key another row has, which counts in their place."""
+    """Number of these rows that another row with the same key replaces."""
 
 
 def check_rules(base: BaseTable) -> None:
-    """Raise Invalid for a table whose rules a load cannot follow, since it replaces the rows of its keys, and for one
-    with a column that memwal cannot hold.
+    """Raise Invalid for a table whose write rules a load cannot follow, because a load replaces the rows of its keys.
+
+    Also for a table with a column that memwal cannot hold.
     """
     if base.puts_rejected is not None:
         raise Invalid(f"{base.uri}: no rows are accepted: {base.puts_rejected}")
@@ -61,13 +61,13 @@ def check_files(
 ) -> CheckedRows:
     """Read and check every row of `files` for the table `base`. `missing`: None or "null", as of a put.
 
-    Raises: Invalid for the first wrong row, naming file, row (from 1) and column.
+    Raises: Invalid for the first wrong row, with file, row (from 1) and column.
     """
     reader, keys, numbers = _Reader(base, files, tell, missing), list[pa.Table](), list[int]()
     for rows in reader.read():
         numbers.append(rows.num_rows)
         if base.key:
-            # Copied: a column of an Arrow file is a slice of the whole batch, which would stay in memory with it.
+            # Copied: a column of an Arrow file is a slice of the whole batch, and would keep the batch in memory.
             keys.append(rows.select(list(base.key)).take(pa.array(np.arange(rows.num_rows))))
     read = sum(numbers)
     if not base.key:
@@ -81,9 +81,9 @@ def check_files(
 
 
 def _counting(keys: pa.Table, base: BaseTable, reader: _Reader) -> npt.NDArray[np.bool_]:
-    """Return which rows count, bool [rows]: of several with one key the last one or the first, by the table's rule.
+    """Return which rows count, bool [rows]: the last or the first row of each key, by the table's rule.
 
-    Raises: Invalid where the rule is to refuse such keys.
+    Raises: Invalid if the rule rejects equal keys.
     """
     counts = np.zeros(keys.num_rows, dtype=np.bool_)
     if not keys.num_rows:
@@ -106,7 +106,7 @@ def _counting(keys: pa.Table, base: BaseTable, reader: _Reader) -> npt.NDArray[n
 
 
 class _Reader:
-    """Reads and checks the files from the first to the last, any number of times. Thread safety. One thread."""
+    """Read and check the files from first to last, any number of times. Thread safety. One thread."""
 
     def __init__(self, base: BaseTable, files: Sequence[InputFile], tell: Tell, missing: Missing | None) -> None:
         memtable = MemTable(row_schema(base.schema, base.key), base.key, base.indexes, generation=0)
@@ -115,7 +115,7 @@ class _Reader:
         self._required, self._missing = base.required, missing_rule(missing, base.key, base.rules.upsert)
         self._columns = CallersColumns(base.schema.names)
         self._ends: list[int] = []
-        """Rows up to the end of each file."""
+        """Cumulative number of rows at the end of each file."""
 
     def read(self) -> Iterator[pa.Table]:
         """Yield all rows in base schema, checked."""
@@ -132,9 +132,9 @@ class _Reader:
     def again(
         self, number: int, keys: pa.Table | None = None, counts: npt.NDArray[np.bool_] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows once more, those in `counts` only, in a form that Lance takes.
+        """Yield the rows once more, only those in `counts`, in a form that Lance accepts.
 
-        `number`, `keys`: of all rows when they were read first. Raises: Invalid where they are no longer the same.
+        `number`, `keys`: of all rows at the first read. Raises: Invalid if they have changed.
         """
         read = 0
         for rows in self.read():
@@ -148,7 +148,7 @@ class _Reader:
             raise changed(self._files[-1].name)
 
     def place(self, row: int) -> str:
-        """Return where a row is, for a message: `row 3 of a.csv`."""
+        """Return the location of a row, for a message: `row 3 of a.csv`."""
         at = next(at for at, end in enumerate(self._ends) if row < end)
         return f"row {row - (self._ends[at - 1] if at else 0) + 1:,} of {self._files[at].name}"
 

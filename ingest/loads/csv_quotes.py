@@ -1,9 +1,9 @@
-"""The text of a CSV file on its way to Arrow's reader, refused where its quotes do not match.
+"""Pass the text of a CSV file to Arrow's reader, and reject unmatched quotes.
 
-Arrow guesses there, and tells nothing: a quote that never closes takes the lines behind it into its value, and `"x"y`
-becomes `xy`. By RFC 4180 a value that begins with a quote ends with one, in front of a separator, a line end or the end
-of the file, and quotes inside of it are doubled. A quote inside of a value that begins without one (`5" pipe`) is taken
-as it is, as by Arrow.
+Arrow's reader guesses and reports no error: an unclosed quote takes the following lines into its value, and `"x"y`
+becomes `xy`. By RFC 4180 a value that begins with a quote ends with one, followed by a separator, a line end or the end
+of the file, and quotes inside it are doubled. A quote inside a value that begins without one (`5" pipe`) is kept, as in
+Arrow.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ import pyarrow as pa
 from memwal.ingest.errors import Invalid
 
 _VALUE = rb'"[^"]*+(?:""[^"]*+)*+'
-"""A quoted value, up to where only a closing quote can follow."""
+"""A quoted value, up to the point where only a closing quote can follow."""
 _MATCHED = re.compile(rb'(?:[^"]*+(?:(?<=[,\r\n])' + _VALUE + rb'"(?=[,\r\n])|(?<![,\r\n])"))*+[^"]*+')
-"""From the end of a value on: text whose quotes match. Possessive, so each byte is looked at once."""
+"""From the end of a value: text whose quotes match. Possessive, so each byte is examined once."""
 _BEGUN = re.compile(_VALUE + rb'"?\Z')
-"""A quoted value of which the end may be still to come."""
+"""A quoted value whose end may not have been read yet."""
 _SHOWN = 40
 """Bytes of a value in a message."""
 
 
 class MatchedQuotes:
-    """A stream of CSV for `pyarrow.PythonFile`, whose reads fail at a quote that does not match.
+    """A stream of CSV for `pyarrow.PythonFile`, whose reads fail at an unmatched quote.
 
-    `name`: of the file, for messages; `longest`: bytes of a quoted value that are looked at for its end.
+    `name`: of the file, for messages. `longest`: maximum bytes of a quoted value searched for its end.
     """
 
     def __init__(self, stream: pa.NativeFile, name: str, longest: int) -> None:
         self._stream, self._name, self._longest = stream, name, longest
         self._rest = b""
-        """What was read and is not known to match, behind one byte that is."""
+        """Bytes that were read and are not known to match, after one byte that is."""
         self._lines = 0
-        """Lines that end in front of `_rest`."""
+        """Number of lines that end before `_rest`."""
         self.closed = False
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes, fewer at the end. Raises: OSError; Invalid naming the line of a wrong quote."""
+        """Return the next `size` bytes, fewer at the end. Raises: OSError; Invalid with the line of a wrong quote."""
         data = b""
         while len(data) < size and (more := self._stream.read(size - len(data))):
             data += more
         before, fresh = self._rest, data
-        if not before:  # A file begins like a line behind another.
+        if not before:  # The start of a file is treated as the start of a line.
             before, fresh = b"\n", data.removeprefix(codecs.BOM_UTF8)
         at_end = len(data) < size
         self._check(before + fresh + (b"\n" if at_end else b""), at_end)
@@ -70,6 +70,6 @@ class MatchedQuotes:
 
 
 def _matched(text: bytes) -> int:
-    """Return up to where the quotes of `text` match; at least 1, as the first byte does."""
+    """Return the end of the part of `text` whose quotes match; at least 1, because the first byte matches."""
     found = _MATCHED.match(text) if b'"' in text else None
     return found.end() if found else len(text)

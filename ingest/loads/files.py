@@ -1,7 +1,8 @@
-"""Which files a load reads: names and globs, local and on S3, with their formats and what tells that one changed.
+"""Find the files that a load reads: names and globs, local and on S3, with their formats and a state that detects
+changes.
 
-A file is of the format that its name ends in, a directory with `_versions` in it is a Lance table. `.gz` and `.zst` may
-follow the endings of texts. A Lance table is read at the version that is its newest now.
+The ending of a file's name decides its format; a directory that contains `_versions` is a Lance table. `.gz`, `.bz2`
+and `.zst` may follow the endings of text formats. A Lance table is read at the version that is its newest now.
 """
 
 from __future__ import annotations
@@ -56,21 +57,21 @@ class InputFile:
     """
 
     name: str
-    """As it is named in messages."""
+    """Its name in messages."""
     format: Format
     path: str
-    """In `filesystem`; the address of a Lance table."""
+    """Path in `filesystem`; the address of a Lance table."""
     filesystem: Any
     storage_options: Mapping[str, str]
     state: tuple[Any, ...]
-    """Size and time of its last change, or the version of a Lance table: what differs once it was changed."""
+    """Size and modification time, or the version of a Lance table: differs after a change."""
 
     def opened(self) -> pa.NativeFile:
         """Open the file for random access. Raises OSError."""
         return self.filesystem.open_input_file(self.path)
 
     def streamed(self) -> pa.NativeFile:
-        """Open the file as a stream; what its ending says is decompressed. Raises OSError."""
+        """Open the file as a stream, decompressed according to its ending. Raises OSError."""
         return self.filesystem.open_input_stream(self.path)
 
     def dataset(self) -> lance.LanceDataset:
@@ -78,7 +79,7 @@ class InputFile:
         return lance.dataset(self.path, version=self.state[0], storage_options=dict(self.storage_options) or None)
 
     def expect_unchanged(self) -> None:
-        """Raise Invalid if the file is no longer the one that was found."""
+        """Raise Invalid if the file changed since it was found."""
         if self.format != "lance" and _state(self.filesystem.get_file_info(self.path)) != self.state:
             raise changed(self.name)
 
@@ -89,7 +90,7 @@ def changed(name: str) -> Invalid:
 
 
 def find_files(patterns: Sequence[str], form: str | None, storage_options: Mapping[str, str]) -> list[InputFile]:
-    """Return the files that `patterns` name, in their order, those of a glob by name.
+    """Return the files that `patterns` name, in their order; the files of a glob are sorted by name.
 
     `form`: format of all of them; None: by their endings. `storage_options`: of the table; used for s3:// too.
     Raises: Invalid with every problem.
@@ -109,8 +110,9 @@ def find_files(patterns: Sequence[str], form: str | None, storage_options: Mappi
 
 
 def token_of(files: Sequence[InputFile]) -> str:
-    """Return a token made of the contents of `files`, in their order: the same for the same contents, wherever they
-    are. Reads every file once; of a Lance table the list of its data files. Raises Invalid naming the file.
+    """Return a token of the contents of `files`, in their order: equal for equal contents, wherever they are.
+
+    Reads every file once; for a Lance table, the list of its data files. Raises Invalid with the file.
     """
     whole = hashlib.sha256()
     for file in files:
@@ -135,7 +137,7 @@ def _contents(file: InputFile) -> Iterator[bytes]:
 
 
 def _names(pattern: str, storage_options: Mapping[str, str]) -> list[str]:
-    """Return the files that a name or glob means. Raises: Invalid."""
+    """Return the files that match a name or glob. Raises: Invalid."""
     scheme, is_url, _ = pattern.partition("://")
     if is_url and scheme not in ("s3", "file"):
         raise Invalid(f"{pattern}: files are read from local paths and s3:// only")
@@ -189,7 +191,7 @@ def _table(name: str, path: str, system: Any, storage_options: Mapping[str, str]
 
 
 def _expect_all_committed(name: str, address: str, storage_options: Mapping[str, str]) -> None:
-    """Raise Invalid if the table has rows that were acknowledged and are not in the version that is read."""
+    """Raise Invalid if the table has acknowledged rows that are not in the version to read."""
     try:
         base = BaseTable.open(address, storage_options)
     except NotInitialised:
@@ -212,7 +214,7 @@ def _format(name: str, form: str | None) -> Format:
 
 
 def _filesystem(bucket: str, storage_options: Mapping[str, str]) -> fs.FileSystem:
-    """Return S3 by the options of the table, else of the environment. Raises StoreRefused."""
+    """Return S3 by the options of the table, or of the environment. Raises StoreRefused."""
     options = read_options(storage_options, bucket, os.environ)
     scheme, _, host = (options.endpoint or "https://").partition("://")
     given: dict[str, Any] = {
@@ -236,7 +238,7 @@ def _state(info: fs.FileInfo) -> tuple[Any, ...]:
 
 
 def _asked(name: str, ask: Any) -> Any:
-    """Return `ask()`. Raises: Invalid for a file that cannot be looked at."""
+    """Return `ask()`. Raises: Invalid for a file that cannot be accessed."""
     try:
         return ask()
     except (OSError, ValueError) as error:

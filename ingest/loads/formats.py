@@ -1,8 +1,8 @@
-"""Reads files as tables of some thousand rows each; texts of CSV and NDJSON as strictly as values of Kafka.
+"""Read files as tables of some thousand rows each; parse texts of CSV and NDJSON as strictly as values of Kafka.
 
-Parquet, Arrow and Lance have types of their own: their columns are handed on as they are, and the check of a put
-decides whether they fit (`memtable.conversion`). CSV has texts only, and an empty value without quotes is null. NDJSON
-is one object per line. Both become values by `mapping.values`: nothing is guessed, cut off or rounded.
+Parquet, Arrow and Lance have types: their columns are passed on unchanged, and the check of a put decides whether they
+fit (`memtable.conversion`). CSV has only texts, and an empty unquoted value is null. NDJSON is one object per line.
+`mapping.values` converts both: it never guesses, truncates or rounds.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
 ROWS = 8192
-"""Most rows of a table."""
+"""Maximum rows of a table."""
 _BLOCK = 4 << 20
 """Bytes of text read at once."""
 
 
 def tables(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of `file` in order, always the same way; `schema`: of the table that they are for.
+    """Yield the rows of `file` in order, the same at every call. `schema`: of the target table.
 
-    Raises: Invalid naming file, row (from 1) and column.
+    Raises: Invalid with file, row (from 1) and column.
     """
     read = 0
     try:
@@ -100,7 +100,7 @@ def _csv(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _checked_csv(file: InputFile) -> pa.PythonFile:
-    # Arrow refuses by itself what does not end in the block behind the one that it begins in.
+    # Arrow itself rejects a value that does not end in the block after the one where it begins.
     return pa.PythonFile(MatchedQuotes(file.streamed(), file.name, longest=2 * _BLOCK), mode="r")
 
 
@@ -150,7 +150,7 @@ def _lines(opened: pa.NativeFile) -> Iterator[list[bytes]]:
 def _of_objects(
     file: InputFile, read: int, lines: list[bytes], schema: pa.Schema
 ) -> Mapping[str, tuple[pa.Array, Problems]]:
-    """Return the columns of JSON objects one by one, with the reason for each value that does not fit."""
+    """Return the columns of JSON objects, with the reason for each value that does not fit."""
     rows = documents(lines, json_decoder(schema.types), "none", "the line")
     for number, row in enumerate(rows):
         if row.problem is not None:

@@ -1,4 +1,4 @@
-"""Rows that a region's log or SSTs hold and the base table does not, as storage tells."""
+"""Detect, on storage, rows that a region's log or SSTs hold and the base table does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def tip(base: flush.BaseTable, store: wal.ObjectStore, region: UUID) -> int:
 
 
 def holds_rows(base: flush.BaseTable, store: wal.ObjectStore, region: UUID, upto: int, options: wal.WalOptions) -> bool:
-    """Return whether an entry up to position `upto` has rows that were not flushed; a claim writes entries without any.
+    """Return whether an entry up to position `upto` has rows that were not flushed; a claim writes entries without
+    rows.
 
     Raises Corrupt, StoreUnavailable, StoreRefused.
     """

@@ -1,1 +1,1 @@
-"""Merged reads over the base table, SSTs and memtables."""
+"""Answer merged reads over the base table, SSTs and memtables."""

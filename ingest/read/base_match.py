@@ -1,18 +1,19 @@
-"""Text matches in one version of the base table: by Lance, or where Lance cannot answer, by indexes made in memory.
+"""Match text in one version of the base table: with Lance, or with in-memory indexes if Lance cannot answer.
 
-What pylance 14.0.2 does, found by experiment:
+Behaviour of pylance 14.0.2, found by experiment:
 
-* a BooleanQuery may hold others, adds the scores of all that match, and finds the best k of the sum. So one column's
-  boost is `boost` of a MatchQuery. A PhraseQuery has none, but scores as its words: a MatchQuery of these, which every
-  row of the phrase satisfies, adds what the boost lacks.
-* a fuzzy MatchQuery is not analysed, only split like the simple tokenizer does: it gets the finished token. Each
-  similar term scores as a word of its own. Terms are taken from the index, so rows that the index does not cover yet
-  would be missed; they are read instead.
-* of the words of one place `operator=AND` requires any, not all. All ngrams of a text have one place, so a word whose
-  ngrams are all required is a BooleanQuery of them. 500 ngrams take 60 ms on 100,000 rows of 60 letters.
-* a BooleanQuery joins its required queries one inside the other. Where the index covers no rows yet, 400 of them
-  overflow the stack, which ends the process; in groups of groups 1,000 do not.
-* a scan of some fragments with a text query answers for the rows of these fragments, with the scores of the whole.
+* A BooleanQuery may contain others, adds the scores of all that match, and finds the best k of the sum. The boost of
+  one column is therefore `boost` of a MatchQuery. A PhraseQuery has no boost but scores as its words: a MatchQuery of
+  these words, which every row of the phrase satisfies, adds the missing boost.
+* A fuzzy MatchQuery is not analysed, only split like the simple tokenizer does; it receives the finished token. Each
+  similar term scores as a separate word. Terms come from the index, so Lance would miss rows that the index does not
+  cover yet; those rows are read instead.
+* Among the words of one place, `operator=AND` requires any, not all. All ngrams of a text have one place, so a word
+  whose ngrams are all required becomes a BooleanQuery of them. 500 ngrams take 60 ms on 100,000 rows of 60 letters.
+* A BooleanQuery nests its required queries inside each other. If the index covers no rows yet, 400 of them overflow the
+  stack, which ends the process; nested in groups, 1,000 do not.
+* A scan of some fragments with a text query answers for the rows of these fragments, with the scores of the whole
+  table.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from memwal.memtable.text.similar import MAX_SIMILAR
 
 SCORE = "_score"
 ROWS_PER_INDEX = 16_384
-"""Rows that are indexed in memory at a time, where Lance cannot answer: about 25 MB beside their texts."""
+"""Rows that are indexed in memory at a time if Lance cannot answer: about 25 MB beside their texts."""
 MOST_REQUIRED = 16
-"""Queries that one BooleanQuery requires; more are required in groups."""
+"""Maximum number of required queries in one BooleanQuery; more are required in groups."""
 _OCCUR = {"should": Occur.SHOULD, "must": Occur.MUST, "must_not": Occur.MUST_NOT}
 Fragments = Sequence[lance.LanceFragment]
 
 
 class BaseMatch:
-    """The rows of one version of the base table that match a query best.
+    """Find the best matching rows in one version of the base table.
 
-    Thread safety. Any thread. Invariants. Every answer is of the version of `dataset`.
+    Thread safety. Any thread. Invariants. Every answer is from the version of `dataset`.
     """
 
     def __init__(self, dataset: lance.LanceDataset, specs: Sequence[IndexSpec]) -> None:
-        """`specs`: the table's indexes, among them the fts index of every column that is matched."""
+        """`specs`: the table's indexes, including the fts index of every matched column."""
         self._dataset = dataset
         self._specs = {spec.column: spec for spec in specs if spec.kind == "fts"}
 
     def best(self, query: ColumnsQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
         """Return the `k` rows that match `query` best and pass `filter`, with `columns` and BM25 `_score`, descending.
 
-        What Lance cannot answer (prefixes, fuzzy words with punctuation) reads every row that passes `filter`, 60,000
-        to 100,000 per second; fuzzy words so read the rows that an index does not cover yet.
+        Queries that Lance cannot answer (prefixes, fuzzy words with punctuation) read every row that passes `filter`,
+        60,000 to 100,000 per second; fuzzy words read in this way only the rows that an index does not cover yet.
         """
-        if all(occur_of(part) == "must_not" for part in query.parts):  # Lance may find empty texts
+        if all(occur_of(part) == "must_not" for part in query.parts):  # Lance may return rows with empty texts
             return self._by_scan(query, k, filter, columns, [])
         if not query.in_lance:
             return self._by_scan(query, k, filter, columns)
@@ -108,9 +109,9 @@ class BaseMatch:
         columns: Sequence[str],
         fragments: Fragments | None = None,
     ) -> pa.Table:
-        """Match by the memtable's text indexes; scores of words use the statistics of ROWS_PER_INDEX rows.
+        """Match with the memtable's text indexes; word scores use the statistics of ROWS_PER_INDEX rows.
 
-        Only texts are read of every row; `columns` are read of the best ones.
+        Reads only the texts of every row, and `columns` of the best rows.
         """
         options = {**filtered(filter), "batch_size": ROWS_PER_INDEX, "fragments": fragments}
         scanner = self._dataset.scanner(columns=list(query.boosts), with_row_id=True, **options)
@@ -131,7 +132,7 @@ class BaseMatch:
         return rows.append_column(pa.field(SCORE, pa.float32()), pa.chunked_array([scores]))
 
     def _covered(self, columns: Mapping[str, float]) -> tuple[Fragments, Fragments]:
-        """Return the fragments that the indexes of all `columns` cover, and the others."""
+        """Return the fragments that the indexes of all `columns` cover, and the other fragments."""
         indexes = {index.name: index for index in self._dataset.describe_indices()}
         fragments = self._dataset.get_fragments()
         numbers = {fragment.fragment_id for fragment in fragments}
@@ -149,12 +150,12 @@ def _best(rows: pa.Table, k: int) -> pa.Table:
 
 
 def _unit(query: ColumnsQuery) -> float:
-    """The smallest boost. Lance is given multiples of it, so that no phrase has to be scored less than Lance does."""
+    """Return the smallest boost. Lance receives multiples of it, so that no phrase needs a boost below 1."""
     return min(query.boosts.values())
 
 
 def _for_lance(query: ColumnsQuery) -> FullTextQuery:
-    """Convert a query to Lance's form, with scores in units of its smallest boost; Lance makes the same tokens."""
+    """Convert a query to Lance's form, with scores in units of its smallest boost; Lance produces the same tokens."""
     parts: list[tuple[Occur, FullTextQuery]] = []
     required: list[FullTextQuery] = []
     boosts = {column: boost / _unit(query) for column, boost in query.boosts.items()}

@@ -1,7 +1,7 @@
-"""Work of a read that is done in another thread while the read's own goes on: the base beside the levels above it.
+"""Run part of a read in another thread: the base table is searched beside the levels above it.
 
-Lance, faiss and tantivy let go of Python's lock, so both run at once where there are cores for it. A read never waits
-for a thread: what none has begun when its result is wanted is done by the caller.
+Lance, faiss and tantivy release Python's lock, so both run at once if there are cores. A read never waits for a thread:
+if no thread has started the work when its result is needed, the caller does the work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _threads = _pool()
 
 
 def _forked() -> None:
-    """A forked process has none of the threads."""
+    """Create new threads after a fork; a forked process has none of its parent's."""
     global _threads  # noqa: PLW0603
     _threads = _pool()
 
@@ -35,14 +35,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Beside(Generic[T]):
-    """One piece of work, begun by a thread as soon as one is free, for the caller of the thread that asks.
+    """One piece of work that a thread starts as soon as one is free.
 
-    Thread safety. One thread. Invariants. Once `result` or `end` has returned, nothing of the work runs any more: if
+    Thread safety. One thread. Invariants. After `result` or `end` has returned, no part of the work runs any more: if
     the program ended in the middle of a search, Lance would abort the process.
     """
 
     def __init__(self, work: Callable[[], T], *, alone: bool = False) -> None:
-        """`alone`: nothing else is to be done meanwhile, so it is left to `result`."""
+        """`alone`: the caller has no other work in the meantime, so `result` does this work."""
         self._work = work
         self._job: Future[T] | None = None
         if not alone:
@@ -50,17 +50,17 @@ class Beside(Generic[T]):
                 self._job = _threads.submit(carried(work))
 
     def result(self) -> T:
-        """Return what the work returns, or raise its error. Once."""
+        """Return the result of the work, or raise its error. Call it once."""
         job = self._job
         try:
             if job is None or _threads.take_back(job):
                 return self._work()
             return job.result()
         finally:
-            del job  # an error holds this frame, and would hold by it what the work holds
+            del job  # an error refers to this frame and would keep alive what the work refers to
 
     def end(self) -> None:
-        """Take the work back; if it has begun, wait until it has ended. What it returns or raises is dropped."""
+        """Cancel the work; if it has started, wait until it has ended. Its result or error is dropped."""
         if self._job is not None and not _threads.take_back(self._job):
             wait([self._job])
         self._job = None

@@ -1,7 +1,7 @@
-"""Reads the base rows of some regions only, for a daemon that does not own all regions.
+"""Read the base rows of some regions only, for a daemon that does not own all regions.
 
 The base table is not sorted by region, so the bucket of each row is computed from its routing columns, and rows of
-other buckets are dropped. Answers stay exact: the limit or the best k are taken after that, from as many rows as
+other buckets are dropped. Answers stay exact: the limit or the best k are taken afterwards, from as many rows as
 needed. A daemon that owns all regions does not use this module.
 """
 
@@ -21,14 +21,14 @@ from memwal.ingest.read.request import VectorQuery
 from memwal.memtable.text.columns import ColumnsQuery
 
 MARGIN = 1.5
-"""Factor for the rows of the first attempt, above the number that an even spread over buckets would need."""
+"""Factor for the rows of the first attempt, relative to an even spread over buckets."""
 
 
 class BucketReads(BaseReads):
-    """Reads the rows of `buckets` in one version of the base table.
+    """Read the rows of `buckets` in one version of the base table.
 
     Thread safety and invariants: as `BaseReads`. Costs: `count` and `scan` read the routing columns of every row that
-    passes the filter; `search` and `match` fetch more rows than wanted, in proportion to all buckets over `buckets`.
+    passes the filter; `search` and `match` fetch more rows than wanted, by the ratio of all buckets to `buckets`.
     """
 
     def __init__(self, base: BaseTable, buckets: Collection[int], expiry: Expiry | None = None) -> None:
@@ -51,7 +51,7 @@ class BucketReads(BaseReads):
         return sum(rows.num_rows for rows in self.batches([], filter, None))
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
-        """As `BaseReads.batches`; rows of other buckets do not count for the limit."""
+        """As `BaseReads.batches`; rows of other buckets do not count towards the limit."""
         left = limit
         for rows in super().batches(self._with_routing(columns), filter, None):
             kept = rows.filter(pa.array(self._ours(rows))).select(columns) if columns else self._bare(rows)
@@ -95,7 +95,7 @@ class BucketReads(BaseReads):
         return int(k * self._factor) + 1
 
     def _best(self, found: pa.Table, k: int, asked: int, columns: Sequence[str]) -> pa.Table | None:
-        """Return the first `k` rows of our buckets; None if more rows than `found` must be fetched for that."""
+        """Return the first `k` rows in the wanted buckets; None if more rows than `found` must be fetched."""
         ours = np.flatnonzero(self._ours(found))
         if len(ours) < k and found.num_rows >= asked:
             return None
@@ -103,7 +103,7 @@ class BucketReads(BaseReads):
         return found.take(pa.array(ours[:k])).select([*columns, last])
 
     def _bare(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of our buckets with any one column: only their number is used."""
+        """Return the rows in the wanted buckets with any one column: only their number is used."""
         return rows.select(rows.column_names[:1]).filter(pa.array(self._ours(rows)))
 
     def _ours(self, rows: pa.Table) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Rows of Lance that are read into memory for callers who may leave or may take only so much."""
+"""Read rows of Lance scans into memory for callers that may disconnect or have a memory limit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pyarrow as pa
 from memwal.ingest.caller import expect_waiting, hold, present
 
 ROW_ID = "_rowid"
-"""Lance's own, one for each row of a version; `search` and `match` take it as a column."""
+"""Lance's column with the id of each row of a version; `search` and `match` accept it as a column."""
 
 
 def gathered(scanner: Any, *, counted: bool = True) -> pa.Table:
-    """Return all rows of a scan. `counted`: whether they count as held for the caller.
+    """Return all rows of a scan. `counted`: whether their bytes count towards the caller's memory limit.
 
-    Raises: what `expect_waiting` and `hold` raise, between two batches.
+    Raises: the errors of `expect_waiting` and `hold`, between two batches.
     """
     if present() is None:
         rows: pa.Table = scanner.to_table()
@@ -32,17 +32,17 @@ def gathered(scanner: Any, *, counted: bool = True) -> pa.Table:
 
 
 def taken(dataset: lance.LanceDataset, ids: Sequence[int], columns: Sequence[str]) -> pa.Table:
-    """Return `columns` of the rows with these `_rowid`s, in their order. They count as held for the caller.
+    """Return `columns` of the rows with these `_rowid`s, in their order. Their bytes count towards the caller's limit.
 
-    Raises: what `hold` raises.
+    Raises: the errors of `hold`.
     """
-    rows: pa.Table = dataset._take_rows(list(ids), columns=list(columns))  # noqa: SLF001 - no public one
+    rows: pa.Table = dataset._take_rows(list(ids), columns=list(columns))  # noqa: SLF001 - Lance has no public method
     hold(rows.nbytes)
     return rows
 
 
 def awaited(scanner: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a scan. Raises: what `expect_waiting` raises, between two batches."""
+    """Yield the batches of a scan. Raises: the errors of `expect_waiting`, between two batches."""
     for batch in scanner.to_batches():
         expect_waiting()
         yield batch

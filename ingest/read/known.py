@@ -1,4 +1,4 @@
-"""The columns, key and indexes that reads of one shape of the table use, and what became of earlier columns."""
+"""Hold the columns, key and indexes that reads of one table shape use, and error texts for earlier columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from memwal.memtable.text.query import TextParser
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Columns, key and indexes of all base versions of one shape. `version`: the first such version that was read."""
+    """Columns, key and indexes of all base versions of one shape. `version`: the first version of that shape that was
+    read.
+    """
 
     version: int
     shape: Shape
@@ -25,7 +27,7 @@ class KnownColumns:
     indexes: tuple[IndexSpec, ...]
     parsers: Mapping[str, TextParser]
     gone: Mapping[str, str]
-    """Error texts for reads of columns that earlier shapes had, by column."""
+    """Error texts for reads of columns of earlier shapes, by column."""
 
     @staticmethod
     def of(base: BaseTable, gone: Mapping[str, str] | None = None) -> KnownColumns:
@@ -34,7 +36,7 @@ class KnownColumns:
         return KnownColumns(base.version, base.shape, list(base.key), schema, base.indexes, parsers, gone or {})
 
     def after(self, base: BaseTable) -> KnownColumns:
-        """Return the columns of `base`, a version of another shape; they remember the columns that are gone."""
+        """Return the columns of `base`, a version of another shape, with error texts for the columns that it lacks."""
         gone, ids = self.shape.gone(base.shape), self.shape.ids
         texts = dict(self.gone)
         for name, now in gone.items():
@@ -47,7 +49,9 @@ class KnownColumns:
 
 
 def _gone_text(name: str, now: str | None, version: int) -> str:
-    """Return the error text for the column `name`, called `now` since the base version `version`; None: dropped."""
+    """Return the error text for column `name`, called `now` since base version `version`; `now` None: the column was
+    dropped.
+    """
     if now is None:
         return f"column '{name}' was dropped from the table in version {version}"
     return f"column '{name}' is called '{now}' since version {version} of the table"

@@ -1,4 +1,4 @@
-"""The levels above the base table, as a read captures them, and the rule by which newer levels hide older rows.
+"""Define the captured levels above the base table, and which older rows the newer levels hide.
 
 From oldest to newest, a region's rows are in the base table, in SSTs of ascending generation, and in memtables of
 ascending generation. A row is visible if no newer level *of its region* has its key; tombstones count as having their
@@ -26,15 +26,16 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
-    """The levels of one region above the base, captured before the base is opened. (model: Commit!Capture)
+    """The levels of one region above the base table, captured before the base table is opened. (model: Commit!Capture)
 
-    `memtables`: snapshots, newest first. `ssts`: those that the region manifest lists, ascending generations.
-    `unflushed`: only for memtables that were replayed from storage, which do not know their generation: the generation
-    in which the oldest of their rows will be flushed. A base that has committed it is newer than parts of this view.
-    `shapes`: the shapes of the memtables, each once; empty if their columns cannot change.
-    `active`: the generation that takes writes, `tail`: the first and last WAL position replayed; both for explanations.
-    `routing`: only if no regions but those of a known routing were looked at: that routing. A base of another one may
-    have rows in other regions.
+    `memtables`: snapshots, newest first. `ssts`: the SSTs in the region manifest, ascending generations.
+    `unflushed`: set only for memtables replayed from storage, whose generation is unknown: the generation in which the
+    oldest of their rows will be flushed. A base version that has committed it is newer than parts of this view.
+    `shapes`: the distinct shapes of the memtables; empty if their columns cannot change.
+    `active`: the generation that accepts writes. `tail`: the first and last WAL position replayed. Both are for
+    explanations.
+    `routing`: set only if the capture read exactly the regions of a known routing. A base version of another routing
+    may have rows in other regions.
     Thread safety. Immutable.
     """
 
@@ -49,22 +50,24 @@ class RegionView:
 
 
 class CaptureOvertaken(Exception):
-    """A commit or resize overtook a view before the base was opened: capture again. Callers never see it."""
+    """A commit or resize overtook a view before the base table was opened: capture again. Callers never see it."""
 
 
 class BaseChanged(Exception):
-    """The base has another version than the caller knows: look at its rows too. Callers of tables never see it."""
+    """The base table has another version than the caller expects, so its rows must be read too. Callers of tables never
+    see it.
+    """
 
 
 class Reshaped(Unavailable):
-    """The base has other columns than a view: take over the base's columns, and capture again."""
+    """The base table has other columns than a view: adopt the base table's columns, and capture again."""
 
     def __init__(self) -> None:
         super().__init__("the table's columns were changed during this call; retry with the same token")
 
 
 class Stack:
-    """The levels of one region as snapshots, newest first. `keyed` False: no level hides rows of another.
+    """The levels of one region as snapshots, newest first. `keyed` False: levels hide no rows of one another.
 
     Thread safety. Any thread; holds immutable snapshots.
     """
@@ -73,17 +76,19 @@ class Stack:
         self.levels, self.keyed = tuple(levels), keyed
 
     def visible(self, place: int) -> Mask:
-        """Return which rows of the level at `place` are live and hidden by no newer level: bool[n]."""
+        """Return which rows of the level at `place` are live and not hidden by a newer level: bool[n]."""
         return self._uncovered(place, self.levels[place].live())
 
     def keys(self, place: int) -> pa.Table:
-        """Return the keys of the level at `place` that no newer level has, tombstones included, each once."""
+        """Return the distinct keys of the level at `place` that no newer level has, including tombstones."""
         level = self.levels[place]
         return level.keys(self._uncovered(place, level.newest()))
 
     @property
     def rows(self) -> int:
-        """An upper bound of the base rows that they hide: all their rows, tombstones included; 0 without keys."""
+        """An upper bound of the base rows that these levels hide: all their rows including tombstones; 0 without
+        keys.
+        """
         return sum(level.n for level in self.levels) if self.keyed else 0
 
     def _uncovered(self, place: int, mask: Mask) -> Mask:
@@ -91,10 +96,10 @@ class Stack:
 
 
 def hidden(stacks: Sequence[Stack], keys: pa.Table) -> Mask:
-    """Return which base rows with these `keys` are hidden by levels above the base: bool[len(keys)].
+    """Return which base rows with these `keys` are hidden by levels above the base table: bool[len(keys)].
 
-    A key that was found is not looked up in older levels. That pays: in a table with many updates most keys are in the
-    newest level.
+    A key that was found is not looked up in older levels, which saves time: in a table with many updates most keys are
+    in the newest level.
     """
     held = np.zeros(keys.num_rows, dtype=np.bool_)
     for level in (level for stack in stacks for level in stack.levels):
@@ -106,5 +111,5 @@ def hidden(stacks: Sequence[Stack], keys: pa.Table) -> Mask:
 
 
 def picked(keys: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """Return `keys` at `rows` (ascending, each once); all of them, the usual case, costs nothing."""
+    """Return `keys` at `rows` (ascending, distinct); selecting all rows, the usual case, costs nothing."""
     return keys if len(rows) == keys.num_rows else keys.take(pa.array(rows))

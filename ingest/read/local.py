@@ -1,4 +1,4 @@
-"""The reads of a table in this process: over its own memtables, or over storage alone.
+"""Implement the reads of a table in this process, over its own memtables or over storage alone.
 
 A daemon that owns some of the regions reads only these. A client combines the answers of several daemons: each row
 belongs to one region, and each region has one owner.
@@ -26,7 +26,8 @@ from memwal.wal.panics import RustPanic, panics_as_errors
 
 ATTEMPTS = 20
 """Attempts per read. A commit takes much longer than a capture, so a second attempt is rare and a third was never
-seen. Columns are changed by hand, so rarely too."""
+observed. Columns change rarely too, because people change them.
+"""
 
 
 class LevelReads(Reads):
@@ -36,7 +37,7 @@ class LevelReads(Reads):
     """Buckets of the base rows to read; None: all."""
 
     def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
-        """`base`: gives the key and buckets, and until they change the columns and indexes. Every read opens the newest
+        """`base`: provides key and buckets, and the columns and indexes until they change. Every read opens the newest
         version.
         """
         self.base = base
@@ -46,7 +47,7 @@ class LevelReads(Reads):
 
     @property
     def base_version(self) -> int:
-        """The version of the base table that was opened last. Asks no storage."""
+        """The base table version that was opened last. Makes no request to storage."""
         return self._reader.version
 
     @translate_errors
@@ -56,7 +57,7 @@ class LevelReads(Reads):
 
     @translate_errors
     def list_indexes(self) -> list[dict[str, Any]]:
-        """Return the indexes: name, column, kind, parameters, whether the base table has it built, the base rows that
+        """Return the indexes: name, column, kind, parameters, whether the base table has built it, the base rows that
         it covers and those that wait, bytes.
         """
         return flush.list_indexes(self._reader.base())
@@ -71,14 +72,14 @@ class LevelReads(Reads):
 
     @abstractmethod
     def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
-        """Capture the levels above the base, newest first; the reader opens the base only after this.
+        """Capture the levels above the base table, newest first; the reader opens the base table only afterwards.
 
-        `keys`: what the read asks for, so that regions without these keys may be left out; None: all rows.
-        `again`: a commit, maybe of another process, overtook the capture before.
+        `keys`: the requested keys, so that regions without these keys may be left out; None: all rows. `again`: a
+        commit, possibly of another process, overtook the previous capture.
         """
 
     def follow(self) -> None:
-        """Take over the columns of the newest base version, after a read found that they changed."""
+        """Adopt the columns of the newest base version, after a read found that they changed."""
         self.base = self._reader.base()
         self.schema = self.base.schema
 

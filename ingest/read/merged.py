@@ -1,8 +1,8 @@
-"""A read's view of the table: a version of the base and the uncommitted levels above; newer versions hide older ones.
+"""Merge one version of the base table with the uncommitted levels above it; newer versions of a row hide older ones.
 
 A row is dropped if a newer level of its region has its key, even as a tombstone, expired, or with values that do not
-pass the filter. Each level is filtered and asked by itself first, so an old version never replaces a new one that has
-expired, does not pass or is farther away.
+pass the filter. Each level is filtered and searched separately among its visible rows, so an old version never replaces
+a new one that has expired, does not pass or is farther away.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Scores = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """How to find the best rows of a level.
+    """The functions that find the best rows of a level.
 
-    `level(snapshot, n, mask)`: positions and scores; `base(n, columns)`: rows with those columns and `score`.
-    The others are for explanations. `columns`: those that are searched. `way(snapshot, n, mask)`: how many rows `level`
-    looks at, None where that is not known, and how it finds them. `exact`: why every row of the base is compared.
+    `level(snapshot, n, mask)`: positions and scores. `base(n, columns)`: rows with those columns and `score`.
+    The other fields are for explanations. `columns`: the searched columns. `way(snapshot, n, mask)`: how many rows
+    `level` examines, None if unknown, and how it finds them. `exact`: why every row of the base table is compared.
     """
 
     level: Callable[[Snapshot, int, Mask], tuple[Positions, Scores]]
@@ -56,14 +56,15 @@ class Ranking:
     way: Callable[[Snapshot, int, Mask], tuple[int | None, Way]]
     exact: Way | None = None
     spare: int = 1
-    """Rows beyond the best that a level is asked for at first, to see which tie with the last."""
+    """Rows beyond the best that are requested from a level at first, to detect rows that tie with the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergedView:
-    """The base and the levels above it, merged. `key`: the key columns; without any, all rows are visible. `share`: of
-    the rows of the base that were hidden in earlier reads. `expiry`: the rows that have expired, those of `base` too.
+    """The base table and the levels above it, merged.
 
+    `key`: the key columns; without any, all rows are visible. `share`: the share of base rows that were hidden in
+    earlier reads. `expiry`: identifies expired rows, also those of `base`.
     Thread safety. Immutable; any thread.
     """
 
@@ -75,11 +76,11 @@ class MergedView:
 
     @property
     def rows_above(self) -> int:
-        """An upper bound of the base rows that are hidden."""
+        """An upper bound of the hidden base rows."""
         return sum(stack.rows for stack in self.stacks)
 
     def levels(self) -> Iterator[Snapshot]:
-        """Yield every level above the base, newest first in each region."""
+        """Yield every level above the base table, newest first in each region."""
         for stack in self.stacks:
             yield from stack.levels
 
@@ -88,14 +89,15 @@ class MergedView:
     ) -> Iterator[tuple[pa.Table, Positions]]:
         """Yield the live rows of `keys` (distinct) per level, and for each row the position of its key.
 
-        A level is asked only for keys that no newer level has. `tombstones`: yield rows that delete too, and the column
-        `_tombstone` last. `base`: whether to ask the base too.
+        A level is searched only for keys that no newer level has. `tombstones`: also yield tombstones, and `_tombstone`
+        as the last column. `base`: whether to search the base table too.
         """
         wanted = np.arange(keys.num_rows)
         for level in self.levels():
             if not len(wanted):
                 return
-            # Tombstones are fetched with the rows: a mask over all rows of the level would take time with its size.
+            # Tombstones are fetched with the rows: a mask over all rows of the level would cost time in proportion to
+            # its size.
             held, rows = self._held_rows(level, picked(keys, wanted), [*columns, TOMBSTONE])
             if rows is not None:
                 live = ~rows.column(TOMBSTONE).to_numpy() | tombstones
@@ -113,20 +115,20 @@ class MergedView:
     def visible_rows(self, columns: list[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """Yield visible rows that pass `filter`, newest levels first, read as they are consumed.
 
-        With a `limit`, at least that many if they exist, and not many more.
+        With a `limit`, yields at least that many if they exist, and not many more.
         """
         yield from self.level_rows(columns, filter, limit)
-        # At most `rows_above` base rows are hidden, so this many rows are always enough.
+        # At most `rows_above` base rows are hidden, so this number of rows always suffices.
         most = None if limit is None else limit + self.rows_above
         yield from self.base_rows(columns, filter, most)
 
     def level_rows(self, columns: list[str], filter: str | None, limit: int | None = None) -> Iterator[pa.Table]:
-        """Yield the visible rows above the base that pass `filter`, of each step at most `limit`."""
+        """Yield the visible rows above the base table that pass `filter`, at most `limit` of each step."""
         for level, positions in self._visible_above(filter):
             yield self._taken(level, positions if limit is None else positions[:limit], columns)
 
     def base_rows(self, columns: list[str], filter: str | None, most: int | None = None) -> Iterator[pa.Table]:
-        """Yield the visible rows of the base that pass `filter`, of the first `most` that pass it."""
+        """Yield the visible rows among the first `most` base rows that pass `filter`."""
         hiding = self.key if self.rows_above else []
         for rows in self.base.batches(list(dict.fromkeys([*columns, *hiding])), filter, most):
             mask = self._hidden(rows.select(hiding)) if hiding else None
@@ -135,7 +137,7 @@ class MergedView:
     def first_rows(self, columns: list[str], filter: str | None, limit: int | None, order: Order) -> pa.Table:
         """Return the first `limit` visible rows (None: all) in `order` that pass `filter`, read into memory.
 
-        `columns` has those of `order`.
+        `columns` includes the columns of `order`.
         """
         by = [name for name, _ in order]
         limit = limit if limit is None else self._at_most(limit)
@@ -144,7 +146,7 @@ class MergedView:
             first = first_rows(level.take(positions, by), order, limit)
             parts.append(self._taken(level, positions[first.to_numpy()], columns))
             hold(parts[-1].nbytes)
-        most = max(1, self.base.count(None)) if limit is None else limit  # Lance fails to sort for no rows
+        most = max(1, self.base.count(None)) if limit is None else limit  # Lance fails to sort zero rows
 
         def ordered(base: BaseReads, n: int, with_key: Sequence[str]) -> pa.Table:
             return base.ordered(order, n, filter, with_key)
@@ -154,13 +156,15 @@ class MergedView:
         return self._in_order(parts, order, limit)
 
     def keys_above(self) -> pa.Table | None:
-        """Return every key in the levels above the base, once; None without levels or without a key."""
+        """Return every distinct key in the levels above the base table; None without levels or without a key."""
         keyed = self.stacks if self.key else ()
         parts = [stack.keys(place) for stack in keyed for place in range(len(stack.levels))]
         return concatenate(parts, parts[0].schema) if parts else None
 
     def best(self, k: int, filter: str | None, columns: list[str], *rankings: Ranking) -> list[list[Visible]]:
-        """Return by ranking the `k` best visible rows of every level, newest levels first, the base last."""
+        """Return, for each ranking, the `k` best visible rows of every level, newest levels first, the base table
+        last.
+        """
         k = self._at_most(k)
         searches = [
             partial(self._best_of_base, k, columns, ranking.base, ranking.score, ranking.spare) for ranking in rankings
@@ -176,7 +180,9 @@ class MergedView:
     # ---- steps of one level: `ingest.read.traced` measures them ----------------------------------------------------
 
     def _held_rows(self, level: Snapshot, keys: pa.Table, columns: list[str]) -> tuple[Mask, pa.Table | None]:
-        """Return which of `keys` the level has, and their newest rows, expired ones as deleted; None for no rows."""
+        """Return which of `keys` the level has, and their newest rows, with expired rows as tombstones; None for no
+        rows.
+        """
         at = level.lookup(keys)
         held: Mask = at >= 0
         if not held.any():
@@ -193,7 +199,9 @@ class MergedView:
         return sum(len(positions) for _, positions in self._visible_above(filter))
 
     def _count_base(self, filter: str | None) -> int:
-        """Lance counts the base; only base rows whose key is in a newer level are read one by one."""
+        """Return the number of visible base rows: Lance counts all, and only rows whose key a newer level has are
+        read.
+        """
         above = self.keys_above()
         return self.base.count(filter) - (0 if above is None else self._held_in_base(above, filter))
 
@@ -239,13 +247,13 @@ class MergedView:
         return rows.take(first_rows(rows, order, limit))
 
     def _beside(self, search: Callable[[], Visible]) -> Beside[Visible]:
-        """Have the base searched while the levels above it are."""
+        """Search the base table in another thread while this one searches the levels above it."""
         return Beside(search, alone=not self.stacks)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _at_most(self, wanted: int) -> int:
-        """Return how many rows to look for: no more than there are, visible or not."""
+        """Return how many rows to request: at most as many as exist, visible or not."""
         return at_most(wanted, lambda: self.base.rows + self.rows_above)
 
     def _best_above(self, k: int, filter: str | None, columns: list[str], ranking: Ranking) -> Iterator[Visible]:
@@ -262,8 +270,10 @@ class MergedView:
         score: str | None,
         spare: int = 1,
     ) -> Visible:
-        """Return the `k` best visible rows of the base, and those that tie with the last of them. `score`: column of
-        the scores; None: rows stand in order, and no more than `k` are returned. `spare`: as for `best_visible`.
+        """Return the `k` best visible rows of the base table, and those that tie with the last of them.
+
+        `score`: column of the scores; None: rows are in order, and at most `k` are returned. `spare`: see
+        `best_visible`.
         """
         hiding = self.key if self.rows_above or score else []
         wanted = list(dict.fromkeys([*columns, *hiding, *([ROW_ID] if score else [])]))
@@ -301,7 +311,7 @@ class MergedView:
         )
 
     def _visible_above(self, filter: str | None) -> Iterator[tuple[Snapshot, Positions]]:
-        """Yield, in steps of at most ROWS_PER_STEP rows, a level and the positions of its visible rows that pass."""
+        """Yield a level and the positions of its visible rows that pass, in steps of at most ROWS_PER_STEP rows."""
         for stack in self.stacks:
             for place, level in enumerate(stack.levels):
                 passing = self._rows_passing(stack, place, filter)

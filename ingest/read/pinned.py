@@ -1,10 +1,11 @@
-"""One moment of a table, captured as names and positions, whose rows are read later and by other processes.
+"""Capture one moment of a table as names and positions, whose rows are read later and by other processes.
 
 `pin` asks storage which objects hold the rows of a level at this moment: a version of the base table, SSTs, and the
-positions of WAL entries. None of them ever changes, so every process that reads a `Pinned` sees the same rows, whatever
-was written since. It holds no rows and no secrets, and pickles.
+positions of WAL entries. These objects never change, so every process that reads a `Pinned` sees the same rows,
+whatever is written later. A `Pinned` holds no rows and no secrets, and can be pickled.
 
-Nothing keeps these objects: after the ages in `[gc]` they may be deleted. `PinnedReads` tells this from damage.
+Nothing retains these objects: after the ages in `[gc]` they may be deleted. `PinnedReads` distinguishes a deletion from
+damage.
 """
 
 from __future__ import annotations
@@ -39,23 +40,27 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _CAPTURES = 20
-"""Attempts to pin a moment; a flush or commit overtakes one rarely."""
+"""Attempts to pin a moment; a flush or commit rarely overtakes one."""
 _READ_OPTIONS = wal.WalOptions(readers=8)
 _AT_ONCE = 8
-"""SSTs and regions that are read at the same time: the wait is for storage."""
+"""SSTs and regions that are read concurrently, because the time is spent waiting for storage."""
 _GENERATION = 1
-"""Of the memtables made here. Nothing reads it: a moment holds only levels that its base version lacks."""
+"""Generation of the memtables created here. Nothing reads it: a moment holds only levels that its base version
+lacks.
+"""
 _OF_STORAGE = (wal.Corrupt, wal.Overtaken, flush.NotALanceTable, OSError, ValueError, RustPanic)
-"""What reading an object that was deleted raises: memwal's own errors, and Lance's."""
+"""Errors raised by reading a deleted object: memwal's own errors, and Lance's."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedRegion:
-    """The levels of one region above the base. `after`, `upto`: its WAL entries are those at `after`+1 .. `upto`."""
+    """The levels of one region above the base table. `after`, `upto`: the WAL entries are those at `after`+1 ..
+    `upto`.
+    """
 
     region: UUID
     ssts: tuple[SsTable, ...]
-    """Ascending generations, none of them committed."""
+    """Ascending generations, all uncommitted."""
     after: int
     upto: int
     log_id: str = ""
@@ -64,7 +69,7 @@ class PinnedRegion:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A fragment of the base table. `rows`: without deleted ones. `bytes`: of its files, 0 where not recorded."""
+    """A fragment of the base table. `rows`: without deleted rows. `bytes`: size of its files, 0 if not recorded."""
 
     id: int
     rows: int
@@ -81,12 +86,12 @@ class Pinned:
     uri: str
     table_id: str
     version: int
-    """Of the base table."""
+    """Version of the base table."""
     regions: tuple[PinnedRegion, ...]
-    """Those with rows above the base."""
+    """The regions with rows above the base table."""
     fragments: tuple[Fragment, ...]
     now: float = 0.0
-    """Unix time in seconds of the process that pinned it: rows that have expired by then are in no read."""
+    """Unix time in seconds of the process that pinned the moment: rows that have expired by then appear in no read."""
 
 
 def pin(
@@ -95,18 +100,18 @@ def pin(
     """Return the present moment at `level`, and the base version in it. `latest` equals `durable` here.
 
     `base`: any version. `clock`: None for the system's. Every row acknowledged as durable before the call is in a
-    `durable` moment. Writes nothing; safe while writers run. Raises: Unavailable if commits keep overtaking it; errors
-    of `wal` and `flush`.
+    `durable` moment. Writes nothing; safe while writers run.
+    Raises: Unavailable if commits keep overtaking it; errors of `wal` and `flush`.
     """
     for _ in range(_CAPTURES):
         with suppress(wal.Overtaken):
-            # Regions first: rows committed in between are in the base then, and maybe in an SST that is skipped.
-            # Opened first, the base would lack them, and so would the manifests.
+            # Regions first: rows committed in between are then in the base table, and possibly in an SST that is
+            # skipped. In the other order, neither the base table nor the manifests would have them.
             manifests = _manifests(store) if level != "committed" else []
             ends = side_by_side(partial(_end, base, store, level), manifests)
             newest = base.latest()
             if any(_overtaken(newest, manifest, level) for manifest in manifests):
-                continue  # the base has a part of the tail, and which part is not known
+                continue  # the base table has part of the tail, and the boundary is unknown
             regions = (_pinned(newest, manifest, end) for manifest, end in zip(manifests, ends, strict=True))
             kept = tuple(region for region in regions if region.ssts or region.upto > region.after)
             fragments = tuple(_fragment(each) for each in newest.dataset.get_fragments())
@@ -145,15 +150,15 @@ def _fragment(fragment: lance.LanceFragment) -> Fragment:
 
 
 class PinnedReads:
-    """Reads the rows of a pinned moment: the newest row of each key, tombstones honoured, then the filter.
+    """Read the rows of a pinned moment: the newest row of each key, without deleted rows, then filtered.
 
-    The keys above the base are read once, by the first read of base rows, and kept.
+    The first read of base rows reads the keys above the base table and keeps them.
     Thread safety. Any thread. Errors. Unavailable if objects of the moment were deleted since; InvalidRows for a filter
     that fails on a row; otherwise the errors of the packages.
     """
 
     def __init__(self, pinned: Pinned, storage_options: Mapping[str, str]) -> None:
-        """Open the base table at the version in `pinned`. Raises: Unavailable if it was deleted."""
+        """Open the base table at the version in `pinned`. Raises: Unavailable if that version was deleted."""
         self._pinned = pinned
         self._store = wal.open_store(pinned.uri, storage_options)
         with self._deleted_told_apart(None):
@@ -168,7 +173,7 @@ class PinnedReads:
         return self._base.schema
 
     def above(self, region: UUID, columns: Sequence[str], filter: str | None) -> Iterator[pa.Table]:
-        """Yield the rows of the levels of `region` above the base, with `columns`."""
+        """Yield the rows of the levels of `region` above the base table, with `columns`."""
         pinned = next(each for each in self._pinned.regions if each.region == region)
         mentioned = referenced(filter, self._base.schema) if filter else []
         mentioned += [self._expiry.column] if self._expiry is not None else []
@@ -179,7 +184,7 @@ class PinnedReads:
             yield from view.level_rows(list(columns), filter)
 
     def below(self, fragments: Sequence[int], columns: Sequence[str], filter: str | None) -> Iterator[pa.Table]:
-        """Yield the rows of these fragments of the base that no level above hides, with `columns`."""
+        """Yield the rows of these base fragments that no level above hides, with `columns`."""
         with self._deleted_told_apart(filter):
             stacks = (self._keys_above(),) if self._base.key and self._pinned.regions else ()
             reads = FragmentReads(self._base, fragments, self._expiry)
@@ -188,9 +193,9 @@ class PinnedReads:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _keys_above(self) -> Stack:
-        """Return all keys above the base as a single level, so that each base row is looked up once.
+        """Return all keys above the base table as a single level, so that each base row is looked up once.
 
-        A key never moves between regions, so it does not matter which region or level has it.
+        A key never moves between regions, so its region and level do not matter.
         """
         with self._loading:
             if self._keys is None:
@@ -225,7 +230,7 @@ class PinnedReads:
 
     @contextmanager
     def _deleted_told_apart(self, filter: str | None) -> Iterator[None]:
-        """Raise Unavailable where an error inside comes from an object that was deleted since the moment."""
+        """Raise Unavailable in place of an error inside, if an object of the moment was deleted."""
         try:
             with panics_as_errors:
                 yield
@@ -254,7 +259,7 @@ class PinnedReads:
 
 
 class FragmentReads(BaseReads):
-    """Reads the rows of some fragments of one version of the base table; only `batches` does."""
+    """Read the rows of some fragments of one base version; only `batches` is restricted to them."""
 
     def __init__(self, base: BaseTable, fragments: Sequence[int], expiry: Expiry | None) -> None:
         super().__init__(base, expiry)
@@ -277,7 +282,7 @@ def _memtable(rows: pa.Table, key: Sequence[str]) -> Snapshot:
 
 
 def side_by_side(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """Return the results of `work` for all items, in order, several at a time. Raises: the first error."""
+    """Return the results of `work` for all items, in order, computed concurrently. Raises: the first error."""
     if len(items) < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(_AT_ONCE, "pinned") as pool:

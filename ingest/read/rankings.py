@@ -1,4 +1,4 @@
-"""How the best rows of each level are found: the nearest to a vector, the best matches of a text."""
+"""Find the best rows of each level: the nearest to a vector, the best matches of a text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from memwal.memtable.vector.index import Way
 
 _LOG = logging.getLogger("memwal.read")
 TEXT_SPARE = 16
-"""Rows of a match that are fetched beyond the best: short texts often tie. 16 rows with vectors take 0.3 ms,
-another fetch 1.2."""
+"""Rows of a match that are fetched beyond the best, because short texts often tie. 16 rows with vectors take 0.3 ms, a
+further fetch 1.2 ms.
+"""
 EXACT_ROWS_QUIET = 100_000
-"""Rows of the base table up to which a search without an index is not worth a warning: about 0.1 s on a local disk."""
+"""Maximum rows of the base table for a search without an index and without a warning: about 0.1 s on a local disk."""
 
 
 class Nearness:
-    """Makes rankings by distance, and warns once per column of searches that no index serves.
+    """Create rankings by distance, and warn once per column about searches that no index serves.
 
-    Thread safety. Any thread; two that begin at once may both warn.
+    Thread safety. Any thread; two searches that begin at once may both warn.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text:
 
 
 def _why_exact(query: VectorQuery, known: KnownColumns) -> Way | None:
-    """Return why every row of the base is compared; None if its index is asked, where it is built."""
+    """Return why every base row is compared; None if the index is used, where it is built."""
     if query.indexed:
         return None if query.low is None else "low"
     has_index = any((spec.column, spec.kind) == (query.column, "ivf_pq") for spec in known.indexes)

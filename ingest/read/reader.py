@@ -1,6 +1,6 @@
-"""Reads over all levels: the newest version of each row, then the filter, then the limit or the best k.
+"""Read over all levels: the newest version of each row, then the filter, then the limit or the best k.
 
-The steps of a read are in the room's README.md.
+README.md of this package lists the steps of a read.
 """
 
 from __future__ import annotations
@@ -50,14 +50,13 @@ _NONE = np.empty(0, np.int64)
 
 
 class Reader:
-    """Reads the newest versions of one table's rows.
+    """Read the newest versions of one table's rows.
 
-    `buckets`, on every read: only base rows of these buckets count (None: of all), and the views are of their regions.
+    `buckets`, on every read: return only base rows of these buckets (None: of all); the views are of their regions.
     `trace`, on every read: measures it.
-
-    Thread safety. Every method from any thread. Invariants. Reads only what the views and the latest base version
-    name; writes nothing. Results are tables of base columns, key columns not null and all others nullable. Errors.
-    ingest.errors.Invalid for a wrong request; precise errors of the packages otherwise.
+    Thread safety. Every method from any thread. Invariants. Reads only objects that the views and the latest base
+    version name; writes nothing. Results are tables of base columns, key columns not null and all others nullable.
+    Errors. ingest.errors.Invalid for a wrong request; precise errors of the packages otherwise.
     """
 
     def __init__(
@@ -69,9 +68,10 @@ class Reader:
         routing: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`base`: any version of the table. `cache_bytes`: limit for loaded SSTs. `routing`: version of the routing of
-        all views and buckets; None if their regions are not claimed. `clock`: says which rows have expired; None for
-        the system's.
+        """`base`: any version of the table. `cache_bytes`: limit for loaded SSTs.
+
+        `routing`: version of the routing of all views and buckets; None if their regions are not claimed. `clock`:
+        determines which rows have expired; None for the system's.
         """
         self._clock = clock or SystemClock()
         self._store, self._cache, self._routing = store, SstCache(cache_bytes), routing
@@ -83,7 +83,7 @@ class Reader:
 
     def base(self) -> BaseTable:
         """Open and return the latest version of the base table. (model: Commit!ReadBase, Tail!ReadBase)"""
-        # Storage is asked outside the lock, so that reads do not wait for each other's round trips.
+        # Outside the lock, so that reads do not wait for each other's round trips.
         latest = self._base.latest()
         with self._lock:
             # Not the higher version of the two: the table's directory may have been restored from a backup.
@@ -93,9 +93,9 @@ class Reader:
         return latest
 
     def keep(self, region: UUID, sst: SsTable, memtable: MemTable, shape: Shape | None) -> None:
-        """Answer reads of `sst` from the memtable of `shape` that was flushed as it. See `ingest.region.context.Keep`.
+        """Answer reads of `sst` from the memtable of `shape` that was flushed as it; see `ingest.region.context.Keep`.
 
-        Its rows are those of the SST and older versions of their keys, which no read of a memtable shows.
+        The memtable has the rows of the SST and older versions of their keys, which no memtable read returns.
         """
         known = self._columns
         if shape == known.shape:
@@ -105,22 +105,24 @@ class Reader:
 
     @property
     def opened(self) -> BaseTable:
-        """The version of the base table that was opened last. Asks no storage."""
+        """The base table version that was opened last. Makes no request to storage."""
         return self._base
 
     @property
     def version(self) -> int:
-        """The version of the base table that was opened last. Asks no storage."""
+        """The version number of the base table that was opened last. Makes no request to storage."""
         return self._base.version
 
     def expiry(self) -> Expiry | None:
-        """Return which rows have expired now, by the version that was opened last. Asks no storage."""
+        """Return the expiry rule at the present time, from the version that was opened last. Makes no request to
+        storage.
+        """
         base = self._base
         return None if base.ttl is None else base.expiry(self._clock.now())
 
     @property
     def gone(self) -> Mapping[str, str]:
-        """Error texts for columns that the table had before, by column."""
+        """Error texts for former columns of the table, by column."""
         return self._columns.gone
 
     def get(
@@ -137,9 +139,9 @@ class Reader:
     ) -> pa.Table:
         """Return the live rows of `keys`, in the order of their first appearance; missing keys are left out.
 
-        `keys`: any form that `ingest.api.keys.normalise_keys` takes. `shape`: the shape that the base must have.
-        `tombstones`: return rows that delete too, and the column `_tombstone` last. `above`: return no rows of the
-        base, which must have this version. Raises: Reshaped, BaseChanged.
+        `keys`: any form that `ingest.api.keys.normalise_keys` accepts. `shape`: the shape that the base table must
+        have. `tombstones`: also return tombstones, and `_tombstone` as the last column. `above`: return no base rows;
+        the base table must have this version. Raises: Reshaped, BaseChanged.
         """
         base, known = self._known(trace)
         if shape is not None and known.shape != shape:
@@ -166,10 +168,10 @@ class Reader:
         buckets: Collection[int] | None = None,
         trace: Trace | None = None,
     ) -> RowStream:
-        """Stream rows whose newest version passes `filter` (SQL), at most `limit`, newest levels first. The first batch
-        is read before the return, so that its errors are raised here.
+        """Stream at most `limit` rows whose newest version passes `filter` (SQL), newest levels first.
 
-        `order_by`: the order of the rows, of which `columns` has every column; then all are read before the return.
+        The first batch is read before the method returns, so that its errors are raised here. `order_by`: the order of
+        the rows; `columns` must have its columns, and all rows are read before the method returns.
         """
         base, known = self._known(trace)
         schema, most = known.projected(checked_columns(columns, known.schema, known.gone)), checked_limit(limit)
@@ -178,7 +180,7 @@ class Reader:
             check_orderable(order_by, known.schema)
         merged_view = self._merged_view(views, base, known, buckets, trace)
         self._check_filter(merged_view, filter, known)
-        if order_by is not None and most != 0:  # Lance fails to sort for no rows
+        if order_by is not None and most != 0:  # Lance fails to sort zero rows
             rows = merged_view.first_rows(schema.names, filter, most, order_by)
             return gathered(concatenate([rows], schema))
         cut_short = partial(after_first_batch, base, filter, self)
@@ -213,9 +215,9 @@ class Reader:
     ) -> pa.Table:
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
 
-        Distances are exact and in Lance's convention: squared for l2, 1 - cosine, 1 - dot product. Fewer than `k`
-        rows are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width.
-        `how`: as `ingest.read.request.vector_query`. Without an index every row is compared.
+        Distances are exact and in Lance's convention: squared for l2, 1 - cosine, 1 - dot product. Fewer than `k` rows
+        are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width. `how`:
+        see `ingest.read.request.vector_query`. Without an index every row is compared.
         """
         base, known = self._known(trace)
         out, most = checked_columns(columns, known.schema, known.gone, added=(DISTANCE,)), at_least_one(k)
@@ -266,10 +268,11 @@ class Reader:
         trace: Trace | None = None,
         **how: Any,
     ) -> pa.Table:
-        """Return the `n` rows nearest to `vector` and the `n` that match `text` best, of one moment, each row once.
+        """Return the `n` rows nearest to `vector` and the `n` that match `text` best, of one moment, without
+        duplicates.
 
-        The last two columns are `_distance` and `_score`, as of `search` and `match`, null where the row is not among
-        the `n` best by it. `vector_column`, `text_column`: None where the table has one such index only. `how`: as for
+        The last two columns are `_distance` and `_score`, as in `search` and `match`, null if the row is not among the
+        `n` best by it. `vector_column`, `text_column`: None if the table has exactly one such index. `how`: as for
         `search`.
         """
         base, known = self._known(trace)
@@ -287,7 +290,7 @@ class Reader:
         return merge_arms(closest, fittest, most, names, schema, keyed=bool(known.key))
 
     def raise_filter_error(self, filter: str | None) -> None:
-        """Raise InvalidRows if `filter` fails on a row of the base; Lance has no error type for that.
+        """Raise InvalidRows if `filter` fails on a base row; Lance has no error type for that.
 
         Reads the columns of the filter up to the failing row. Returns if no row fails or the columns cannot be read.
         """
@@ -301,7 +304,7 @@ class Reader:
     # ---- levels --------------------------------------------------------------------------------------------------
 
     def _known(self, trace: Trace | None) -> tuple[BaseTable, KnownColumns]:
-        """Return the latest base and its columns. Raises: UnsupportedTable if it lost its key."""
+        """Return the latest base version and its columns. Raises: UnsupportedTable if it lost its key."""
         base = self.base() if trace is None else trace.opened(self.base)
         base.expect_readable()
         known = self._columns
@@ -349,7 +352,7 @@ class Reader:
         if view.unflushed is not None and committed >= view.unflushed:
             raise CaptureOvertaken
         if any(level.generation <= committed for level in view.memtables):
-            # Another owner may have cut the log differently: the base may lack some of these rows.
+            # Another owner may have cut the log into other generations: the base table may lack some of these rows.
             raise CaptureOvertaken
         levels = list(view.memtables)
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
@@ -372,8 +375,8 @@ class Reader:
         try:
             return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
         except (Corrupt, OSError):
-            # A read slower than `gc.sst_age_min`: the SST was committed and deleted after the base was opened.
-            # (model: Commit!Answer)
+            # This read was slower than `gc.sst_age_min`: the SST was committed and deleted after the base table was
+            # opened. (model: Commit!Answer)
             if self.base().committed.get(region, 0) >= sst.generation:
                 raise CaptureOvertaken from None
             raise

@@ -1,6 +1,6 @@
-"""Checks the arguments of reads; each error is one line that names the argument and the nearest match.
+"""Check the arguments of reads; each error is one line that names the argument and the nearest match.
 
-Also finds the unknown column in a filter that Lance refused.
+The module also finds the unknown column in a filter that Lance rejected.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def checked_columns(
     what: str = "columns",
     added: Sequence[str] = (),
 ) -> list[str]:
-    """Return the columns to read, each once; all for None. `gone`: error texts by columns that the table had before.
-    `what`: the argument, for messages. `added`: the columns that the read adds; Lance takes no others of their names.
+    """Return the distinct columns to read; all for None.
 
+    `gone`: error texts for former columns, by column. `what`: the argument, for messages. `added`: the columns that the
+    read adds; Lance accepts no table columns of these names.
     Raises: Invalid for an unknown column, an empty list, and a table with a column that the read adds.
     """
     if clash := next((name for name in added if name in schema.names), None):
@@ -56,7 +57,7 @@ def checked_columns(
 def check_filter(
     filter: Any, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
 ) -> None:
-    """Let Lance and DataFusion plan `filter`, so that it is valid at every level or at none. Raises: Invalid.
+    """Plan `filter` in Lance and DataFusion, so that it is valid at every level or at none. Raises: Invalid.
 
     `plan`: `BaseReads.check`. `columns`: of the table. `gone`: as for `checked_columns`.
     """
@@ -68,7 +69,7 @@ def check_filter(
         raise Invalid(str(error)) from None
     try:
         plan(filter)
-    except InvalidRows as error:  # of DataFusion; its message names the filter
+    except InvalidRows as error:  # from DataFusion; its message includes the filter
         unknown = unknown_column(filter, columns, gone)
         raise Invalid(f"filter {shown(filter)}: {unknown}" if unknown else str(error)) from None
     except (RuntimeError, RustPanic):
@@ -79,13 +80,13 @@ def check_filter(
 
 
 def distinct(keys: pa.Table) -> pa.Table:
-    """Return each key once, in order of first appearance."""
+    """Return the distinct keys, in order of first appearance."""
     if keys.num_rows < 2:
         return keys
     if keys.num_columns == 1:
         return pa.table([pc.unique(keys.column(0))], names=keys.column_names)
-    # Arrow promises no order of groups, so the first row of each group is kept and sorted.
-    names = [str(column) for column in range(keys.num_columns)]  # those of the table may be ours
+    # Arrow guarantees no order of groups, so the first row of each group is kept and sorted.
+    names = [str(column) for column in range(keys.num_columns)]  # the table's own names could clash with `at`
     numbered = keys.rename_columns(names).append_column("at", pa.array(np.arange(keys.num_rows)))
     first = numbered.group_by(names).aggregate([("at", "min")]).column("at_min")
     return keys.take(pa.array(np.sort(first.to_numpy())))
@@ -122,7 +123,7 @@ def indexed(
 
 
 def only_indexed(argument: str, kind: str, specs: Sequence[IndexSpec]) -> str:
-    """Return the one column with an index of `kind`. Raises: Invalid, naming `argument`, for none or several."""
+    """Return the only column with an index of `kind`. Raises: Invalid, with `argument`, for no or several columns."""
     columns = [spec.column for spec in specs if spec.kind == kind]
     if len(columns) == 1:
         return columns[0]
@@ -132,9 +133,9 @@ def only_indexed(argument: str, kind: str, specs: Sequence[IndexSpec]) -> str:
 
 
 def only_vectors(argument: str, schema: pa.Schema, specs: Sequence[IndexSpec]) -> str:
-    """Return the one column with a vector index, or the one vector column of a table without such an index.
+    """Return the only column with a vector index, or without such indexes the only vector column of the table.
 
-    Raises: Invalid, naming `argument`, for none or several.
+    Raises: Invalid, with `argument`, for no or several columns.
     """
     if any(spec.kind == "ivf_pq" for spec in specs):
         return only_indexed(argument, "ivf_pq", specs)
@@ -148,7 +149,7 @@ def only_vectors(argument: str, schema: pa.Schema, specs: Sequence[IndexSpec]) -
 
 @dataclass(frozen=True, eq=False)
 class VectorQuery:
-    """A checked vector search. `probes`, `refine`: None for the defaults; they matter for the base table's index."""
+    """A checked vector search. `probes`, `refine`: None for the defaults; they affect the base table's index only."""
 
     column: str
     vector: npt.NDArray[np.float32]
@@ -164,11 +165,11 @@ class VectorQuery:
 
     @property
     def exact(self) -> bool:
-        """Whether every row must be compared: an index names the nearest rows, not those beyond a distance."""
+        """Whether every row must be compared: an index returns the nearest rows, not those beyond a distance."""
         return not self.indexed or self.low is not None
 
     def within(self, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-        """Return which distances are in the range; NaN and inf, of vectors that have no distance, never are."""
+        """Return which distances are in the range; NaN and inf (the vector has no distance) never are."""
         mask: npt.NDArray[np.bool_] = np.isfinite(scores)
         if self.low is not None:
             mask &= scores >= np.float32(self.low)
@@ -190,9 +191,10 @@ def vector_query(
     refine_factor: int | None = None,
     distance_range: Sequence[float | None] | None = None,
 ) -> VectorQuery:
-    """Check a vector search of `column`. `what`: the read or its argument, for messages. `gone`: as `checked_columns`.
+    """Check a vector search of `column`.
 
-    The other arguments: as `Reads.search` has checked them.
+    `what`: the read or its argument, for messages. `gone`: as for `checked_columns`. The other arguments: already
+    checked by `Reads.search`.
     Raises: Invalid for an unknown column, one without vectors, an unknown metric and a vector that does not fit.
     """
     if column not in schema.names:
@@ -211,8 +213,10 @@ def vector_query(
 
 
 def checked_text(text: Any, boosts: Mapping[str, float], parsers: Mapping[str, TextParser]) -> ColumnsQuery:
-    """Parse `text` for the columns of `boosts`. Raises: Invalid if it is not a string, or needs what an index does not
-    store."""
+    """Parse `text` for the columns of `boosts`.
+
+    Raises: Invalid if it is not a string, or requires data that an index does not store.
+    """
     try:
         return ColumnsQuery.of(text, boosts, parsers)
     except InvalidRows as error:
@@ -222,7 +226,7 @@ def checked_text(text: Any, boosts: Mapping[str, float], parsers: Mapping[str, T
 def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[np.float32]:
     """Return `vector` as float32[width of `column`].
 
-    Raises: Invalid naming both widths, or the first number that is NaN or infinite.
+    Raises: Invalid, with both widths, or the first number that is NaN or infinite.
     """
     if isinstance(vector, pa.Array | pa.ChunkedArray) and (not is_number(vector.type) or len(vector) != kind.list_size):
         raise Invalid(
@@ -245,7 +249,7 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise Invalid(f"search: the vector for column '{column}' has {values[at]} at {at}; give finite numbers only")
     if pa.types.is_float16(kind.value_type):
-        # Lance rounds the query so; other levels do as it does.
+        # Lance rounds the query to float16; the other levels do the same.
         with np.errstate(over="ignore"):
             values = values.astype(np.float16).astype(np.float32)
         if not np.isfinite(values).all():
@@ -255,19 +259,21 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Return whether NumPy reads values of this type as they are, one number for each."""
+    """Return whether NumPy reads values of this type unchanged, one number per value."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 LARGE = 10_000
-"""A smaller number of rows is not compared with the table: counting the rows costs more than asking for them."""
+"""Smaller requests are not compared with the table: counting its rows costs more than requesting that number of
+rows.
+"""
 
 
 def at_most(wanted: int, rows: Callable[[], int]) -> int:
-    """Return how many rows to look for: `wanted`, but no more than there are. `rows`: counts them.
+    """Return how many rows to request: `wanted`, but at most as many as exist. `rows`: counts them.
 
-    Lance, DataFusion and faiss allocate memory for as many rows as they are asked for, and end the process if they get
-    none.
+    Lance, DataFusion and faiss allocate memory for the requested number of rows, and end the process if the allocation
+    fails.
     """
     return wanted if wanted <= LARGE else max(1, min(wanted, rows()))
 
@@ -277,7 +283,7 @@ _TOKEN = re.compile(
       | (?P<word>[^\W\d]\w*) | (?P<other>\S)""",
     re.VERBOSE,
 )
-# Keywords of the grammar: never a column unless in backticks.
+# Keywords of the grammar: columns only in backticks.
 _GRAMMAR = """
     and or not in is null like ilike similar to rlike between escape true false case when then else end as cast try_cast
     distinct from interval at time zone
@@ -286,10 +292,10 @@ _RESERVED = frozenset(_GRAMMAR.split())
 
 
 def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
-    """Return an error text for the first word in a column's place that names no column; None if all do.
+    """Return an error text for the first word in a column's position that names no column; None if all are columns.
 
-    Case does not count. `gone`: error texts by columns that the table had before. The tokens only give a guess, good
-    for a message; Lance decides whether a filter is valid.
+    The comparison ignores case. `gone`: error texts for former columns, by column. The tokens give only a guess, good
+    enough for a message; Lance decides whether a filter is valid.
     """
     folded = {column.lower() for column in columns}
     tokens = list(_TOKEN.finditer(predicate))
@@ -301,8 +307,9 @@ def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, st
 
 
 def _is_column(token: re.Match[str], before: re.Match[str] | None, after: re.Match[str] | None) -> bool:
-    """Whether a token is a column: not a keyword, a function, a field of a struct, the type of a literal
-    (`date '2013-01-31'`) or of a cast.
+    """Return whether a token is a column.
+
+    Keywords, functions, struct fields, and the type of a literal (`date '2013-01-31'`) or of a cast are not columns.
     """
     if before is not None and before.group().lower() in (".", "as"):
         return False

@@ -1,9 +1,9 @@
-"""Filters that Lance's scalar indexes would answer with rows missing: such filters read the column instead.
+"""Identify filters that lose rows with Lance's scalar indexes; such filters read the column instead.
 
 Found with pylance 14.0.2:
 
-- Lance asks the index of a boolean column for `b = true` where the filter says `b IS TRUE`, and takes the complement
-  for its opposite: `NOT (b IS TRUE)`, `(b IS TRUE) = false` and the like lose the rows where b is null.
+- For `b IS TRUE` Lance queries the index of a boolean column for `b = true`, and takes the complement for the opposite:
+  `NOT (b IS TRUE)`, `(b IS TRUE) = false` and similar filters lose the rows where b is null.
 - Lance narrows `s LIKE 'a\\B%'` to the texts that begin with `a\\B`. A backslash before an ordinary letter stands for
   the letter, so the pattern matches the texts that begin with `aB`.
 """

@@ -1,8 +1,8 @@
-"""The rows of a scan, produced as they are consumed.
+"""Produce the rows of a scan as they are consumed.
 
-What a stream holds until its end: the memtables and loaded SSTs of its view, in memory, and the version of the base,
-whose files are opened one after another. Neither a flush, a commit nor a collection changes them; a writer never waits
-for a reader. If maintenance removes a base version while it is still read, the stream ends with Unavailable.
+Until its end a stream holds the memtables and loaded SSTs of its view in memory, and the version of the base table,
+whose files are opened one after another. Flushes, commits and collections change none of these; a writer never waits
+for a reader. If maintenance removes a base version while it is read, the stream ends with Unavailable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memwal.wal.panics import RustPanic, panics_as_errors
 
 
 def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the visible rows of `view` that pass `filter`, at most `limit`, newest levels first; no batch is empty.
+    """Yield at most `limit` visible rows of `view` that pass `filter`, newest levels first; no batch is empty.
 
     `schema`: of the wanted columns; batches have at most ROWS_PER_STEP rows.
     """
@@ -38,16 +38,16 @@ def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: i
 def streamed(
     schema: pa.Schema, batches: Iterator[pa.RecordBatch], explain: Callable[[Exception], BaseException]
 ) -> RowStream:
-    """Return `batches` as a result. The first one is read here: until then the read can be made again.
+    """Return `batches` as a result. The first batch is read here, while the read can still be repeated.
 
-    `explain`: returns or raises what an error of a later batch means, when it is too late for another attempt.
+    `explain`: returns or raises the meaning of an error in a later batch, when the read cannot be repeated.
     """
     first = next(batches, None)
     return RowStream(schema, iter(()) if first is None else _rest(first, batches, explain))
 
 
 class Checks(Protocol):
-    """What explains a failed read of the base: `ingest.read.reader.Reader`."""
+    """Explains a failed read of the base table; implemented by `ingest.read.reader.Reader`."""
 
     def ask_storage(self) -> None: ...
 
@@ -55,7 +55,7 @@ class Checks(Protocol):
 
 
 def after_first_batch(base: BaseTable, filter: str | None, checks: Checks, error: Exception) -> Exception:
-    """Return or raise what `error` means for a stream that reads `base` and has given out rows."""
+    """Return or raise the meaning of `error` for a stream that reads `base` and has already returned rows."""
     checks.ask_storage()
     checks.raise_filter_error(filter)
     if base.is_kept():

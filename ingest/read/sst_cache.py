@@ -1,13 +1,13 @@
-"""A cache of SSTs as memtable snapshots: the memtables that this process flushed, others loaded at the first read.
+"""Cache SSTs as memtable snapshots: memtables flushed by this process, and SSTs loaded at their first read.
 
 An SST never changes and its directory name is never reused, so a loaded SST stays valid. Readers drop committed SSTs
 (`drop`); a limit of bytes bounds the others. Loading costs as much as putting the rows again: for 16,000 packages with
 vectors of 384 dimensions the rows by key take 24 ms and 29 MB, with the vectors to search 49 ms and 53 MB, with the
-text index 190 ms. So an SST is loaded only with the indexes that a read needs; the first read that needs another index
-loads it again, with that index added.
+text index 190 ms. An SST is therefore loaded only with the indexes that a read needs; the first read that needs another
+index loads it again, with that index added.
 
-A memtable that this process flushed comes here with all its indexes (`keep`), so that a flush costs the reads after it
-nothing: with its SST to load, the first search of 5,000 rows took 25 ms, and all others waited for it.
+A memtable that this process flushed enters the cache with all its indexes (`keep`), so a flush adds no cost to later
+reads. When the SST had to be loaded, the first search of 5,000 rows took 25 ms, and all others waited for it.
 
 No thread indexes the loaded rows: an SST may be read only once, and its rows are in the base table within seconds. Each
 read that needs an index moves one block of rows into it, and reads the other rows one by one.
@@ -36,8 +36,9 @@ Load = Callable[[Columns], MemTable]
 
 
 class SstId(NamedTuple):
-    """Identity of an SST loaded in one shape of the table. The path identifies the SST only by its random token; the
-    region makes it certain.
+    """Identity of an SST loaded in one shape of the table.
+
+    The path alone identifies the SST only by its random token; with the region the identity is certain.
     """
 
     shape: int
@@ -62,13 +63,13 @@ class _Kept:
 
     @property
     def bytes(self) -> int:
-        """0 until it is loaded."""
+        """Size of the loaded SST; 0 until it is loaded."""
         succeeded = self.loaded.done() and self.loaded.exception() is None
         return self.loaded.result().table.bytes if succeeded else 0
 
 
 class SstCache:
-    """Snapshots by SST; above `limit` bytes the least recently used are dropped (the newest always stays).
+    """Snapshots by SST. Above `limit` bytes the least recently used are dropped, but never the newest.
 
     Thread safety. Any thread. Threads that need one SST with the same indexes load it once; other threads do not wait.
     Invariants. (1) An SST is kept once, with every index needed since it was first loaded. (2) `bytes` is the sum over
@@ -83,7 +84,7 @@ class SstCache:
     def get(self, sst: Hashable, columns: Columns, load: Load) -> Snapshot:
         """Return the snapshot of `sst` (an `SstId`) with indexes on at least `columns`.
 
-        `load` is called with the columns to index if the cache lacks it. Raises: what `load` raises.
+        `load` is called with the columns to index if the cache lacks them. Raises: the errors of `load`.
         """
         with self._lock:
             kept = self._kept.get(sst)
@@ -95,12 +96,14 @@ class SstCache:
             self._fill(sst, kept, load)
         loaded = kept.loaded.result()
         if columns:
-            with suppress(Exception):  # such as MemoryError: then this read and the next ones read each row
+            with suppress(Exception):  # for example MemoryError: this read and the next ones then read each row
                 loaded.table.index_step()
         return loaded.snapshot
 
     def keep(self, sst: Hashable, columns: Columns, table: MemTable) -> None:
-        """Take over the memtable that was flushed as `sst`, with indexes on `columns`, unless reads have loaded it."""
+        """Add the memtable that was flushed as `sst`, with indexes on `columns`, unless a read has already loaded the
+        SST.
+        """
         kept = _Kept(columns)
         kept.loaded.set_result(_Loaded(table, table.snapshot()))
         with self._lock:
@@ -108,7 +111,7 @@ class SstCache:
         self._evict()
 
     def drop(self, dead: Callable[[SstId], bool]) -> None:
-        """Drop every SST for which `dead` is true; reads in progress keep their snapshots."""
+        """Drop every SST if `dead` returns true for it; reads in progress keep their snapshots."""
         with self._lock:
             for sst in [sst for sst in self._kept if isinstance(sst, SstId) and dead(sst)]:
                 del self._kept[sst]
@@ -127,9 +130,9 @@ class SstCache:
         try:
             table = load(kept.columns)
             kept.loaded.set_result(_Loaded(table, table.snapshot()))
-        except BaseException as error:  # noqa: BLE001 - threads that wait must get any error
+        except BaseException as error:  # noqa: BLE001 - waiting threads must get any error
             with self._lock:
-                # A load with more indexes may have taken its place meanwhile.
+                # A load with more indexes may have replaced it.
                 if self._kept.get(sst) is kept:
                     del self._kept[sst]
             kept.loaded.set_exception(error)
@@ -149,10 +152,10 @@ class SstCache:
 
 
 def load_sst(base: BaseTable, store: ObjectStore, region: UUID, sst: SsTable, columns: Container[str]) -> MemTable:
-    """Load `sst` as a frozen memtable; of the vector and text indexes only those on `columns`.
+    """Load `sst` as a frozen memtable, with the vector and text indexes on `columns` only.
 
     All B-trees are included: they cost nothing until a filter uses them. `base`: any version; its schema, key and
-    indexes are used. Raises: what flush.read_sst raises.
+    indexes are used. Raises: the errors of flush.read_sst.
     """
     specs = [spec for spec in base.indexes if spec.kind == "btree" or spec.column in columns]
     rows = row_schema(base.schema, base.key)

@@ -1,18 +1,20 @@
-"""Captures the levels above the base from storage alone: no claim, no request to an owner, no write.
+"""Capture the levels above the base table from storage alone: no claim, no request to an owner, no write.
 
 The tail of the WAL is replayed into one memtable per region. Rows that an owner holds only in memory are missing.
+`StoredLevels` keeps these memtables between captures. A later capture, a *look*, reads only the entries written since
+the previous one. The following holds whatever writers, flushes, commits, collections, take-overs and resizes do between
+two looks:
 
-`StoredLevels` keeps these memtables between captures (looks), and a look reads only the entries that came since. What
-must hold, whatever writers, flushes, commits, collections, take-overs and resizes come between two looks:
-
-1. A look sees every row that was acknowledged as durable before it began, as `wal.log_tail` proves for a region.
-2. The levels of a look are what a capture from scratch at that moment, or just before the last flush, would give: the
-   SSTs of a manifest, and above them the rows of exactly the entries after its `replay_after`.
-3. A flush begins the region anew: its rows leave the memtable. A commit overtakes the view (`RegionView.unflushed`),
-   and the next look finds the flush before it.
-4. New regions come only with a new routing, which the base has before any of them takes a row. A look at the regions of
-   a routing says so, and a base of another routing overtakes the view (`RegionView.routing`).
-5. Another shape, a region that nobody has claimed yet, and every error: the next capture is from scratch.
+1. A look sees every row that was acknowledged as durable before it began; `wal.log_tail` proves this for a region.
+2. The levels of a look equal those of a capture from scratch at that moment, or just before the last flush: the SSTs of
+   a manifest, and above them the rows of exactly the entries after its `replay_after`.
+3. After a flush the region is captured anew: its rows leave the memtable. A commit overtakes the view
+   (`RegionView.unflushed`), and the next look finds the flush before it.
+4. New regions appear only with a new routing, which the base table has before any of them accepts a row. A look at the
+   regions of a routing records that routing, and a base version of another routing overtakes the view
+   (`RegionView.routing`).
+5. After a change of shape, for a region that has never been claimed, and after every error, the next capture is from
+   scratch.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from memwal.ingest.api.reads import Level
 from memwal.ingest.read.levels import RegionView
 from memwal.memtable import MemTable, row_schema
 
-# The rows of the tail may belong to several generations, and storage does not show which: a claim that replays them
-# may number them differently. So the tail counts as newer than any committed generation and is never skipped; skipping
-# could lose the rows of a later generation. If the first unflushed generation of a view was committed meanwhile, the
-# view is captured again (`RegionView.unflushed`); otherwise a batch that is partly in the base would be shown in part.
+# The rows of the tail may belong to several generations, and storage does not show which: a claim that replays them may
+# number them differently. The tail therefore counts as newer than any committed generation and is never skipped;
+# skipping could lose the rows of a later generation. If the first unflushed generation of a view was committed in the
+# meantime, the view is captured again (`RegionView.unflushed`); otherwise a batch that is partly in the base table
+# would be shown in part.
 TAIL_GENERATION = 2**63 - 1
 
 _CAPTURES = 5
@@ -41,15 +44,18 @@ _READ_OPTIONS = wal.WalOptions(readers=8)
 
 
 def views_from_storage(base: BaseTable, store: wal.ObjectStore, level: Level) -> list[RegionView]:
-    """Capture the levels above the base for one read of `level`. Arguments and errors: as `StoredLevels.views`."""
+    """Capture the levels above the base table for one read of `level`. Arguments and errors: as
+    `StoredLevels.views`.
+    """
     return StoredLevels(store).views(base, level)
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What looks go on from: the tails of all regions on storage, replayed for the shape and routing of `base`.
+    """The state that the next look continues from: the tails of all regions, replayed for the shape and routing of
+    `base`.
 
-    `views`: of the last look, which a reader that waited for it shares.
+    `views`: of the last look, shared with readers that waited for it.
     """
 
     base: BaseTable
@@ -58,10 +64,10 @@ class _Known:
 
 
 class StoredLevels:
-    """The levels above the base of one table, read from storage again and again.
+    """The levels above the base table, read repeatedly from storage.
 
-    Thread safety. Any thread; looks take turns, and readers that wait for the same turn share one look.
-    Invariants. See the module's text. Nothing is written and nothing is claimed.
+    Thread safety. Any thread; looks run one at a time, and readers that wait for the same look share it.
+    Invariants. See the module docstring. Writes nothing and claims nothing.
     Memory. The rows of the tails, until the next look after their flush, or `forget`.
     """
 
@@ -71,10 +77,11 @@ class StoredLevels:
         self._known: _Known | None = None
 
     def views(self, base: BaseTable, level: Level) -> list[RegionView]:
-        """Capture the levels above the base for reads of `level`; the caller opens the base only after this.
+        """Capture the levels above the base table for reads of `level`; the caller opens the base table only
+        afterwards.
 
         `base`: any version; its schema, key and indexes are used. `latest` equals `durable` here: the newest rows on
-        storage. Safe while writers run. Raises: wal errors, Corrupt among them, naming the object.
+        storage. Safe while writers run. Raises: wal errors, including Corrupt with the object's name.
         """
         if level == "committed":
             return []
@@ -83,8 +90,8 @@ class StoredLevels:
             return [view for view in found if view is not None]
         arrived = self._begun
         with self._turn:
-            known, self._known = self._known, None  # an error on the way leaves nothing to go on from
-            shared = self._begun > arrived  # a look of another thread that began after this call
+            known, self._known = self._known, None  # after an error the next capture is from scratch
+            shared = self._begun > arrived  # a look by another thread that began after this call
             if known is None or not _goes_on(known, base):
                 self._begun += 1
                 known = self._captured(base)
@@ -95,7 +102,7 @@ class StoredLevels:
             return known.views
 
     def forget(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         with self._turn:
             self._known = None
 
@@ -113,7 +120,7 @@ class StoredLevels:
         return _Known(base, claimed, [view for view in views if view is not None])
 
     def _looked(self, known: _Known) -> _Known:
-        """Look at the regions of the known routing again. Others fell away in a resize, which drained them."""
+        """Look again at the regions of the known routing. A resize drained all other regions."""
         routed = [known.tails[region] for region in known.base.regions]
         list(each(_Tail.look, routed, self._at_once))
         views, routing = (tail.view for tail in known.tails.values()), known.base.routing_version
@@ -121,7 +128,9 @@ class StoredLevels:
 
 
 def _goes_on(known: _Known, base: BaseTable) -> bool:
-    """Whether rows that were replayed for the base of `known` are those that `base` would replay, region by region."""
+    """Return whether the rows replayed for the base version of `known` equal those that `base` would replay, per
+    region.
+    """
     same = base.shape == known.base.shape and base.routing_version == known.base.routing_version
     return same and all(region in known.tails for region in base.regions)
 
@@ -134,7 +143,7 @@ class _Tail:
         self._log = wal.LogTail(store, region, base.codec, options=_READ_OPTIONS)
         self._memtable = self._empty()
         self.view: RegionView | None = None
-        """None where the region was never claimed."""
+        """None if the region was never claimed."""
 
     def begin(self) -> RegionView | None:
         """Replay the tail from scratch. Raises: wal errors."""
@@ -146,7 +155,7 @@ class _Tail:
         return self._begun()
 
     def look(self) -> RegionView | None:
-        """Replay what came since the look before. Raises: wal errors."""
+        """Replay the entries written since the previous look. Raises: wal errors."""
         try:
             return self._replayed(self._log.look())
         except wal.Overtaken:

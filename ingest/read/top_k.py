@@ -1,12 +1,12 @@
-"""The best k rows over all levels: the best visible ones of each, merged by score.
+"""Find the best k rows over all levels: the best visible rows of each level, merged by score.
 
-A level above the base is asked among its visible rows only. Of the base nobody knows the hidden rows; it is asked for
-more than k, and the keys that newer levels have are dropped. If fewer than k are left, more are fetched, at most k plus
-the number of rows above, which is always enough.
+A level above the base table is searched among its visible rows only. The hidden base rows are not known in advance: the
+base table is asked for more than k rows, and rows whose key a newer level has are dropped. If fewer than k remain, more
+are fetched, at most k plus the number of rows above, which always suffices.
 
-Rows with equal scores are ordered by their key, or without a key by a hash of the columns that are returned
-(`ingest.api.ties`): both are the same at every level, so neither a commit nor a restart changes the order. For that a
-level returns with its k best rows those that tie with the last of them, of the first k + 1,000 that it finds.
+Rows with equal scores are ordered by their key, or without a key by a hash of the returned columns (`ingest.api.ties`):
+both are the same at every level, so neither a commit nor a restart changes the order. For this purpose a level returns,
+besides its k best rows, the rows that tie with the last of them, out of the first k + 1,000 that it finds.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ Scores = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
 MOST_HIDDEN = 0.5
-"""Largest share of hidden rows that is expected. Where more are hidden, a read fetches again."""
+"""Largest share of hidden rows that is assumed. If more rows are hidden, a read fetches again."""
 WEIGHT = 0.1
-"""Of a read in the share."""
+"""Weight of the last read in the moving average."""
 TIES = (100, 1_000)
-"""Rows beyond the best k that a level is asked for where they tie with the last of these, and where as many tie. Their
-keys alone are read of the base, so the first takes 1.2 ms, the second 1.8, of a table of 60,000 rows."""
+"""Rows requested beyond the best k if rows tie with the last of these, and if that many rows tie as well. Only their
+keys are read from the base table: the first number takes 1.2 ms, the second 1.8 ms, in a table of 60,000 rows.
+"""
 _NONE = np.empty(0, np.int64)
 
 
@@ -39,7 +40,7 @@ _NONE = np.empty(0, np.int64)
 class Candidates:
     """Rows of one level by score, best first.
 
-    `ids`: int64, of a row within its level. `take(positions)`: the wanted columns of some. `ties(positions)`: the
+    `ids`: int64, of a row within its level. `take(positions)`: the wanted columns of some rows. `ties(positions)`: the
     columns that order equal scores.
     """
 
@@ -63,21 +64,21 @@ class Visible:
 
 
 class HiddenShare:
-    """The share of the best rows of the base that newer levels hid in the last reads: how many more to fetch.
+    """The share of the best base rows that newer levels hid in recent reads. It decides how many more rows to fetch.
 
-    Thread safety. Any thread; what two reads see at once may count once.
+    Thread safety. Any thread; the updates of two concurrent reads may count once.
     """
 
     def __init__(self) -> None:
         self._share = MOST_HIDDEN
 
     def wanted(self, k: int) -> int:
-        """How many rows to fetch so that `k` visible ones are most likely among them: at most 2 `k`."""
+        """Return how many rows to fetch so that `k` visible rows are most likely among them: at most 2 `k`."""
         most_likely = k / (1 - self._share)
         return min(2 * k, math.ceil(most_likely + 2 * math.sqrt(most_likely * self._share)))
 
     def saw(self, fetched: int, hidden: int) -> None:
-        """Note how many of the rows that a read fetched were hidden."""
+        """Record how many of the rows that a read fetched were hidden."""
         if fetched:
             self._share += WEIGHT * (min(MOST_HIDDEN, hidden / fetched) - self._share)
 
@@ -96,13 +97,13 @@ def best_visible(
     fetch_ties: Callable[[int], tuple[Candidates, pa.Table]] | None = None,
     spare: int = 1,
 ) -> Visible:
-    """Return the `k` best visible rows of the base, fewer only if it has no more; with `fetch_ties` those too that tie
-    with the last of them.
+    """Return the `k` best visible base rows, fewer only if no more exist; with `fetch_ties` also those that tie with
+    the last.
 
-    `fetch(n)`: its `n` best and their keys, fewer only if it has fewer. `hides(keys)`: which of them newer levels hide.
-    `rows_above`: an upper bound of hidden rows. `share`: of hidden rows, so far. `fetch_ties`: as `fetch`; takes less
-    for many rows. None: equal scores stand in order. `spare`: rows beyond the best that are fetched at first, to see
-    whether rows tie with the last.
+    `fetch(n)`: its `n` best rows and their keys, fewer only if no more exist. `hides(keys)`: which of them newer levels
+    hide. `rows_above`: an upper bound of hidden rows. `share`: the share of hidden rows so far. `fetch_ties`: as
+    `fetch`, but cheaper for many rows; None: equal scores keep their order. `spare`: rows beyond the best that are
+    fetched at first, to detect rows that tie with the last one.
     """
     spare = 0 if fetch_ties is None else spare
     enough = k + rows_above + spare
@@ -126,7 +127,7 @@ def best_visible(
 
 
 def _visible(keys: pa.Table, hides: Callable[[pa.Table], Mask], found: int, rows_above: int, share: HiddenShare) -> Ids:
-    """Return which of the rows with `keys` are visible, and note how many are not."""
+    """Return which of the rows with `keys` are visible, and record how many are not."""
     if not rows_above:
         return np.arange(found)
     visible = np.flatnonzero(~hides(keys))
@@ -156,12 +157,11 @@ def merge_arms(
     *,
     keyed: bool,
 ) -> pa.Table:
-    """Return the `n` nearest and the `n` best matching rows of all levels, each row once, the nearest first; of equal
-    distances, or without one, the best matching first; then by key.
+    """Return the `n` nearest and the `n` best matching rows of all levels, without duplicates, nearest first.
 
-    `near`, `matching`: the same levels in the same order. `names`: of the columns with a row's distance and its score,
-    null where the row is not among the `n` best of that arm. `schema`: of the rows without them. `keyed`: as in
-    `merge`.
+    Rows with equal distances, or without one, are ordered by score, then by key. `near`, `matching`: the same levels in
+    the same order. `names`: the columns of a row's distance and score, null if the row is not among the `n` best of
+    that arm. `schema`: of the rows without them. `keyed`: as in `merge`.
     """
     closest, _ = _by_level(near, _ranked(near, n, ascending=True, keyed=keyed)[1])
     fittest, _ = _by_level(matching, _ranked(matching, n, ascending=False, keyed=keyed)[1])
@@ -191,8 +191,9 @@ def _of_arms(found: pa.Table, names: tuple[str, str]) -> list[Scores]:
 
 
 def _places(ids: Ids, more: Ids) -> tuple[Ids, Mask]:
-    """Return where each of `more` stands in a row of `ids` and then those of `more` that are not among them, and which
-    these are. Both have each id once.
+    """Return the places of `more` in the concatenation of `ids` and the new ids of `more`, and which of `more` are new.
+
+    `ids` and `more` are each distinct.
     """
     at = pc.index_in(pa.array(more), value_set=pa.array(ids))
     alone = at.is_null().to_numpy(zero_copy_only=False)
@@ -209,7 +210,7 @@ def _nullable(values: Scores, at: Ids, rows: int) -> pa.Array:
 
 
 def _ranked(levels: Sequence[Visible], k: int, *, ascending: bool, keyed: bool) -> tuple[Scores, Ids]:
-    """Return the scores of all levels in a row, and the places of the best `k` in it, best first."""
+    """Return the concatenated scores of all levels, and the places of the best `k` in it, best first."""
     scores = np.concatenate([level.scores for level in levels] or [np.empty(0, np.float32)])
 
     def ties(at: Ids) -> pa.Table:
@@ -220,8 +221,10 @@ def _ranked(levels: Sequence[Visible], k: int, *, ascending: bool, keyed: bool) 
 
 
 def _by_level(levels: Sequence[Visible], order: Ids) -> tuple[list[tuple[Candidates, Ids]], Ids]:
-    """Return for each level its candidates and which of them are at the places `order`; and where each of these, level
-    by level, stands in `order`.
+    """Return, for each level, its candidates and those at the places `order`; and the position of each of these in
+    `order`.
+
+    Places count through the concatenated levels; positions are listed level by level.
     """
     if len(levels) == 1:  # a tenth of the time, and the usual case below `latest`
         return [(levels[0].candidates, levels[0].positions[order])], np.arange(len(order))
@@ -244,5 +247,5 @@ def concatenate(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
 
 
 def in_order(rows: pa.Table, places: Ids) -> pa.Table:
-    """Return `rows` sorted by their `places` (each once); sorted already, the usual case, costs nothing."""
+    """Return `rows` sorted by their distinct `places`; sorted input, the usual case, costs nothing."""
     return rows if (places[:-1] < places[1:]).all() else rows.take(pa.array(np.argsort(places)))

@@ -1,7 +1,7 @@
-"""A read's view that measures its steps, for an explanation.
+"""Measure the steps of a read's view, for an explanation.
 
-`Reader` makes a `TracedView` in place of a `MergedView` where the caller asked for an explanation. It does the same
-steps and measures them. Without an explanation nothing of this module runs, and no step looks whether one is asked.
+`Reader` creates a `TracedView` in place of a `MergedView` if the caller requested an explanation. It performs the same
+steps and measures them. Without an explanation nothing in this module runs, and no step tests for one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class TracedView(MergedView):
         if filter is None:
             return mask
         with self.trace.timed(trace.by("filter")) as search:
-            # Before the filter is evaluated: to ask may sort waiting rows into an index, which serves it then.
+            # Before the filter is evaluated: `narrowed` may sort waiting rows into an index, which the filter then
+            # uses.
             search.looked_at, columns = level.narrowed(filter, mask)
             mask = super()._passing(stack, place, filter)
         search.found = int(np.count_nonzero(mask))
@@ -116,7 +117,7 @@ class TracedView(MergedView):
         """As `MergedView.visible_rows`."""
         for rows in super().visible_rows(columns, filter, limit):
             if limit is not None:
-                # The reader takes no more than this, and then no further rows.
+                # The reader takes at most `limit` rows, and then no further rows.
                 self.trace.current.returned -= max(0, rows.num_rows - limit)
                 limit -= min(limit, rows.num_rows)
             yield rows
@@ -192,7 +193,7 @@ class TracedView(MergedView):
             with self.trace.timed(search):
                 rows = ranked(base, n, names)
             search.fetches += 1
-            search.found = search.hidden = 0  # of an earlier fetch
+            search.found = search.hidden = 0  # counts of an earlier fetch
             fetched.append(rows.num_rows)
             return rows
 
@@ -211,7 +212,7 @@ class TracedView(MergedView):
         return next(names, "key")
 
     def _counted(self, search: SearchTrace, candidates: Candidates) -> Candidates:
-        """Count the rows that are taken of `candidates`: those that are among the best of all levels."""
+        """Count the rows that are taken from `candidates`: those that are among the best of all levels."""
 
         def take(at: Positions) -> pa.Table:
             with self.trace.timed(search):

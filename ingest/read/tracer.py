@@ -1,4 +1,4 @@
-"""The explanation of one read in this process: the moment that it reads, and how each level was searched."""
+"""Build the explanation of one read in this process: the moment that it reads, and how each level was searched."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ _BESIDE_INDEX = _WITHOUT_INDEX | {
     "vector": "every row compared: the index named too few",
     "text": "rows without it read and indexed in memory",
 }
-"""Where other scans of the same search used one."""
+"""Texts for a scan without an index, if other scans of the same search used one."""
 
 
 @dataclass
 class SearchTrace:
-    """How one level is searched, so far. Fields as `ExplainedSearch`; `why_exact`: whether `told` says why no index is
-    asked. `timed`: whether its time is being taken.
+    """How one level was searched so far. Fields as `ExplainedSearch`.
+
+    `why_exact`: whether `told` explains why no index is used. `timed`: whether its time is being measured.
     """
 
     by: str
@@ -56,7 +57,7 @@ class SearchTrace:
     why_exact: bool = False
 
     def explained(self) -> ExplainedSearch:
-        """Return it as it is now."""
+        """Return its present state."""
         counts = {name: getattr(self, name) for name in ("unindexed", "found", "hidden", "deleted", "returned")}
         return ExplainedSearch(
             self.by,
@@ -73,7 +74,7 @@ class SearchTrace:
 
 
 class LevelTrace:
-    """One level and its searches, by what they search by.
+    """One level and its searches, by the kind of search.
 
     `before`, `hidden`: seconds and hidden rows that the next search adds to its own.
     """
@@ -83,19 +84,19 @@ class LevelTrace:
         self.before, self.hidden = 0.0, 0
 
     def by(self, what: str) -> SearchTrace:
-        """Return the search by `what`, the same one each time."""
+        """Return the search of kind `what`, the same object each time."""
         search = self.searches.setdefault(what, SearchTrace(what))
         search.seconds, self.before = search.seconds + self.before, 0.0
         search.hidden, self.hidden = search.hidden + self.hidden, 0
         return search
 
     def explained(self) -> ExplainedLevel:
-        """Return the level with its searches as they are now."""
+        """Return the level with the present state of its searches."""
         return replace(self.about, searches=tuple(search.explained() for search in self.searches.values()))
 
 
 class Trace:
-    """Measures one read.
+    """Measure one read.
 
     Thread safety. One thread at a time.
     """
@@ -107,13 +108,13 @@ class Trace:
         self._loads: dict[tuple[UUID, str], float] = {}
         self.levels: dict[int, LevelTrace] = {}
         self.current = SearchTrace("")
-        """The search that is under way."""
+        """The search in progress."""
         self.taken: list[SearchTrace] = []
-        """The searches of the parts that an ordered scan puts together."""
+        """The searches of the parts that an ordered scan merges."""
 
     @contextmanager
     def timed(self, search: SearchTrace) -> Iterator[SearchTrace]:
-        """Add the time inside to `search`, once where one is inside another, and make it the current one."""
+        """Add the time inside to `search`, without counting nested calls twice, and make it the current search."""
         outer, search.timed = search.timed, True
         self.current, began = search, self.clock.monotonic()
         try:
@@ -126,21 +127,21 @@ class Trace:
     # ---- the moment ----------------------------------------------------------------------------------------------
 
     def captured(self, capture: Callable[[], list[RegionView]]) -> list[RegionView]:
-        """Return what `capture` returns; begins an attempt."""
+        """Return the result of `capture`; begins an attempt."""
         self.attempts, self.levels, began = self.attempts + 1, {}, self.clock.monotonic()
         views = capture()
         self._views, self._capturing = views, self._capturing + self.clock.monotonic() - began
         return views
 
     def opened(self, open_base: Callable[[], BaseTable]) -> BaseTable:
-        """Return what `open_base` returns."""
+        """Return the result of `open_base`."""
         began = self.clock.monotonic()
         base = open_base()
         self._opening += self.clock.monotonic() - began
         return base
 
     def loading(self, region: UUID, sst: SsTable, load: Load) -> Load:
-        """Return `load`, which will be called if `sst` is not cached."""
+        """Return a measured `load`, which is called if `sst` is not cached."""
 
         def measured(columns: frozenset[str]) -> MemTable:
             began = self.clock.monotonic()
@@ -151,7 +152,7 @@ class Trace:
         return measured
 
     def begin(self, base: BaseTable, stacks: tuple[Stack, ...]) -> BaseTable:
-        """Note the levels of the read; return `base` as one that tells this trace of Lance's scans."""
+        """Record the levels of the read; return `base` with a dataset that reports Lance's scans to this trace."""
         self._base = base
         for view, stack in zip(self._views, stacks, strict=True):
             ssts = {sst.generation: sst for sst in view.ssts}
@@ -168,7 +169,7 @@ class Trace:
         return replace(base, dataset=watched)
 
     def part(self, ms: float) -> ExplainedPart:
-        """Return what this process answered. `ms`: of the whole read."""
+        """Return the explanation of this process's answer. `ms`: of the whole read."""
         waiting = {index["name"]: index["rows_waiting"] for index in flush.list_indexes(self._base)}
         for search in self.base.searches.values():
             _summarise(search, self.base.about.rows, self._base.indexes, waiting)
@@ -208,13 +209,14 @@ class Trace:
         )
 
     def _scanned(self, scan: LanceScan) -> None:
-        """Note a scan of the base for the current search."""
+        """Record a base scan for the current search."""
         self.current.scans.append(scan)
 
 
 def _summarise(search: SearchTrace, rows: int, specs: Sequence[IndexSpec], waiting: Mapping[str, int]) -> None:
-    """Say in words what Lance did for a search of the base. `rows`: of the base. `waiting`: rows by index that it does
-    not cover yet.
+    """Describe in words how Lance searched the base table.
+
+    `rows`: of the base table. `waiting`: by index, the rows that it does not cover yet.
     """
     used = [spec for scan in search.scans for spec in scan.indexes(specs)]
     search.indexes = dict.fromkeys(spec.name for spec in used)

@@ -1,1 +1,1 @@
-"""The single writer of one region."""
+"""Implement the single writer of one region."""

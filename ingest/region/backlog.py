@@ -1,4 +1,4 @@
-"""How long a region's rows have waited for the base table, and how much of it waits."""
+"""Measure how long a region's rows have waited for the base table, and how many bytes wait."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class RowAges:
         self._since: dict[int, float] = {}
 
     def began(self, generation: int) -> None:
-        """Note that the first row of a generation is applied now."""
+        """Record that the first row of a generation is applied now."""
         self._since[generation] = self._clock.monotonic()
 
     def forget_below(self, generation: int) -> None:
-        """Forget generations below `generation`: they are in the base table."""
+        """Forget all generations below `generation`: they are in the base table."""
         for committed in [known for known in list(self._since) if known < generation]:
             self._since.pop(committed, None)
 
     def oldest(self, generations: Iterable[int]) -> float | None:
-        """Return the age of the oldest row of `generations` in seconds, None if there are no generations.
+        """Return the age of the oldest row of `generations` in seconds, None if `generations` is empty.
 
-        A generation that an earlier owner wrote counts from the moment at which the region was opened.
+        A generation that an earlier owner wrote counts from the time at which the region was opened.
         """
         since = min((self._since.get(generation, self._opened) for generation in generations), default=None)
         return None if since is None else self._clock.monotonic() - since
@@ -39,19 +39,21 @@ class RowAges:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The rows of one region that are not in the base table. Age in seconds, size in bytes."""
+    """The rows of one region that are not in the base table. Ages in seconds, sizes in bytes."""
 
     ssts: int
     size: int
-    """Size of the SSTs."""
+    """Total size of the SSTs."""
     age: float | None
-    """Age of the oldest row, in an SST or in a memtable; None if no row waits."""
+    """Age of the oldest row in an SST or memtable; None if no row waits."""
     unflushed: float | None = None
     """Age of the oldest row in a memtable; None if the memtables are empty."""
 
     @staticmethod
     def of_all(regions: Sequence[Backlog]) -> Backlog:
-        """Return the backlog of several regions as one: the most SSTs of a region, all bytes, the oldest rows."""
+        """Return the combined backlog of several regions: the largest number of SSTs, the sum of bytes, the oldest
+        rows.
+        """
         ages = [region.age for region in regions if region.age is not None]
         unflushed = [region.unflushed for region in regions if region.unflushed is not None]
         return Backlog(

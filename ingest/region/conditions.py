@@ -1,16 +1,16 @@
-"""Deletes with a condition: of some keys, delete those whose newest row passes a filter.
+"""Delete those of some keys whose newest row passes a filter.
 
-`delete(filter=...)` finds its keys with a scan and sends them here later (`ingest.api.deletes`). Rows may change in
-between, so the region's thread looks at the newest row of each key, in the order of its queue, and deletes only those
-that pass now: a row that was changed so that it no longer passes stays. The log gets plain tombstones.
+`delete(filter=...)` finds its keys with a scan and sends them to the regions later (`ingest.api.deletes`). Rows may
+change in between, so the region's thread checks the newest row of each key in queue order and deletes only keys whose
+row passes at that moment. A row that was changed and no longer passes stays. The log receives ordinary tombstones.
 
-A load past the log writes the base table without the region. So no piece is looked at while one is under way, which is
-asked for before the look; `flush.commits.load_notes` says why that is enough where daemons own the regions. A program
-that has opened the table itself is not asked for a flush by a load, so a load may begin behind its first question, and
-land: it asks once more behind the look.
+A load past the log writes the base table without the region. No piece is therefore checked while a load is in progress,
+and the region's thread tests for loads before the lookup; `flush.commits.load_notes` explains why that suffices where
+daemons own the regions. A load does not request a flush from a program that opened the table itself, so it may begin
+and land after the first test: that program tests once more after the lookup.
 
-Rows of the base table need no look while it has the version that it had before the scan. That matters: looking 16,384
-keys up in a base of 4 million rows without an index on the key takes 5 s, in which no put of the region is answered.
+Rows of the base table need no lookup while the base table has the version from before the scan. Looking 16,384 keys up
+in a base table of 4 million rows without an index on the key takes 5 s, during which the region answers no put.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from memwal.memtable.filter.predicate import evaluate
 
 
 class Conditions:
-    """Narrows deletes of one region to the keys whose newest row passes.
+    """Narrow deletes of one region to the keys whose newest row passes.
 
-    Thread safety. The region's thread only. Invariants. Changes nothing; a call that raises can be made again.
+    Thread safety. The region's thread only. Invariants. Changes no state; a call that raised can be repeated.
     """
 
     def __init__(self, context: RegionContext, admission: Admission) -> None:
@@ -46,12 +46,12 @@ class Conditions:
         self._key = list(context.key)
 
     def resolve(self, writes: Sequence[Write], checked: Checked, view: View) -> tuple[Checked, Sequence[int]]:
-        """Return the tombstones to log for the one write in `writes`, whose rows are `checked`, and the number of its
-        keys that stay, because they have no row or one that does not pass; no number if all are deleted.
+        """Return the tombstones to log, and the number of keys that are not deleted.
 
-        Requires: the write has a condition. `view`: captures the region's levels.
-        Raises: Unavailable while a load is under way; InvalidRows for a filter that is not valid, or fails on a row;
-        the error of the lookup.
+        `writes`: one write with a condition, whose rows are `checked`. `view`: captures the region's levels. A key is
+        not deleted if it has no row or its row does not pass; the sequence of numbers is empty if every key is deleted.
+        Raises: Unavailable while a load is in progress; InvalidRows for a filter that is invalid or fails on a row; the
+        error of the lookup.
         """
         (write,) = writes
         assert write.where is not None
@@ -76,8 +76,8 @@ class Conditions:
             stored = look_up(self._context, keys, columns, view, above=where.version)
         except BaseChanged:
             stored, unchanged = look_up(self._context, keys, columns, view), False
-        # The scan found each key with a row that passes. If no level above the base has the key, that row is in the
-        # base, which is as it was.
+        # The scan found each key with a passing row. If no level above the base table has the key, that row is in the
+        # base table, which is unchanged.
         passing = np.full(keys.num_rows, unchanged)
         if stored.num_rows:
             live = np.flatnonzero(~stored.column(TOMBSTONE).to_numpy())

@@ -1,4 +1,4 @@
-"""What all regions of one opened table share."""
+"""Define the state that all regions of one open table share."""
 
 from __future__ import annotations
 
@@ -21,40 +21,43 @@ from memwal.ingest.region.vector_models import VectorModels
 from memwal.memtable import IndexSpec, MemTable
 
 IndexMode = Literal["sync", "async"]
-"""When rows enter the vector and text indexes: before their write is acknowledged, or after. Reads find them anyway."""
+"""When rows enter the vector and text indexes: before their write is acknowledged, or after. Reads find them in both.
+"""
 OnReplay = Callable[[UUID, str, int, int], None]
-"""Called while a region is opened, with the region, "reading" or "applying", entries done, entries in all."""
+"""Callback while a region is opened: region, "reading" or "applying", entries done, entries in total."""
 
 
 class Find(Protocol):
-    """Looks stored rows up. Thread safety. Any thread."""
+    """Look stored rows up. Thread safety. Any thread."""
 
     def __call__(
         self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
     ) -> pa.Table:
-        """Return the live rows of `keys` (distinct), with some columns of a shape, from the levels in a region's view
-        and the newest base table; if the last column is `_tombstone`, rows that delete too.
+        """Return the live rows of `keys` (distinct), with the given columns of a shape.
 
-        `above`: only rows above the base, which must have this version. A row that has expired is not there: if the
-        last column is `_tombstone`, it is a delete without values, else it is left out.
-        Raises: CaptureOvertaken for a view that a commit overtook; Reshaped if the base has another shape; BaseChanged;
-        errors of reading storage.
+        Searches the levels of a region's view and the newest base table. If the last column is `_tombstone`, tombstones
+        are returned too. `above`: search only the levels above the base table, which must have this version. An expired
+        row counts as absent: it is returned as a tombstone without values if the last column is `_tombstone`, and left
+        out otherwise.
+        Raises: CaptureOvertaken for a view that a commit overtook; Reshaped if the base table has another shape;
+        BaseChanged if it has another version than `above`; errors of reading storage.
         """
         ...
 
 
 class Keep(Protocol):
-    """Keeps flushed memtables for readers. Thread safety. Any thread."""
+    """Keep flushed memtables for readers. Thread safety. Any thread."""
 
     def __call__(self, region: UUID, sst: wal.SsTable, memtable: MemTable, shape: Shape | None) -> None:
-        """Take over the memtable of `shape` that was flushed as `sst`; called before readers are shown the SST."""
+        """Take over the memtable of `shape` that was flushed as `sst`; called before readers see the SST."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a region writer; sizes in bytes, times in seconds. See the sections [wal], [memtable], [flush]
-    and [commit]."""
+    """Limits of a region writer. Sizes in bytes, times in seconds. See the sections [wal], [memtable], [flush] and
+    [commit].
+    """
 
     entry_size_max: int
     linger_max: float
@@ -64,20 +67,24 @@ class Limits:
     unflushed_max: int
     retry_delay: float
     pending_max: int = 0
-    """Puts wait while this many SSTs or more are not committed; 0: they never wait for commits."""
+    """Puts wait while at least this many SSTs are uncommitted; 0: puts never wait for commits."""
     generation_rows: int | None = None
-    """Most rows in the log of one generation, unless one put alone has more; None: any number. `generation_entries`:
-    the same of entries."""
+    """Maximum rows in the log of one generation, unless one put has more; None: unlimited. `generation_entries`: the
+    same for entries.
+    """
     generation_entries: int | None = None
     entries_max: int = 1_000
     entry_interval: float = 0.0
-    """Seconds between two entries for which durable puts wait; 0: they never wait for one another."""
+    """Seconds between two entries of durable puts; 0: durable puts never wait for one another."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionContext:
-    """Storage, schema and limits, given to every `RegionWriter`. `schema` is the row schema. `required` names columns
-    outside the key that need a value in a put, though the row schema lets them be null, as tombstones are."""
+    """Storage, schema and limits that every `RegionWriter` of a table receives.
+
+    `schema` is the row schema. `required` names columns outside the key that need a value in a put. The row schema
+    still allows nulls in them, because tombstones have nulls there.
+    """
 
     store: wal.ObjectStore
     codec: wal.EntryCodec
@@ -91,7 +98,7 @@ class RegionContext:
     wal_options: wal.WalOptions
     required: tuple[str, ...] = ()
     flushing: threading.Semaphore = field(default_factory=threading.Semaphore)
-    """Held while a memtable is flushed, to limit the copies of rows in memory: `flush.at_once` regions at a time."""
+    """Held during the flush of a memtable, to limit copies of rows in memory: `flush.at_once` regions at a time."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("memwal.region"))
     on_replay: OnReplay | None = None
     meters: Meters = field(default_factory=Meters)
@@ -101,33 +108,34 @@ class RegionContext:
     """The shape of `schema` and `indexes`; None if they never change. See `ingest.region.admission`."""
     rules: WriteRules = field(default_factory=WriteRules)
     find: Find | None = None
-    """Looks stored rows up; needed if `rules` depend on them, never called if a put just replaces."""
+    """Looks stored rows up. Required if `rules` depend on stored rows; never called if puts only replace."""
     any_expired: Callable[[pa.Table], bool] | None = None
-    """Returns whether one of a write's rows has expired, or may have; None: no row ever does. Called as `find` is."""
+    """Returns whether a write has a row that has expired, or may have; None: rows never expire. Called as `find` is."""
     loads: Callable[[], Mapping[UUID, int]] | None = None
-    """Returns which loads past the log have landed, and raises Unavailable while one is under way; None: there are
-    none. Called as `find` is."""
+    """Returns the loads past the log that have landed; raises Unavailable while one is in progress. None: the table has
+    no loads. Called as `find` is.
+    """
     keep: Keep | None = None
-    """Keeps flushed memtables, so that reads need not load their SSTs; None: they are dropped."""
+    """Keeps flushed memtables, so that reads need not load their SSTs; None: the memtables are dropped."""
     routing: int = 1
     """Version of the routing of rows to regions when the table was opened."""
     route_into: RouteInto | None = None
-    """Where rows went before the table was resized; needed only for writes that a resize met half applied."""
+    """The routing from before a resize; used only for writes that were half applied at a resize."""
     daemon: bool = False
-    """Whether a daemon claims the regions; written in their owners' notes."""
+    """Whether a daemon claims the regions; recorded in the owners' notes."""
 
     @property
     def has_indexes(self) -> bool:
-        """Whether the table has indexes that rows enter after they were applied: of vectors or text."""
+        """Whether the table has vector or text indexes, which rows enter after they were applied."""
         return any(spec.kind != "btree" for spec in self.indexes)
 
     @property
     def index_at_once(self) -> bool:
-        """Whether rows enter the indexes before their write is acknowledged. If only keys are indexed: after it."""
+        """Whether rows enter the indexes before their write is acknowledged. False if only keys are indexed."""
         return self.index_mode == "sync" and self.has_indexes
 
     def replayed(self, region: UUID, step: str, done: int, total: int) -> None:
-        """Report how far `region` is opened, if somebody asked for it."""
+        """Report the progress of opening `region` to `on_replay`, if one is set."""
         if self.on_replay is not None:
             self.on_replay(region, step, done, total)
 

@@ -1,25 +1,25 @@
-"""The protocol of one region, without threads: append, apply, ack; freeze; publish in order.
+"""Implement the protocol of one region without threads: append, apply, ack; freeze; publish in order.
 
-`ingest.region.writer` drives it with threads and a queue, a simulation with greenlets of one thread. A method waits for
-storage only, and holds no lock while it does, so several parties may run at once, one inside `serve`, one inside
+`ingest.region.writer` drives it with threads and a queue, a simulation with greenlets of one thread. Methods wait only
+for storage and hold no lock while they wait, so several parties may run at once: one inside `serve`, one inside
 `publish_next` and one inside `index_step`.
 
-What the core promises, whatever storage answers:
+The core promises, whatever storage answers:
 
-1. Rows enter the memtable in WAL order, and only rows that the WAL holds or that linger for its next entry (visible,
-   not durable yet).
-2. A write is visible as a whole or not at all, and not before all its rows are checked and copied.
-3. A durable write is acknowledged only after the entry that closes it is on storage, a repeat or a put that changes
-   nothing only after an entry with its token is.
-4. A write is applied only if its sequence is above all that its producer had applied; the map of these sequences (the
-   applied map) is in the same entry as the rows. Where no row is to be written, an entry has nothing but the map.
-5. Every write is answered: acknowledged, or given the error that kept it out.
+1. Rows enter the memtable in WAL order. The memtable holds only rows that the WAL holds or that linger for its next
+   entry (visible, not yet durable).
+2. A write becomes visible completely or not at all, and only after all its rows are checked and copied.
+3. A durable write is acknowledged only after its closing entry is on storage. A repeat, or a put that changes nothing,
+   is acknowledged only after an entry with its token is on storage.
+4. A write is applied only if its sequence is above every applied sequence of its producer. The map of these sequences
+   (the applied map) is in the same entry as the rows. If no row is to be written, the entry contains only the map.
+5. Every write is answered: acknowledged, or failed with the error that kept it out.
 6. A frozen memtable ends at an entry that closes a batch, and every row in it is on storage.
-7. Generations are published in ascending order; a failed flush changes nothing and blocks those behind it.
-8. After a fence, or a failure that leaves an outcome open, nothing more is written, shown or acknowledged; `failure`
+7. Generations are published in ascending order; a failed flush changes nothing and blocks the later ones.
+8. After a fence, or a failure with an open outcome, the region writes, shows and acknowledges nothing more; `failure`
    holds the reason and never changes.
-9. A read that begins after any owner's acknowledgement of a write sees it, or fails (`wal.lease`): a read takes a
-   ticket of `lease`, and calls `prove` where that does not cover it, before it takes a view.
+9. A read that begins after any owner acknowledged a write sees that write, or fails (`wal.lease`): before it takes a
+   view, a read takes a ticket of `lease` and calls `prove` if the lease does not cover the ticket.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from memwal.ingest.region.write_queue import Write
 from memwal.memtable import MemTable
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
-"""Failures to encode rows as an entry, before its slot is touched: the callers get them, the region lives on."""
+"""Failures to encode rows, before the entry's slot is touched. The callers get them; the region continues."""
 
 RETRY_FLUSH = (*NOTHING_WRITTEN, wal.OutcomeUnknown, flush_package.SstInvalid, OSError)
 """Failures of a flush that leave the region unchanged: call `publish_next` again; later generations wait."""
@@ -59,9 +59,9 @@ _BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
 
 
 class _Ending:
-    """A context manager: an exception out of the block ends the region, unless it is one of `survives`.
+    """A context manager that ends the region if the block raises, except for the exceptions in `survives`.
 
-    Reusable, and no generator, because every put enters several.
+    It is reusable and not a generator, because every put enters several.
     """
 
     def __init__(self, core: RegionCore, survives: tuple[type[Exception], ...]) -> None:
@@ -77,16 +77,16 @@ class _Ending:
 
 
 class RegionCore:
-    """One claimed region; its promises are numbered in the module's docstring.
+    """One claimed region. The module docstring numbers its promises.
 
-    Thread safety. Three parties: the serving one calls `serve`, `keep_limits`, `freeze`, `reshape`, `durable_view` and
-    `close`, the publishing one `publish_next`, the indexing one `index_step` (index mode "async" only); the rest from
-    any thread. Each party is one thread (or greenlet) at a time.
-    Durability. `serve` acknowledges durable writes only once they are on storage.
+    Thread safety. Three parties: the serving party calls `serve`, `keep_limits`, `freeze`, `reshape`, `durable_view`
+    and `close`, the publishing party `publish_next`, the indexing party `index_step` (index mode "async" only); the
+    rest from any thread. Each party is one thread (or greenlet) at a time.
+    Durability. `serve` acknowledges durable writes only after they are on storage.
     """
 
     def __init__(self, context: RegionContext, region: UUID, claim: wal.Claim, beside: Beside | None = None) -> None:
-        """Take over `claim`, replay its entries; nothing else may use that claim. `beside`: as of `RegionLog`."""
+        """Take over `claim` and replay its entries; no other object may use that claim. `beside`: see `RegionLog`."""
         self.region, self.guard = region, claim.guard
         self._context = context
         self._manifests = wal.ManifestStore(
@@ -112,7 +112,8 @@ class RegionCore:
         settle: bool = True,
         beside: Beside | None = None,
     ) -> RegionCore:
-        """Claim the region and replay its log. `settle`: False leaves that to the caller. `beside`: as of `RegionLog`.
+        """Claim the region and replay its log. `settle`: False leaves `settle` to the caller. `beside`: see
+        `RegionLog`.
 
         Raises: as `wal.claim`.
         """
@@ -134,31 +135,32 @@ class RegionCore:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ended this region, None while it lives."""
+        """The error that ended this region; None while it serves."""
         return self.levels.failure
 
     @property
     def lingers(self) -> bool:
-        """Whether visible rows wait for the next entry."""
+        """Whether visible rows or tokens wait for the next entry."""
         return self._log.lingers
 
     def unflushed_entries(self, behind: int = 0) -> int:
-        """Entries of the log that the next claim has to replay; only those behind position `behind`."""
+        """Return the number of WAL entries above position `behind` that the next claim must replay."""
         return self._generations.unflushed_entries(behind)
 
     @property
     def unindexed(self) -> int:
-        """Rows in memtables that wait for the indexing party."""
+        """Number of memtable rows that wait for the indexing party."""
         return self._generations.indexes.waiting()
 
     def view(self) -> RegionView:
-        """Return the levels above the base table as of now. Raises: the error that ended this region."""
+        """Return the current levels above the base table. Raises: the error that ended this region."""
         return self.levels.view()
 
     def applied(self, producer: str, *, logged: bool = False) -> Applied:
-        """Return two sequences of `producer`: the highest with all rows applied here, and the highest with any.
+        """Return two sequences of `producer`: the highest whose rows are all applied here, and the highest with any
+        applied row.
 
-        `logged`: only of what the log has, so that the answer is true of every later owner.
+        `logged`: count only sequences in the log, so that the answer holds for every later owner.
         """
         self._wait_for_others()
         applied = self._log.logged if logged else self._log.applied
@@ -167,7 +169,7 @@ class RegionCore:
         return Applied(newest - 1 if left and newest is not None else newest, newest)
 
     def refresh(self) -> None:
-        """Take over a manifest that the committer pruned. Raises: Fenced, which ends the region."""
+        """Adopt a manifest that the committer pruned. Raises: Fenced, which ends the region."""
         try:
             self.levels.adopt(manifest := self._manifests.owned(self.guard))
         except wal.Fenced as error:
@@ -177,13 +179,15 @@ class RegionCore:
 
     @property
     def alone(self) -> bool:
-        """Whether no older owner answers reads any more. Until then this one answers none either: the older owner may
-        not have acknowledged the rows that were replayed here."""
+        """Whether no older owner still answers reads. Until then this owner answers no reads either, because the older
+        owner may not have acknowledged the rows that were replayed here.
+        """
         return self._others_read_until <= 0 or self._context.clock.monotonic() >= self._others_read_until
 
     def settle(self) -> None:
-        """Do what a claim may leave for later; see `wal.settle_claim`. Raises: Fenced, which ends the region; errors of
-        storage."""
+        """Do the work that a claim may defer; see `wal.settle_claim`. Raises: Fenced, which ends the region; errors of
+        storage.
+        """
         try:
             manifest = wal.settle_claim(self._manifests, self.guard, self.levels.manifest, self._sentinel)
         except wal.Fenced as error:
@@ -192,7 +196,7 @@ class RegionCore:
         self.levels.adopt(manifest)
 
     def prove(self) -> None:
-        """Ask storage whether the region is still ours, once it is `alone`.
+        """Confirm from storage that this process still owns the region, after waiting until it is `alone`.
 
         Raises: Fenced, which ends the region; errors of reading storage.
         """
@@ -204,7 +208,9 @@ class RegionCore:
             raise
 
     def waiting(self) -> Backlog:
-        """Return what is not in the base table, as of the last `refresh`, which learns of other processes' commits."""
+        """Return the rows that are not in the base table, as of the last `refresh`, which detects commits of other
+        processes.
+        """
         return self._generations.waiting()
 
     def status(self) -> dict[str, Any]:
@@ -218,7 +224,7 @@ class RegionCore:
         }
 
     def end(self, error: BaseException) -> BaseException:
-        """End the region with `error`, unless it ended before; return the error that every later call gets."""
+        """End the region with `error`, unless it has already ended; return the error that every later call raises."""
         if isinstance(error, wal.FencedAfterWrite):
             error = error.fence
         if isinstance(error, wal.OutcomeUnknown):  # unknown only to the callers whose rows were in that entry
@@ -245,21 +251,20 @@ class RegionCore:
             raise
 
     def keep_limits(self) -> None:
-        """Begin to append rows that have lingered long enough, freeze the memtable when it is full or old.
+        """Begin to append rows that have lingered long enough; freeze the memtable when it is full or old.
 
         Call it again when an append that it began has ended.
-
-        Raises: StoreUnavailable or StoreRefused, then call again later; the error that ended the region.
+        Raises: StoreUnavailable or StoreRefused, then call it again later; the error that ended the region.
         """
         with self._ending:
             self._generations.keep_limits()
 
     def next_duty(self) -> float | None:
-        """Return the seconds until `keep_limits` has something to do; None if no row lingers or is in the memtable."""
+        """Return the seconds until `keep_limits` has work; None if no row lingers or is in the memtable."""
         return self._generations.next_duty()
 
     def freeze(self) -> int:
-        """Freeze the active memtable, durable to its last row; return the generation that is active then.
+        """Freeze the active memtable, durable to its last row; return the generation that is active afterwards.
 
         Raises: as `keep_limits`.
         """
@@ -268,9 +273,9 @@ class RegionCore:
             return self.levels.active.generation
 
     def reshape(self, context: RegionContext) -> int:
-        """Take rows of the shape of `context` from now on; earlier rows keep theirs, in generations of their own.
+        """Accept rows of the shape of `context` from now on; earlier rows keep their shape, in separate generations.
 
-        Returns the newest generation that waits to be flushed in another shape, 0 if none does. May be called again.
+        Returns the newest generation that waits to be flushed in another shape, or 0. May be called again.
         Raises: as `keep_limits`; then nothing is changed.
         """
         with self._ending:
@@ -287,24 +292,24 @@ class RegionCore:
             return self.levels.view()
 
     def close(self) -> None:
-        """Append lingering rows; the WAL has them, nothing is flushed. Raises: the error that kept them from it."""
+        """Append lingering rows to the WAL without flushing. Raises: the error that prevented the append."""
         with self._ending:
             self._log.append_lingering(self.levels.active.generation)
 
     def end_reads(self) -> wal.Released | None:
-        """Stop answering reads from memory. Return what to tell the next owner, so that it need not wait for that; None
-        if it must, or if storage may have more than this one knows.
+        """Stop answering reads from memory. Return the note that spares the next owner the wait for this lease.
 
-        Call it last, as `release`.
+        Returns None if the next owner must wait, or if storage may hold more than this owner knows. Call it last, as
+        `release`.
         """
         self.lease.end()
         ended = self.failure is None and self.alone
         return wal.Released(self.levels.manifest, self._log.position) if ended else None
 
     def release(self) -> None:
-        """Stop answering reads from memory, and write in the manifest that the next owner need not wait for that.
+        """Stop answering reads from memory, and record in the manifest that the next owner need not wait.
 
-        If storage does not take the edit, the next owner waits.
+        If storage rejects the edit, the next owner waits.
         """
         if self.end_reads() and self.levels.manifest.read_lease:
             manifests = wal.ManifestStore(
@@ -316,7 +321,7 @@ class RegionCore:
     # ---- the publishing party ------------------------------------------------------------------------------------
 
     def publish_next(self) -> bool:
-        """Flush the oldest frozen memtable and publish its SST; False when none is frozen.
+        """Flush the oldest frozen memtable and publish its SST; return False if none is frozen.
 
         Raises: RETRY_FLUSH (nothing is published, call again), the error that ended the region.
         """
@@ -324,7 +329,7 @@ class RegionCore:
             frozen = self.levels.oldest_frozen()
             if frozen is None:
                 return False
-            context = frozen.context  # that of its rows: the table may have other columns by now
+            context = frozen.context  # the context of its rows: the table may have other columns by now
             memtable = frozen.memtable
             with self._span_of_flush(memtable) if tracing.on else tracing.OFF:
                 manifest = flush_package.flush(
@@ -348,13 +353,13 @@ class RegionCore:
     # ---- the indexing party --------------------------------------------------------------------------------------
 
     def index_step(self) -> bool:
-        """Move one block of waiting rows into the indexes; return False when none waits, or the region ended."""
+        """Move one block of waiting rows into the indexes; return False if none waits or the region ended."""
         return not self.levels.ended and self._generations.indexes.step()
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _append_and_apply(self, group: WriteGroup) -> None:
-        """Append, apply and acknowledge the group, or give its writes the error of the append."""
+        """Append, apply and acknowledge the group, or fail its writes with the error of the append."""
         position = 0
         self._wait_for_others()
         try:
@@ -365,7 +370,7 @@ class RegionCore:
                     position = self._log.append(group.rows, group.applied, generation=generation)
         except (*NOTHING_WRITTEN, *NOT_ENCODED) as error:
             if isinstance(error, NOT_ENCODED) and self.lingers:
-                raise  # visible rows among them: they could never be appended
+                raise  # with visible rows among them: they could never be appended
             group.fail(error)
             return
         if not group.durable:
@@ -376,7 +381,7 @@ class RegionCore:
         group.acknowledge(position)
 
     def _steps(self, name: str, group: WriteGroup) -> AbstractContextManager[None]:
-        """A span in the trace of each write of the group; it tells the rows and bytes of the whole group."""
+        """Open a span in the trace of each write of the group, with the rows and bytes of the whole group."""
         rows, size = (0, 0) if group.rows is None else (group.rows.num_rows, group.rows.size)
         told: dict[str, Any] = {"region": str(self.region), "rows": rows, "bytes": size, "writes": len(group.writes)}
         return tracing.steps(name, (write.trace for write in group.writes), **told)

@@ -1,14 +1,15 @@
-"""The generations of one region: rows enter the active memtable, and a full one is frozen for the flusher.
+"""Manage the generations of one region: apply rows to the active memtable, and freeze it for the flusher.
 
-A generation ends, which means that its memtable is frozen, its last row durable, and an empty one takes its place:
+When a generation ends, its memtable is frozen, its last row is durable, and an empty memtable replaces it. A generation
+ends:
 
-1. between two groups of writes, when it has reached a limit of bytes, rows, age or WAL entries (`keep_limits`);
-2. before a group that would make it larger than a generation of the log may be (`keep_small`, arrow format only);
+1. between two groups of writes, at a limit of bytes, rows, age or WAL entries (`keep_limits`);
+2. before a group that would exceed the maximum size of a generation in the log (`keep_small`, arrow format only);
 3. on request: a flush, or a change of the table's columns;
 4. in a replay, where the next entry has a higher generation, and where the replayed rows fill a memtable.
 
-Entries of writes without rows (notes: only the applied map counts) are in no generation. When they alone fill the log,
-`replay_after` moves over them without an SST.
+Entries without rows (notes that carry only the applied map) belong to no generation. When the log contains only such
+entries, `replay_after` moves past them without an SST.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from memwal.ingest.region.state import RegionLevels
 from memwal.memtable import Checked
 
 _TOGETHER, _TOGETHER_BYTES = 100, 1 << 20
-"""Entries of a log, and bytes of their rows, that a replay applies at once: one row by itself takes as long as many."""
+"""Entries, and bytes of their rows, that a replay applies at once: applying one row takes as long as applying many."""
 
 
 class RegionGenerations:
-    """Applies rows to a region's active memtable, and freezes it.
+    """Apply rows to a region's active memtable, and freeze it.
 
     Thread safety. The region's thread only; `waiting`, `unflushed_entries` and `forget_committed` from any,
     `indexes.step` from the indexer's.
     Invariants. (1) A frozen memtable ends at an entry that closes a batch, and every row in it is on storage.
-    (2) Generations in the log never decrease, over claims too.
+    (2) Generations in the log never decrease, also across claims.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class RegionGenerations:
         self._levels, self._log, self._manifests = levels, log, manifests
         self._active_since, self._ages = context.clock.monotonic(), RowAges(context.clock)
         self._frozen_to = claim.manifest.replay_after
-        """WAL position up to which every row is frozen or in an SST."""
+        """WAL position whose row and all earlier ones are frozen or in an SST."""
         self.indexes = RegionIndexes(region, levels, context.log)
         self._index_at_once = False  # not while the log is replayed
         self._replay(claim.entries)
@@ -65,31 +66,31 @@ class RegionGenerations:
     # ---- any thread ----------------------------------------------------------------------------------------------
 
     def unflushed_entries(self, behind: int = 0) -> int:
-        """Entries of the log that the next claim has to replay; only those behind position `behind`."""
+        """Return the number of WAL entries above position `behind` that the next claim must replay."""
         return max(0, self._log.position - max(behind, self._levels.manifest.replay_after))
 
     def waiting(self) -> Backlog:
-        """What is not in the base table, as far as this writer knows: it learns of others' commits at `refresh`."""
+        """Return the rows that are not in the base table; `refresh` detects commits of other processes."""
         memtables, ssts = self._levels.memtables(), self._levels.manifest.ssts
         unflushed = [table.generation for table in memtables if table.rows]
         age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])
         return Backlog(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, self._ages.oldest(unflushed))
 
     def forget_committed(self, manifest: wal.RegionManifest) -> None:
-        """Forget the ages of generations that `manifest`, which the committer pruned, lists no more."""
+        """Forget the ages of generations that the committer has pruned from `manifest`."""
         self._ages.forget_below(min((sst.generation for sst in manifest.ssts), default=manifest.current_generation))
 
     # ---- the region's thread -------------------------------------------------------------------------------------
 
     def apply(self, rows: pa.Table | Checked) -> None:
-        """Apply rows that the log holds, or that linger for its next entry; index them if that is not done beside."""
+        """Apply rows that the log holds or that linger for its next entry; index them if no indexer thread does."""
         self._apply(rows)
         self._index()
 
     def keep_limits(self) -> None:
-        """Begin to append rows that have lingered long enough, freeze the memtable when it is full or old.
+        """Begin to append rows that have lingered long enough; freeze the memtable when it is full or old.
 
-        Raises: what an append or a manifest edit does, for an append that has ended beside, too.
+        Raises: the errors of an append, including one that ended in another thread, and of a manifest edit.
         """
         now, limits, log = self._context.clock.monotonic(), self._context.limits, self._log
         if log.finished:
@@ -103,7 +104,7 @@ class RegionGenerations:
             self._pass_over_notes()
 
     def next_duty(self) -> float | None:
-        """Seconds until `keep_limits` has something to do; None while there is nothing to watch."""
+        """Return the seconds until `keep_limits` has work; None if no row lingers or is in the memtable."""
         now, limits = self._context.clock.monotonic(), self._context.limits
         due = []
         if self._log.lingers_since is not None:
@@ -113,9 +114,9 @@ class RegionGenerations:
         return max(0.0, min(due)) if due else None
 
     def keep_small(self, checked: Checked | None) -> None:
-        """Freeze first if the active generation and `checked` are more than one generation of the log may hold.
+        """Freeze first if the active generation plus `checked` exceeds the limits of one generation of the log.
 
-        Raises: what an append does.
+        Raises: the errors of an append.
         """
         limits = self._context.limits
         if checked is None or limits.generation_rows is None or limits.generation_entries is None:
@@ -129,7 +130,7 @@ class RegionGenerations:
     def freeze(self, covers: int | None = None) -> None:
         """Swap in an empty memtable; the full one, durable to its last row, waits for the flusher.
 
-        `covers`: WAL position of its last row, None for the newest. Raises: what an append does.
+        `covers`: WAL position of its last row, None for the newest. Raises: the errors of an append.
         """
         self._log.append_lingering(self._levels.active.generation)
         if self._levels.active.rows:
@@ -138,7 +139,7 @@ class RegionGenerations:
             self._index()
 
     def reshape(self, context: RegionContext) -> None:
-        """End the active generation, and take entries and rows of the shape of `context` from now on.
+        """End the active generation; accept entries and rows of the shape of `context` from now on.
 
         Raises: as `freeze`; then nothing is changed.
         """
@@ -166,12 +167,12 @@ class RegionGenerations:
 
     def _replay(self, entries: Sequence[wal.Entry]) -> None:
         covers = done = 0
-        # ShardWriter skips entries of a generation below the manifest's. So where it may own the region next (arrow
-        # format), a generation of the log is published whole or not at all.
+        # ShardWriter skips entries of a generation below the manifest's. If it may own the region next (arrow format),
+        # a generation of the log must be published completely or not at all.
         limited = self._context.limits.generation_rows is not None
         for run in self._runs(entries):
             if run[0].header.generation > self._levels.active.generation:
-                # As its writer froze them: the generations in a log never decrease, over claims too.
+                # Freeze where the original writer froze: generations in a log never decrease, also across claims.
                 self.freeze(covers=covers)
             last, done = run[-1], done + len(run)
             covers = last.position
@@ -182,7 +183,7 @@ class RegionGenerations:
             self._context.replayed(self._region, "applying", done, len(entries))
 
     def _runs(self, entries: Sequence[wal.Entry]) -> Iterator[Sequence[wal.Entry]]:
-        """Yield runs of consecutive entries of one generation, few enough that no memtable becomes much too large."""
+        """Yield runs of consecutive entries of one generation, short enough that no memtable becomes much too large."""
         size_max, rows_max = min(_TOGETHER_BYTES, self._context.limits.size_max), self._context.limits.rows_max
         run, rows, size = list[wal.Entry](), 0, 0
         for entry in entries:
@@ -200,9 +201,9 @@ class RegionGenerations:
         return self._levels.active_bytes >= limits.size_max or self._levels.active.rows >= limits.rows_max
 
     def _pass_over_notes(self) -> None:
-        """Move `replay_after` if all entries behind it are notes of batches without rows, which no SST will cover.
+        """Move `replay_after` if all later entries are notes without rows, which no SST will cover.
 
-        Then no memtable, active or frozen, has rows, so every row up to the newest entry is in an SST.
+        In that case no memtable, active or frozen, has rows, so every row up to the newest entry is in an SST.
         """
         position = self._log.position
         if self._levels.active.rows or self._levels.oldest_frozen() is not None or self._log.lingers:
@@ -215,6 +216,6 @@ class RegionGenerations:
                 last_seen=max(current.last_seen, position),
             )
 
-        with suppress(wal.OutcomeUnknown):  # the edit may be there, or is made again
+        with suppress(wal.OutcomeUnknown):  # the edit may have been applied, or is made again
             self._levels.adopt(self._manifests.edit(self._guard, passed))
             self._frozen_to = position

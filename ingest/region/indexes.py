@@ -1,14 +1,14 @@
 """Move applied rows into the key, vector and text indexes of one region's memtables.
 
-Reads look at each row that is not in an index yet, or index its key first, so indexing never changes an answer, only
-its cost. Hence:
+Reads examine each row that is not indexed yet, or index its key first, so indexing changes the cost of an answer but
+never the answer. Therefore:
 
-1. `memtable.index_mode` decides when: with "sync" the region's thread indexes before it acknowledges a write; with
-   "async", or if only keys are indexed, another thread does so whenever rows wait. Replayed rows are indexed after the
-   whole replay, not entry by entry.
-2. The newest memtable goes first. One that was flushed goes last, as long as readers keep it in place of its SST.
-3. A step that fails, for want of memory too, ends nothing: the reason is logged once, and the rows of that memtable are
-   left to exact reads. The next generation is tried again.
+1. `memtable.index_mode` decides when rows are indexed. With "sync" the region's thread indexes before it acknowledges a
+   write; with "async", or if only keys are indexed, another thread indexes whenever rows wait. Replayed rows are
+   indexed after the whole replay, not entry by entry.
+2. The newest memtable goes first. A flushed memtable goes last, while readers still keep it in place of its SST.
+3. A failed step (also one that ran out of memory) ends nothing: the reason is logged once, and exact reads cover the
+   rows of that memtable. The next generation is tried again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memwal.wal.panics import as_exception
 
 
 class RegionIndexes:
-    """Calls `MemTable.index_step` for a region, and counts the rows that wait for it.
+    """Call `MemTable.index_step` for a region, and count the rows that wait for it.
 
     Thread safety. `step` from one thread at a time; `waiting` from any.
     """
@@ -32,16 +32,16 @@ class RegionIndexes:
     def __init__(self, region: UUID, levels: RegionLevels, log: logging.Logger) -> None:
         self._region, self._levels, self._log = region, levels, log
         self._done: dict[int, tuple[int, bool]] = {}
-        """By generation: rows known to be indexed, and whether the memtable was frozen at that time."""
+        """By generation: number of indexed rows, and whether the memtable was frozen at that time."""
         self._failed: set[int] = set()
         self._flushed: deque[ReferenceType[MemTable]] = deque()
 
     def go_on(self, table: MemTable) -> None:
-        """Index what is left of a flushed memtable, while somebody keeps it. Any thread."""
+        """Index the remaining rows of a flushed memtable while a reader keeps it. Any thread."""
         self._flushed.append(ref(table))
 
     def step(self) -> bool:
-        """Index one block of waiting rows, the newest memtable's first; return False when no row waits that can be."""
+        """Index one block of waiting rows, newest memtable first; return False if no indexable row waits."""
         for table in self._levels.memtables():
             generation, state = table.generation, (table.rows, table.frozen)
             if state == self._done.get(generation, (0, False)) or generation in self._failed:
@@ -59,12 +59,12 @@ class RegionIndexes:
         return False
 
     def waiting(self) -> int:
-        """Return the number of rows not indexed yet, those of a memtable whose indexing failed among them."""
+        """Return the number of rows not indexed yet, including those of a memtable whose indexing failed."""
         done = ((table, self._done.get(table.generation, (0, False))[0]) for table in self._levels.memtables())
         return sum(max(0, table.rows - rows) for table, rows in done)
 
     def _more(self, table: MemTable) -> bool:
-        """Index one block of a memtable; return whether rows wait, and none of it failed."""
+        """Index one block of a memtable; return whether more rows wait and the step succeeded."""
         try:
             return table.index_step()
         except BaseException as error:  # noqa: BLE001 - reads find the rows without the index

@@ -1,20 +1,21 @@
-"""Write one region's WAL: rows that linger, entries in parts, the applied map with each entry.
+"""Write one region's WAL: lingering rows, entries in parts, the applied map in each entry.
 
-Rows of non-durable writes linger in memory until `wal.linger_max` is over, and are then appended beside the region's
-thread, which goes on to serve writes. Encoding and syncing an entry takes as long as a hundred small puts. A write that
-changes no row may linger too: by its token, which is in the applied map only. In steps:
+Rows of non-durable writes linger in memory for `wal.linger_max`. Another thread then appends them while the region's
+thread continues to serve writes, because encoding and syncing an entry takes as long as a hundred small puts. A write
+that changes no row may linger too: only its token, which is in the applied map. Steps:
 
-1. `append_beside` hands over what lingers, and the map of what is visible at that moment. What becomes visible behind
-   it lingers for the append after it, until this one has ended, or until that is as much as an entry holds.
-2. Another thread writes the entry; it touches nothing else of this object.
-3. `finish` waits for it and takes over what it did. Whatever needs the log itself does so first: a durable write, a
-   freeze, a durable read, a change of columns, the next append, the end. So one thread at a time uses the appender, and
-   entries have the order in which their rows became visible.
+1. `append_beside` hands over the lingering rows and the map of everything visible at that moment. Rows that become
+   visible later linger for the next append, until this append has ended or until they fill an entry.
+2. Another thread writes the entry; it uses no other state of this object.
+3. `finish` waits for that thread and records its result. Every operation that needs the log calls it first: a durable
+   write, a freeze, a durable read, a change of columns, the next append, the end of the region. Only one thread at a
+   time uses the appender, and entries have the order in which their rows became visible.
 
-*Crash at any step: the rows were not acknowledged as durable; those of the entry that is there come back.*
-If nothing was written, the rows linger again, in front of the others. If the outcome is not known, or a newer owner was
-found, `finish` raises, and the region ends as it does for its own appends. An entry whose map needs a snapshot first is
-appended by the region's thread: that changes the map, which this thread reads.
+*Crash at any step: the rows were not acknowledged as durable; replay restores those whose entry exists.*
+
+If nothing was written, the rows linger again, before the later ones. If the outcome is unknown, or a newer owner was
+found, `finish` raises, and the region ends as after a failed append of its own. If the map needs a snapshot first, the
+region's thread appends the entry itself: the snapshot changes the map, which the region's thread reads.
 """
 
 from __future__ import annotations
@@ -33,23 +34,24 @@ from memwal.wal.applied import AppliedMap
 from memwal.wal.clock import Instant
 
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
-"""Failures of an append that leave the log unchanged: the region lives on, the callers may try again."""
+"""Failures of an append that leave the log unchanged: the region continues, the callers may retry."""
 
 Beside = Callable[[Callable[[], None]], Callable[[], None]]
-"""Starts work beside the calling thread; what it returns waits until the work has ended. The work raises nothing.
-Raises: RuntimeError if no thread can be started."""
+"""Starts work in another thread and returns a call that waits until the work has ended. The work raises nothing.
+Raises: RuntimeError if no thread can be started.
+"""
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table | None:
-    """Return `tables` as one table without a copy, None if there are none."""
+    """Return `tables` as one table without a copy, None if `tables` is empty."""
     return pa.concat_tables(tables) if len(tables) > 1 else next(iter(tables), None)
 
 
 @dataclass(slots=True)
 class _Lingering:
-    """Visible rows that are not in the log: their bytes, and the monotonic seconds at which the first was applied.
+    """Visible rows that are not in the log, their bytes, and the monotonic time (s) at which the first was applied.
 
-    With no rows but with `since`, a token lingers: it is in the applied map, and not in the log.
+    Without rows but with `since`, a token lingers: it is in the applied map but not in the log.
     """
 
     rows: list[pa.Table] = field(default_factory=list)
@@ -69,9 +71,10 @@ class _Lingering:
 
 @dataclass(slots=True)
 class _Append:
-    """An append beside the region's thread. `applied`: the map once it is done; `begun`: the proof that it is then.
+    """An append in another thread than the region's.
 
-    `before`: the position before it; `parts`: the entries that it writes. `ended` is set last; `wait` returns after it.
+    `applied`: the applied map after it. `begun`: the instant of its start; success extends the lease from it. `before`:
+    the position before it. `parts`: the number of entries that it writes. `ended` is set last; `wait` returns after it.
     """
 
     lingering: _Lingering
@@ -86,14 +89,14 @@ class _Append:
 
 
 class RegionLog:
-    """The rows of a region on their way to the WAL, in the order in which they become visible, and its applied map.
+    """The rows of a region on their way to the WAL, ordered by visibility, and the applied map.
 
     Thread safety. The region's thread only; `position`, `lingers`, `logged` and `applied` from any.
-    Durability. `append` returns once its rows, everything that lingered before them, and the map given to it are on
-    storage. So what is answered by that map (a repeat, a put that changes nothing) is answered so after any crash.
-    Invariants. (1) Rows that linger go first. (2) An entry that does not close its batch claims no token that was not
-    durable before: replay drops its rows when the closing entry is missing, and must not remember their tokens.
-    Requires. A map with the same tokens as the one before it is the same object.
+    Durability. `append` returns after its rows, everything that lingered before them, and the given map are on storage.
+    An answer based on that map (a repeat, a put that changes nothing) is therefore the same after any crash.
+    Invariants. (1) Lingering rows go first. (2) An entry that does not close its batch adds no token to the durable
+    map: replay drops its rows when the closing entry is missing, and must not remember their tokens.
+    Requires. A map with the same tokens as the previous map is the same object.
     """
 
     def __init__(
@@ -104,8 +107,10 @@ class RegionLog:
         lease: wal.ReadLease,
         beside: Beside | None = None,
     ) -> None:
-        """`lease`: confirmed by every entry. An append of more than `entry_size_max` bytes is split. `beside`: None if
-        lingering rows are appended by the region's thread too."""
+        """`lease`: confirmed by every entry. `beside`: None if the region's thread also appends lingering rows.
+
+        An append of more than `entry_size_max` bytes is split.
+        """
         self._appender = wal.WalAppender(
             context.store,
             region,
@@ -124,7 +129,7 @@ class RegionLog:
         self._beside = beside
         self._under_way: _Append | None = None
         self.logged: AppliedMap = claim.applied
-        """The applied map of the newest entry. Whoever owns the region next knows these tokens."""
+        """The applied map of the newest entry. The next owner of the region knows these tokens."""
         self.applied: AppliedMap = claim.applied
         """The applied map of all visible rows."""
 
@@ -140,15 +145,15 @@ class RegionLog:
 
     @property
     def position_then(self) -> int:
-        """The position once the append under way is done; as `position` if there is none."""
+        """The position after the append in progress; without one, equal to `position`."""
         append = self._under_way
         return self.position if append is None else max(self.position, append.before + append.parts)
 
     @property
     def lingers_since(self) -> float | None:
-        """Monotonic seconds at which the first row was applied that is to be appended `wal.linger_max` later.
+        """Monotonic time (s) at which the oldest row was applied that must be appended `wal.linger_max` later.
 
-        None when none lingers, and while rows linger behind an append under way that they need not wait for yet.
+        None if no row lingers, and while rows linger behind an append in progress and do not fill an entry yet.
         """
         append, lingering = self._under_way, self._lingering
         behind = append is not None and not append.ended and lingering.size < self._entry_size_max
@@ -168,9 +173,9 @@ class RegionLog:
             self.append(None, self.applied, generation=generation)
 
     def append_beside(self, generation: int) -> None:
-        """Begin to make lingering rows durable, once the append before is done; `finish` takes over what came of it.
+        """Begin to make lingering rows durable in another thread, after the previous such append has ended.
 
-        Raises: as `finish`, for the append before.
+        `finish` records the result. Raises: as `finish`, for the previous append.
         """
         self.finish()
         rows = sum(table.num_rows for table in self._lingering.rows)
@@ -182,17 +187,17 @@ class RegionLog:
         self._lingering, self._under_way = _Lingering(), append
         try:
             append.wait = self._beside(partial(self._write_beside, append, self.logged, generation))
-        except RuntimeError:  # no thread to be had
+        except RuntimeError:  # no thread is available
             self._lingering, self._under_way = append.lingering, None
             self.append_lingering(generation)
 
     @property
     def finished(self) -> bool:
-        """Whether an append beside this thread has ended, so that `finish` would not wait."""
+        """Whether an append in another thread has ended, so that `finish` would not wait."""
         return self._under_way is not None and self._under_way.ended
 
     def finish(self) -> None:
-        """Wait for the append beside this thread, and take over what it did; do nothing if there is none.
+        """Wait for the append in another thread and record its result; do nothing if no append is in progress.
 
         Raises: as `append`; if nothing was written, its rows linger again.
         """
@@ -201,7 +206,8 @@ class RegionLog:
             return
         append.wait()
         done, self._under_way = append.lingering, None
-        append.lingering = _Lingering()  # its thread's work refers to it and it to its thread: rows must not stay there
+        # the append and its thread refer to each other, which must not keep the rows in memory
+        append.lingering = _Lingering()
         if append.error is not None:
             self._lingering = done.before(self._lingering)
             self._failed(append.error)
@@ -212,12 +218,12 @@ class RegionLog:
     # ---- every append --------------------------------------------------------------------------------------------
 
     def append(self, checked: Checked | None, applied: AppliedMap, *, generation: int) -> int:
-        """Make what lingers and then the rows of `checked` durable, and `applied`, the map once they are.
+        """Append the lingering rows, then the rows of `checked`, with `applied`, the map after them.
 
-        Returns the position that closes them. Without rows the entry has the map alone; there is none if the log has
-        that map, and the newest position is returned. If the rows given came to nothing by what is stored, nobody had
-        claimed the region by then. Raises: as `WalAppender.append`; what lingers is kept then.
-        (model: Lease!SendEntry, Lease!Acknowledge)
+        Returns, once all are durable, the position that closes them. Without rows the entry holds only the map; if the
+        log already has that map, no entry is written and the newest position is returned. If the stored rows reduced
+        `checked` to no rows, the method proves that no newer owner had claimed the region by then.
+        Raises: as `WalAppender.append`; lingering rows are kept then. (model: Lease!SendEntry, Lease!Acknowledge)
         """
         self._finish_before()
         begun, before = self._lease.begin(), self.position
@@ -231,16 +237,19 @@ class RegionLog:
         return position
 
     def recode(self, codec: wal.EntryCodec) -> None:
-        """Write entries by another codec from now on. Requires: no row lingers."""
+        """Write entries with another codec from now on. Requires: no row lingers."""
         self._appender.recode(codec)
 
     def _finish_before(self) -> None:
-        """`finish` for an append of other rows. Raises: Poisoned or Fenced where the outcome is not known; it is that
-        of the rows before, not of these."""
+        """Call `finish` before an append of other rows.
+
+        Raises: Poisoned or Fenced if the outcome is unknown. It is the outcome of the earlier rows, not of the new
+        ones.
+        """
         try:
             self.finish()
         except NOTHING_WRITTEN:
-            pass  # those rows linger again: they are tried with these
+            pass  # those rows linger again and are appended with the new ones
         except wal.FencedAfterWrite as error:
             raise error.fence from error
         except wal.OutcomeUnknown as error:
@@ -268,12 +277,12 @@ class RegionLog:
         return position
 
     def _failed(self, error: BaseException) -> None:
-        """Remember a failed append; with a fence it is the region that another writer has."""
+        """Record a failed append in the meter. A fence is recorded when it ends the region."""
         if not isinstance(error, wal.Fenced):
             self._meter.erred("append", error, self._clock.now())
 
     def _write_beside(self, append: _Append, durable: AppliedMap, generation: int) -> None:
-        """The work of the other thread. `durable`: the applied map of the entry before."""
+        """Do the work of the other thread. `durable`: the applied map of the previous entry."""
         began = self._clock.monotonic()
         try:
             rows = pa.concat_tables(append.lingering.rows)
@@ -284,7 +293,9 @@ class RegionLog:
             append.seconds, append.ended = self._clock.monotonic() - began, True
 
     def _write(self, rows: pa.Table, size: int, maps: tuple[AppliedMap, AppliedMap], generation: int) -> int:
-        """Append `rows` of `size` bytes; `maps`: the applied map that is durable before, and the one after."""
+        """Append `rows` of `size` bytes. `maps`: the applied map that is already durable, and the map after the
+        append.
+        """
         durable, applied = maps
         if size <= self._entry_size_max or rows.num_rows == 1:
             return self._appender.append(rows, generation=generation, applied=applied)
@@ -301,11 +312,11 @@ class RegionLog:
         return position
 
     def _step(self, rows: int, size: int) -> int:
-        """How many of `rows` rows of `size` bytes an entry takes."""
+        """Return the number of rows per entry for `rows` rows of `size` bytes."""
         return rows if size <= self._entry_size_max else max(1, rows * self._entry_size_max // size)
 
     def _appended(self, before: int, begun: Instant, applied: AppliedMap) -> None:
-        """Note that the log has grown beyond position `before`, which proves that the region is ours."""
+        """Record that the log has grown beyond position `before`, which proves that this process owns the region."""
         if self.position > before:
             self.logged = applied
             self._lease.confirm(begun)

@@ -1,8 +1,8 @@
-"""A write queue that limits how often a region writes entries, for storage that charges for each request.
+"""Limit how often a region writes entries, for storage that charges for each request.
 
-With `wal.entry_interval` durable writes wait in the queue until the interval since the last ones were taken is over,
-and become one entry together. The first after a pause is taken at once. They are taken early when they are as large as
-an entry may be, when something that does not wait comes behind them (a non-durable write, a piece of a delete by
+With `wal.entry_interval`, durable writes wait in the queue until the interval since the last ones were taken has
+passed, and then share one entry. The first write after a pause is taken at once. Waiting writes are taken early when
+they fill an entry, when an item that does not wait arrives after them (a non-durable write, a piece of a delete by
 filter, a freeze, a durable read), or when the queue is closed. A write whose caller waits for less than the interval is
 withdrawn by its caller.
 """
@@ -16,28 +16,30 @@ from memwal.wal import Clock
 
 
 class PacedQueue(WriteQueue):
-    """Hands out durable writes once in `interval` seconds. Thread safety and invariants. As `WriteQueue`."""
+    """Release durable writes once per `interval` seconds. Thread safety and invariants. As `WriteQueue`."""
 
     def __init__(self, clock: Clock, interval: float, size_max: int) -> None:
-        """`size_max`: bytes of rows that are handed out before the interval is over."""
+        """`size_max`: bytes of queued rows that end the interval early."""
         super().__init__(clock)
         self._interval, self._size_max = interval, size_max
         self._not_before = clock.monotonic()
         self._bytes = 0
         self._hurry = False
-        """Whether something is queued that does not wait."""
+        """Whether the queue has an item that does not wait."""
 
     def submit(self, item: Item) -> None:
         """Queue an item. Raises: the error that broke the region."""
         more = size_bound(item.rows) if isinstance(item, Write) else 0
-        with self._lock:  # one section, or a take between them would forget the hurry
+        with self._lock:  # one critical section: a `take` between the statements would lose `_hurry`
             self._append(item)
             self._bytes += more
             self._hurry = self._hurry or not _waits(item) or self._bytes >= self._size_max
         self._wake_taker()
 
     def take(self, timeout: float | None) -> list[Item] | None:
-        """As `WriteQueue.take`; nothing if `timeout` ends or a nudge comes while writes wait for the interval."""
+        """Return as `WriteQueue.take`; return no items if `timeout` ends or a nudge arrives while writes wait for the
+        interval.
+        """
         until = None if timeout is None else self._clock.monotonic() + timeout
         self._served = []
         self._wait(timeout)
@@ -50,7 +52,7 @@ class PacedQueue(WriteQueue):
         return super().take(0.0)
 
     def _due(self, until: float | None) -> bool:
-        """Wait until what is queued may be taken; return False if `until` (monotonic s) or a nudge comes first."""
+        """Wait until the queued items may be taken; return False if `until` (monotonic s) or a nudge comes first."""
         while True:
             now = self._clock.monotonic()
             with self._lock:
@@ -66,7 +68,7 @@ class PacedQueue(WriteQueue):
 
 
 def _waits(item: Item) -> bool:
-    """Whether an item waits for the interval; the pieces of a delete by filter, one after the other, do not."""
+    """Return whether an item waits for the interval; the consecutive pieces of a delete by filter do not."""
     return isinstance(item, Write) and item.durable and item.where is None
 
 

@@ -1,8 +1,8 @@
-"""Whether a read may be answered from a region's memory, or storage is to be asked first who owns the region.
+"""Decide whether a read may be answered from a region's memory or storage must first confirm the owner.
 
-A read that the lease covers goes on at once (`wal.lease`). Any other asks; reads that wait for one another share one
-answer. When half of the lease is over, the next read has it renewed beside, so that no read of a region that is read
-all the time waits for storage.
+A read that the lease covers proceeds at once (`wal.lease`). Any other read asks storage; reads that wait at the same
+time share one answer. When half of the lease has passed, the next read starts its renewal in another thread, so reads
+of a continuously read region never wait for storage.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from memwal.ingest.region.core import RegionCore
 
 
 class Proofs:
-    """Proofs that a core still owns its region, made for reads. Thread safety. Any thread."""
+    """Proofs, made for reads, that a core still owns its region. Thread safety. Any thread."""
 
     def __init__(self, core: RegionCore, thread: str, fenced: Callable[[BaseException], None]) -> None:
-        """`thread`: name of the threads that renew the lease. `fenced`: told the error of a region that is not ours."""
+        """`thread`: name of the threads that renew the lease. `fenced`: called with the error when another owner was
+        found.
+        """
         self._core, self._thread, self._fenced = core, thread, fenced
         self._proving = threading.Lock()
 
     def unproven(self, *, anew: bool = False) -> Callable[[], None] | None:
-        """For a read that begins now: return None if the region is known to be ours, else a call that asks storage.
+        """Return None if the region is known to be owned for a read that begins now, else a call that asks storage.
 
-        `anew`: ask storage even if the lease covers the read. The call raises: Fenced, which ends the region; Corrupt,
-        StoreUnavailable, StoreRefused.
+        `anew`: ask storage even if the lease covers the read. The returned call raises: Fenced, which ends the region;
+        Corrupt, StoreUnavailable, StoreRefused.
         """
         lease, alone = self._core.lease, self._core.alone
         if not anew and alone and lease.fresh:
@@ -41,13 +43,13 @@ class Proofs:
         return None
 
     def held(self) -> AbstractContextManager[object]:
-        """Wait for the proof that is being made; none is made inside of the context."""
+        """Wait for the proof in progress; no proof is made inside the returned context."""
         return self._proving
 
     def _prove(self, enough: Callable[[int], bool], ticket: int) -> None:
         with self._proving:
             if self._core.alone and enough(ticket):
-                return  # another read's proof, which this one waited for, covers it
+                return  # the proof of another read, which this one waited for, covers it
             try:
                 self._core.prove()
             except wal.Fenced as error:

@@ -1,14 +1,14 @@
-"""Apply a table's write rules to a group of writes before it is logged, so that the log has whole rows only.
+"""Apply a table's write rules to a group of writes before it is logged.
 
-The log, the memtables, SSTs and the base table hold only whole rows of which the newest counts, so their readers
-(Lance's own, a replay, a flush, a commit) need no rules. In steps:
+The log, the memtables, SSTs and the base table hold only whole rows, and the newest row of a key counts. Their readers
+(Lance's own, a replay, a flush, a commit) therefore need no rules. Steps:
 
 1. Find the keys whose stored row matters: all except those whose first row in the group is a delete, or (unless upsert
    is "insert") has every column. In a table with a version: all except those whose first row is a delete without a
-   version; stored tombstones matter too, since they keep their version.
-2. Look these up, all at once, in the region's levels and then the newest base table. The region has no other writer, so
-   the result is still true when the group is logged. Rows that a commit moves meanwhile are in a level of the view, or
-   in the base table, which is opened after the view.
+   version; stored tombstones matter too, because they keep their version.
+2. Look these keys up in one read, first in the region's levels and then in the newest base table. The region has no
+   other writer, so the result is still true when the group is logged. Rows that a commit moves in between are in a
+   level of the view or in the base table, which is opened after the view.
 3. Resolve the group (`write_rules`), and check the values that were filled in.
 """
 
@@ -30,7 +30,9 @@ from memwal.memtable import TOMBSTONE, Checked, InvalidRows
 
 
 class Refused(Exception):
-    """Some writes of a group cannot be resolved; `errors` by the writes' numbers. Never leaves this room."""
+    """Raised when some writes of a group cannot be resolved. `errors` is keyed by write number. Never leaves this
+    package.
+    """
 
     def __init__(self, errors: Mapping[int, InvalidRows]) -> None:
         super().__init__(f"{len(errors)} writes")
@@ -38,9 +40,9 @@ class Refused(Exception):
 
 
 class Resolver:
-    """Makes whole rows of the writes of one region.
+    """Complete the writes of one region to whole rows.
 
-    Thread safety. The region's thread only. Invariants. Changes nothing; a call that raises can be made again.
+    Thread safety. The region's thread only. Invariants. Changes no state; a call that raised can be repeated.
     """
 
     def __init__(self, context: RegionContext, admission: Admission) -> None:
@@ -53,8 +55,8 @@ class Resolver:
     def resolve(self, writes: Sequence[Write], checked: Checked, view: View) -> tuple[Checked, Sequence[int]]:
         """Return the rows to log for `writes`, whose rows are `checked`, and the number of skipped rows of each write.
 
-        The numbers are empty if no row was skipped. `view`: captures the region's levels.
-        Raises: Refused for writes that lack a column they need; the error of a lookup.
+        The sequence of numbers is empty if no row was skipped. `view`: captures the region's levels.
+        Raises: Refused for writes that lack a required column; the error of a lookup.
         """
         missing = [
             [] if write.deletes is True else [name for name in self._columns if name not in write.rows.column_names]
@@ -90,8 +92,9 @@ class Resolver:
     def _timely(
         self, group: Group, rows: pa.Table, at: Places, stored: pa.Table
     ) -> tuple[pa.Table, Group, Places, Sequence[int]]:
-        """Return the rows that are not late, their group, the place of each key's live stored row, and the number of
-        late rows of each write, empty if none was late.
+        """Return the rows that are not late, their group, and the place of each key's live stored row.
+
+        The fourth value is the number of late rows of each write, empty if no row was late.
         """
         versions = rows.column(self._version)
         taken = timely(group, versions, stored.column(self._version).cast(versions.type), at)
@@ -124,9 +127,9 @@ class Resolver:
         at: Places,
         stored: pa.Table,
     ) -> Checked:
-        """Return the rows of `group` with the columns `names` filled in for writes that are `missing` them."""
+        """Return the rows of `group`, with the columns `names` filled in for the writes that lack them (`missing`)."""
         sources: dict[str, Places] = {}
-        patterns: dict[bytes, Places] = {}  # many columns, few combinations of them
+        patterns: dict[bytes, Places] = {}  # many columns have few distinct combinations
         for name in names:
             given = np.array([name not in each for each in missing])
             pattern = given.tobytes()
@@ -141,7 +144,7 @@ class Resolver:
         except InvalidRows as error:
             if error.row is None:
                 raise
-            # A stored value that another program wrote need not pass the checks of a put.
+            # A stored value that another program wrote may fail the checks of a put.
             key = key_text(keys, self._key, error.row)
             reason = (
                 f"column {error.column!r} is not given for the key {key}, and its stored value "
@@ -152,7 +155,7 @@ class Resolver:
     def _refuse_incomplete(self, group: Group, keys: pa.Table, sources: Mapping[str, Places]) -> None:
         """Raise Refused for the first row of each write that has no value in a required column.
 
-        The error names its key: the number of a row in one region's part of a put means nothing to the caller.
+        The error names the key: a row number within one region's part of a put means nothing to the caller.
         """
         errors: dict[int, InvalidRows] = {}
         for name in self._required.intersection(sources):
@@ -170,7 +173,7 @@ class Resolver:
     def _stored(
         self, group: Group, checked: Checked, asked: Mask, columns: Sequence[str], view: View
     ) -> tuple[Places, pa.Table]:
-        """Return for each key the number of its stored row, or NOWHERE, and the stored rows.
+        """Return the number of each key's stored row, or NOWHERE, and the stored rows.
 
         `asked`: the keys to look up, bool [m].
         """

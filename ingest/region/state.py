@@ -1,9 +1,8 @@
-"""The levels of one region that its writer holds: active memtable, frozen ones, the SSTs of its manifest.
+"""Hold the levels of one region above the base table: active memtable, frozen memtables, SSTs of the manifest.
 
 Four parties share them: callers take views and wait, the region's thread applies and freezes, the flusher's thread
-publishes, the indexer's thread indexes the memtables.
-A change that a view shows is one assignment under one lock, so a view never misses a row and never shows half of a
-change.
+publishes, the indexer's thread indexes the memtables. Each change that a view shows is one assignment under one lock,
+so a view never misses a row and never shows a partial change.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from memwal.ingest.region.context import Limits, RegionContext
 from memwal.memtable import MemTable
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
-"""The state of a region: it serves; it serves, but flushes fail; a newer writer ended it; a storage failure did."""
+"""The state of a region: serving; serving while flushes fail; ended by a newer writer; ended by a storage failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A memtable that takes no more writes, the last WAL position whose rows it holds, and the context of its rows."""
+    """A memtable that accepts no more writes, the last WAL position of its rows, and the context of its rows."""
 
     memtable: MemTable
     covers: int
     context: RegionContext
     attempts: FlushAttempts = field(default_factory=FlushAttempts)
-    """What failed attempts to flush it have left on storage."""
+    """The objects that failed flush attempts have left on storage."""
 
 
 class RegionLevels:
@@ -47,7 +46,7 @@ class RegionLevels:
     """
 
     def __init__(self, region: UUID, manifest: wal.RegionManifest, context: RegionContext) -> None:
-        """`context`: makes the memtable of a generation."""
+        """`context`: creates the memtable of a generation."""
         self._region, self._context = region, context
         self._meter = context.meters.of(region)
         self._changed = threading.Condition()
@@ -55,7 +54,7 @@ class RegionLevels:
         self._frozen: list[Frozen] = []
         self._flush_error: Exception | None = None
         self._attempt = self._failed_attempt = 0
-        """Number of attempts to flush so far, the running one included, and the number of the last one that failed."""
+        """Number of flush attempts so far, including the running one, and the number of the last one that failed."""
         self._retry_now = False
         self._closing = False
         self.active = context.memtable(manifest.current_generation)
@@ -67,7 +66,7 @@ class RegionLevels:
     # ---- any thread ----------------------------------------------------------------------------------------------
 
     def view(self) -> RegionView:
-        """Return the levels as of now. Raises: the error that ended the region."""
+        """Return the current levels. Raises: the error that ended the region."""
         with self._changed:
             self._raise_failure()
             tables = [table for table in self._memtables() if table.rows]
@@ -76,11 +75,13 @@ class RegionLevels:
             return RegionView(self._region, snapshots, self.manifest.ssts, shapes=self._shapes(), active=active)
 
     def has_room(self, limits: Limits) -> bool:
-        """Return whether puts need not wait: few enough bytes are unflushed and SSTs uncommitted. Takes no lock."""
+        """Return whether puts need not wait: unflushed bytes and uncommitted SSTs are below their limits. Takes no
+        lock.
+        """
         return self.unflushed < limits.unflushed_max and not 0 < limits.pending_max <= len(self.manifest.ssts)
 
     def wait_for_room(self, limits: Limits, timeout: float) -> bool:
-        """Wait `timeout` seconds at most; return whether there is room or the region ended."""
+        """Wait at most `timeout` seconds; return whether there is room or the region ended."""
         with self._changed:
             return self._changed.wait_for(lambda: self.failure is not None or self.has_room(limits), timeout)
 
@@ -98,10 +99,10 @@ class RegionLevels:
         return Unavailable(f"{self._name}: {why}; retry with the same token", details)
 
     def wait_until_published(self, generation: int, timeout: float) -> None:
-        """Return when `generation` and all before it are SSTs. A failed flush is retried at once.
+        """Return when `generation` and all earlier ones are SSTs. A failed flush is retried at once.
 
         Raises: the error that ended the region; Unavailable if nothing was published for `timeout` seconds and an
-        attempt that began after this call has failed, or if the region is closed meanwhile.
+        attempt that began after this call has failed, or if the region is closed in between.
         """
         with self._changed:
             before, self._retry_now = self._attempt, True
@@ -117,14 +118,14 @@ class RegionLevels:
                 raise Unavailable(f"{self._name}: not flushed{self._flush_trouble()}; try again")
 
     def adopt(self, manifest: wal.RegionManifest) -> None:
-        """Take over a newer manifest, which the committer pruned."""
+        """Adopt a newer manifest, which the committer pruned."""
         with self._changed:
             if manifest.version > self.manifest.version:
                 self.manifest = manifest
-                self._changed.notify_all()  # room for puts, maybe
+                self._changed.notify_all()  # puts may have room now
 
     def fail(self, error: BaseException) -> BaseException:
-        """End the region with `error`, unless it ended before; return the error that it ended with."""
+        """End the region with `error`, unless it has already ended; return the error that ended it."""
         with self._changed:
             if self.failure is None:
                 self.failure = error
@@ -154,10 +155,10 @@ class RegionLevels:
             return self._memtables()
 
     def measure(self) -> None:
-        """Count the bytes of all memtables again, after their indexes have grown."""
+        """Recount the bytes of all memtables after their indexes have grown."""
         with self._changed:
             active, frozen = self.active, list(self._frozen)
-        # Not under the lock: the size of an index may have to wait for an index step under way.
+        # Outside the lock: reading an index's size may wait for an index step in progress.
         active_bytes, frozen_bytes = active.bytes, sum(each.memtable.bytes for each in frozen)
         with self._changed:
             if self.active is active:
@@ -191,13 +192,13 @@ class RegionLevels:
     # ---- the region's thread -------------------------------------------------------------------------------------
 
     def applied(self) -> None:
-        """Count the bytes of the active memtable, which has new rows, and wake the indexer."""
+        """Recount the bytes of the active memtable, which has new rows, and wake the indexer."""
         self.active_bytes = self.active.bytes
         if not self._fresh.is_set():
             self._fresh.set()
 
     def freeze(self, covers: int) -> None:
-        """Swap in an empty memtable; the full one, whose rows reach WAL position `covers`, waits for the flusher."""
+        """Swap in an empty memtable; the full one waits for the flusher. `covers`: WAL position of its last row."""
         frozen = Frozen(self.active, covers, self._context)
         frozen.memtable.freeze()
         fresh = self._context.memtable(frozen.memtable.generation + 1)
@@ -210,14 +211,14 @@ class RegionLevels:
             self._fresh.set()
 
     def reshape(self, context: RegionContext) -> None:
-        """Make the active memtable, which is empty, and later ones by another context."""
+        """Use another context for later memtables, and replace the active one, which is empty."""
         fresh = context.memtable(self.active.generation)
         with self._changed:
             self._context, self.active = context, fresh
             self.active_bytes = fresh.bytes
 
     def last_unlike(self, context: RegionContext) -> int:
-        """Return the newest generation that waits to be flushed in another shape than `context` has; 0 if none does."""
+        """Return the newest generation that waits to be flushed in another shape than that of `context`, or 0."""
         with self._changed:
             unlike = (each.memtable.generation for each in self._frozen if each.context.shape != context.shape)
             return max(unlike, default=0)
@@ -225,7 +226,7 @@ class RegionLevels:
     # ---- the flusher's thread ------------------------------------------------------------------------------------
 
     def oldest_frozen(self) -> Frozen | None:
-        """Return the memtable that is flushed next, None if none is frozen."""
+        """Return the memtable to flush next, None if none is frozen."""
         with self._changed:
             return self._frozen[0] if self._frozen else None
 
@@ -237,7 +238,7 @@ class RegionLevels:
             return not self.ended
 
     def published(self, manifest: wal.RegionManifest) -> None:
-        """Drop the oldest frozen memtable: it is an SST of `manifest` now."""
+        """Drop the oldest frozen memtable, which is now an SST of `manifest`."""
         with self._changed:
             if manifest.version > self.manifest.version:
                 self.manifest = manifest
@@ -247,7 +248,7 @@ class RegionLevels:
             self._changed.notify_all()
 
     def flush_failed(self, error: Exception, pause: float) -> bool:
-        """Remember the error, and wait `pause` seconds, until a caller waits for a flush, or until the region closes.
+        """Record the error, and wait `pause` seconds, until a caller waits for a flush, or until the region closes.
 
         Returns whether the pause was cut short.
         """
@@ -273,11 +274,11 @@ class RegionLevels:
         return self._failed_attempt > attempt or self._published_beyond(generation)
 
     def _memtables(self) -> list[MemTable]:
-        """Newest first."""
+        """Return all memtables, newest first. Requires: the lock is held."""
         return [self.active, *(frozen.memtable for frozen in reversed(self._frozen))]
 
     def _shapes(self) -> tuple[Shape, ...]:
-        """Return the shapes of the memtables that may hold rows, each once."""
+        """Return the distinct shapes of the memtables that may hold rows."""
         shapes = [] if self._context.shape is None else [self._context.shape]
         for frozen in self._frozen:
             shape = frozen.context.shape
@@ -303,7 +304,7 @@ class RegionLevels:
 
     @property
     def unflushed(self) -> int:
-        """Bytes of all memtables, indexes counted."""
+        """Bytes of all memtables, including indexes."""
         return self.active_bytes + self._frozen_bytes
 
     def _flush_trouble(self) -> str:

@@ -1,7 +1,7 @@
 """Look up the newest rows of keys for a write, in the region's own thread.
 
-The region has no other writer but loads past the log (`conditions`), so what is found is still true when the write is
-logged. Rows that a commit moves meanwhile are in a level of the view, or in the base table, which is opened after the
+Only loads past the log (`conditions`) write the region beside its thread, so the result is still true when the write is
+logged. Rows that a commit moves in between are in a level of the view, or in the base table, which is opened after the
 view.
 """
 
@@ -30,19 +30,19 @@ View = Callable[[], RegionView]
 
 
 class StoredRows:
-    """The `Find` of a table: from the levels of a view and the newest base table. Thread safety. Any thread."""
+    """The `Find` of a table: reads the levels of a view and the newest base table. Thread safety. Any thread."""
 
     def __init__(self, reader: Reader, store: ObjectStore) -> None:
         self._reader, self._store = reader, store
 
     def given_to(self, context: RegionContext) -> RegionContext:
-        """Return `context` with all that regions need for what depends on stored rows."""
+        """Return `context` with everything that regions need for operations that depend on stored rows."""
         return replace(context, find=self, any_expired=self.any_expired, loads=self.loads, keep=self._reader.keep)
 
     def __call__(
         self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
     ) -> pa.Table:
-        """See `Find`."""
+        """Implement `Find`."""
         named = [name for name in columns if name != TOMBSTONE]
         try:
             with panics_as_errors:
@@ -53,9 +53,9 @@ class StoredRows:
             raise
 
     def loads(self) -> dict[UUID, int]:
-        """Return the generations of loads past the log that the newest base table has.
+        """Return the generations of the loads past the log that are in the newest base table.
 
-        Raises: Unavailable while a load is under way.
+        Raises: Unavailable while a load is in progress.
         """
         if flush.under_way(self._store, self._reader.base):
             raise Unavailable("a load into the table is under way; call the delete again when it has ended")
@@ -63,13 +63,13 @@ class StoredRows:
         return {id: committed[id] for id in loads_in(committed)}
 
     def any_expired(self, rows: pa.Table) -> bool:
-        """Return whether one of `rows`, as a caller gave them, has expired; True if that cannot be told."""
+        """Return whether one of a caller's `rows` has expired; True if that cannot be determined."""
         expiry = self._reader.expiry()
         if expiry is None or expiry.column not in rows.column_names:
             return False
         try:
             return bool(expiry.mask(rows.column(expiry.column)).any())
-        except pa.ArrowInvalid:  # a value that the checks of the group will refuse, or convert
+        except pa.ArrowInvalid:  # a value that the checks of the group will reject or convert
             return True
 
 

@@ -1,7 +1,7 @@
-"""The trained models of the base table's vector indexes: memtables begin with them instead of training their own.
+"""Provide the trained models of the base table's vector indexes, so that memtables need not train their own.
 
-The models are read when the table is opened and after a commit, which ask storage anyway; new memtables get them from
-memory. A memtable keeps the model it began with. Without a model, or if it cannot be read, it trains on its own rows.
+The models are read when the table is opened and after a commit, operations that read storage anyway; new memtables get
+them from memory. A memtable keeps the model it began with. Without a readable model it trains on its own rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOG = logging.getLogger("memwal.models")
 class VectorModels:
     """The newest models that this process has read, by column.
 
-    Thread safety. `current` from any thread, asks no storage; `read` from one thread at a time.
+    Thread safety. `current` from any thread, without access to storage; `read` from one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class VectorModels:
         return self._current
 
     def read(self, base: BaseTable) -> None:
-        """Take over the models of `base` if its vector indexes changed since the last call.
+        """Read the models of `base` if its vector indexes changed since the last call.
 
-        Never raises, since memtables work without a model. A failure is logged, and the models stay unchanged.
+        Never raises, because memtables work without a model. A failure is logged, and the models stay unchanged.
         """
         wanted = {spec.name for spec in base.indexes if spec.kind == "ivf_pq"}
         if not wanted:
@@ -45,8 +45,9 @@ class VectorModels:
             if read_from == self._read_from:
                 return
             models = base.vector_models()
-            MemTable(row_schema(base.schema, base.key), base.key, base.indexes, 0, models=models)  # do they fit?
-        except BaseException as error:  # noqa: BLE001 - memtables train their own then
+            # raises if the models do not fit
+            MemTable(row_schema(base.schema, base.key), base.key, base.indexes, 0, models=models)
+        except BaseException as error:  # noqa: BLE001 - memtables then train their own models
             reason = as_exception(error)
             _LOG.warning("%s: cannot read the models of its vector indexes: %s", base.uri, reason)
             return

@@ -1,12 +1,12 @@
-"""The queue between the callers of a region and its one thread.
+"""Queue requests between the callers of a region and its one thread.
 
-Callers submit `Write`s and wait; the region's thread takes everything that has gathered since it last looked. This is
-adaptive group commit: an idle thread takes one write and appends it at once, a busy one finds many waiting and appends
-them as one entry. No caller waits for a timer.
+Callers submit `Write`s and wait. The region's thread takes all writes that have gathered since its last call. This is
+adaptive group commit: an idle thread takes one write and appends it at once; a busy thread finds many waiting writes
+and appends them as one entry. No caller waits for a timer.
 
-Callers that were answered together submit their next writes together, but one after another: each needs the interpreter
-for a moment. If the thread took the first few of them, it would append two entries instead of one. So it yields to the
-others as long as more arrive and fewer are queued than the last time.
+Callers that were answered together submit their next writes in close succession, because each needs the interpreter
+lock for a moment. A thread that took only the first of them would append two entries instead of one. It therefore
+yields as long as more writes arrive and fewer are queued than the last time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """An answer, a value or an error, that one thread gives once and others wait for.
+    """An answer (a value or an error) that one thread sets once and others wait for.
 
-    Why not `concurrent.futures.Future`: it makes a condition, a lock and two lists for each, and waiting costs as much
-    again; this is one lock used as a latch. With thousands of callers it counts.
+    `concurrent.futures.Future` creates a condition, a lock and two lists per instance, and waiting costs as much again;
+    this class uses one lock as a latch. The difference is measurable with thousands of callers.
     Thread safety. `set_result` or `set_exception` once, by the answering thread; the rest from any thread.
     """
 
@@ -61,11 +61,13 @@ class Pending(Generic[T]):
         self._latch.release()
 
     def done(self) -> bool:
-        """Return whether it was answered."""
+        """Return whether the answer is set."""
         return self._answered
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error, None if the answer is a value. Raises: TimeoutError without answer in `timeout` seconds."""
+        """Return the error, None if the answer is a value. Raises: TimeoutError after `timeout` seconds without an
+        answer.
+        """
         if not self._answered:
             if not self._latch.acquire(
                 timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX))
@@ -75,20 +77,22 @@ class Pending(Generic[T]):
         return self._error
 
     def result(self, timeout: float | None = None) -> T:
-        """Return the value. Raises: the error given in its place; TimeoutError without answer in `timeout` seconds."""
+        """Return the value. Raises: the error set instead; TimeoutError without an answer in `timeout` seconds."""
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return self._value  # type: ignore[return-value]  # answered, and not with an error
+        return self._value  # type: ignore[return-value]  # the answer is set and is not an error
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A region's answer to a write of `rows` rows. `applied`: this call applied them (False: its token was applied
-    before). `position`: the WAL position that made them durable (0: not durable yet). `skipped`: rows left out, because
-    upsert = "insert" keeps the stored row of their key, or the stored row has a higher version. `newest`: if the token
-    was applied before, the highest sequence of its producer that was applied. `repeated`: rows that this call did not
-    apply, because the token was applied before."""
+    """A region's answer to a write of `rows` rows.
+
+    `applied`: whether this call applied them (False: the token was applied before). `position`: the WAL position that
+    made them durable (0: not durable yet). `skipped`: rows left out, because upsert = "insert" keeps the stored row of
+    their key, or the stored row has a higher version. `newest`: if the token was applied before, the highest applied
+    sequence of its producer. `repeated`: rows that this call did not apply, because the token was applied before.
+    """
 
     rows: int
     applied: bool
@@ -107,16 +111,16 @@ class Ack:
 class Write:
     """Rows on their way into one region.
 
-    `rows`: in the columns of the row schema without `_tombstone`; of a put that keeps stored values fewer, the key's at
-    least. They may share memory with the waiting caller: the region copies them before its ack.
+    `rows`: in the columns of the row schema without `_tombstone`; a put that keeps stored values has fewer, but at
+    least the key. They may share memory with the waiting caller: the region copies them before its ack.
     `deletes`: which rows delete their key: all, none, or a bool for each, in order. Such rows have no other values.
     `shape`: the shape of the rows; None if the columns of the table never change.
     `since`: monotonic seconds at which its caller submitted it.
-    `repeated`: rows cut off, because the region has applied them under this token before.
-    `where`: a condition, only if `deletes` is True. Of the keys those are deleted whose newest row passes when the
-    region's thread comes to the write. Such a write does not record its token: it is one piece of a larger delete, at
-    whose end a write of no rows does.
-    `trace`: where the caller's span is, None if it has none or it is not recorded.
+    `repeated`: rows removed because the region has applied them under this token before.
+    `where`: a condition, only if `deletes` is True. The write deletes those of its keys whose newest row passes when
+    the region's thread reaches the write. The write does not record its token: it is one piece of a larger delete,
+    which ends with a write without rows that records it.
+    `trace`: the caller's span, None without a recorded span.
     `copied`: whether the region has its own copy and no longer reads the caller's memory.
     """
 
@@ -141,29 +145,29 @@ class Write:
         return int(np.count_nonzero(self.deletes))
 
     def keep(self, rows: npt.NDArray[np.bool_]) -> None:
-        """Cut the write down to `rows` (bool, one for each row); the others were applied before."""
+        """Reduce the write to `rows` (bool, one for each row); the others were applied before."""
         self.repeated += int(np.count_nonzero(~rows))
         self.rows = self.rows.filter(pa.array(rows))
         if not isinstance(self.deletes, bool):
             self.deletes = self.deletes[rows]
 
     def again(self) -> Write:
-        """Return the same write, not submitted and not answered yet."""
+        """Return the same write, neither submitted nor answered."""
         return replace(self, done=Pending(), copied=False, _fate=threading.Lock())
 
     @property
     def withdrawn(self) -> bool:
-        """Whether its caller has withdrawn it. Requires: it is in a queue."""
+        """Whether its caller has withdrawn it. Requires: the write is in a queue."""
         return self._fate.locked()
 
     def take(self) -> bool:
-        """Return True on the first call only: of the region, to write the rows, or of the caller, to withdraw them."""
+        """Return True on the first call only. The region calls it to write the rows, the caller to withdraw them."""
         return self._fate.acquire(blocking=False)
 
 
 @dataclass(slots=True)
 class Freeze:
-    """A request to freeze the memtable after everything that was queued before it.
+    """A request to freeze the memtable after everything queued before it.
 
     `done`: the generation that is active then; everything queued before is in an older one.
     """
@@ -180,9 +184,9 @@ class DurableView:
 
 @dataclass(slots=True)
 class Reshape:
-    """A request to take rows of another shape from the next queued item on.
+    """A request to accept rows of another shape, starting with the next queued item.
 
-    `done`: the newest generation that waits to be flushed in an older shape, 0 if none does.
+    `done`: the newest generation that waits to be flushed in an older shape, or 0.
     """
 
     context: RegionContext
@@ -203,7 +207,7 @@ class WriteQueue:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # Why not a Condition: it makes a lock for every wait, and a put waits here; this is one lock used as a latch.
+        # Not a Condition, which creates a lock for every wait; puts wait here. This is one lock used as a latch.
         self._wake = threading.Lock()
         self._wake.acquire()
         self._taker_waits = False
@@ -220,7 +224,7 @@ class WriteQueue:
         self._wake_taker()
 
     def nudge(self) -> None:
-        """Have `take` return without waiting, this time or the next."""
+        """Make the current or the next `take` return without waiting."""
         with self._lock:
             self._nudged = True
         self._wake_taker()
@@ -228,7 +232,7 @@ class WriteQueue:
     def take(self, timeout: float | None) -> list[Item] | None:
         """Return all queued items, waiting up to `timeout` seconds for the first; None once closed and empty.
 
-        Items of the call before count as served. After a `nudge` it does not wait.
+        Each call marks the items of the previous call as served. After a `nudge` it does not wait.
         """
         self._served = []
         self._wait(timeout)
@@ -240,8 +244,10 @@ class WriteQueue:
             return None if self._closed and not taken else taken
 
     def oldest(self) -> float | None:
-        """Return when the oldest write that waits or is being served was submitted, in monotonic seconds; None
-        without such a write. From any thread."""
+        """Return the submission time (monotonic s) of the oldest write that waits or is being served, or None.
+
+        From any thread.
+        """
         with self._lock:
             return min((item.since for item in (*self._served, *self._writes) if isinstance(item, Write)), default=None)
 
@@ -251,7 +257,7 @@ class WriteQueue:
         self._writes.append(item)
 
     def _wait(self, timeout: float | None, beyond: int = 0) -> None:
-        """Return when more than `beyond` items are queued, on a close or a nudge, at the latest after `timeout` s."""
+        """Return when more than `beyond` items are queued, on a close or a nudge, or after `timeout` seconds."""
         with self._lock:
             if len(self._writes) > beyond or self._closed or self._nudged:
                 return
@@ -271,7 +277,7 @@ class WriteQueue:
             self._wake.release()
 
     def _let_gather(self) -> None:
-        """Let other threads run while more items arrive, until there are as many as the last time."""
+        """Yield to other threads while more items arrive, until as many items are queued as the last time."""
         seen = 0
         while seen < len(self._writes) < self._taken_last:
             seen = len(self._writes)
@@ -288,7 +294,7 @@ class WriteQueue:
             write.done.set_exception(error)
 
     def close(self, error: BaseException) -> None:
-        """Refuse later submits with `error`; queued items are still taken."""
+        """Reject later submits with `error`; queued items are still taken."""
         with self._lock:
             self._closed, self._broken = True, self._broken or error
         self._wake_taker()

@@ -1,21 +1,21 @@
-"""What a put does to an existing key: pure functions over all rows of a group of writes at once.
+"""Decide the effect of puts on existing keys: pure functions over all rows of a group of writes.
 
 A group of writes is resolved to whole rows before it is logged, as if its writes came one after the other. Sorted by
-key (and within a key by order of writing, the sort is stable) this takes a few passes over arrays:
+key (and within a key by order of writing; the sort is stable) this takes a few passes over arrays:
 
-    key   a a a a a | b b | c       one segment for each key; the stored row counts as its first version
-    op    p p d p p | p p | d       p a row of a put, d of a delete
-    run   1 1 2 3 3 | 1 4 | 2       consecutive rows of one write and key that are all puts or all deletes
+    key   a a a a a | b b | c     one segment for each key; the stored row counts as its first version
+    op    p p d p p | p p | d     p a row of a put, d of a delete
+    run   1 1 2 3 3 | 1 4 | 2     consecutive rows of one write and key that are all puts or all deletes
 
-insert: a run of puts is taken if the run before it is a delete, or if it is the first run and the key is not stored.
-All rows of a taken run are taken; the last one counts, as everywhere. So of two puts of a new key in one group the
-first is taken, and the second finds its row.
+insert: a run of puts is accepted if the run before it is a delete, or if it is the first run and the key is not stored.
+All rows of an accepted run are written; the last one counts, as everywhere. For two puts of a new key in one group, the
+first is accepted, and the second finds its row.
 
-version: a row is taken if no row before it in its segment, nor the stored row, has a higher version. A delete without a
-version starts a new segment. Rows that are not taken are left out before anything is merged.
+version: a row is accepted if no row before it in its segment, nor the stored row, has a higher version. A delete
+without a version starts a new segment. Other rows are left out before the merge.
 
 merge: each column of a row comes from the last row whose write has the column, since the segment's beginning or the
-last delete: a forward fill that starts with the stored row (after a delete: with nulls).
+last delete. This is a forward fill that starts with the stored row (after a delete: with nulls).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NOWHERE = -1
 
 
 class Group:
-    """The rows of a group of writes in their order, and sorted by key.
+    """The rows of a group of writes, in their order and sorted by key.
 
-    Thread safety. Immutable. Shapes: n rows, m different keys; keys are numbered 0 to m - 1 in no order to rely on.
+    Thread safety. Immutable. Shapes: n rows, m distinct keys; keys are numbered 0 to m - 1 in unspecified order.
     """
 
     def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Mask) -> None:
@@ -52,13 +52,13 @@ class Group:
         """bool [n], in sorted order: whether this is the first row of its key."""
         self.begins[1:] = codes[self.order][1:] != codes[self.order][:-1]
         self.key: Places = np.cumsum(self.begins) - 1
-        """int64 [n], in sorted order: the number of its key."""
+        """int64 [n], in sorted order: the number of the row's key."""
         self.first: Places = self.order[self.begins]
         """int64 [m]: the first row of each key."""
 
 
 def inserted(group: Group, stored: Mask) -> Mask:
-    """Return which rows are written under upsert = "insert", bool [n]; all rows of deletes are.
+    """Return which rows are written under upsert = "insert", bool [n]; deletes always are.
 
     `stored`: bool [m], whether the key is stored before the group; ignored if its first row is a delete.
     """
@@ -95,19 +95,19 @@ def merged_from(group: Group, given: Mask, stored: Places) -> Places:
 
 
 def timely(group: Group, versions: pa.ChunkedArray, stored: pa.ChunkedArray, at: Places) -> Mask:
-    """Return which rows are not older than their key's rows before them, stored or in the group: bool [n].
+    """Return which rows are not older than any earlier row of their key, stored or in the group: bool [n].
 
-    A row without a version (a delete by key only) is never older, and no row after it is older than it.
-    `versions`: of the n rows. `stored`: of stored rows, null = older than any. `at`: int64 [m], the stored row of each
+    A row without a version (a delete by key only) is never older, and no row after it is older than it. `versions`: of
+    the n rows. `stored`: of the stored rows; null is older than any version. `at`: int64 [m], the stored row of each
     key, NOWHERE if it has none; ignored if the key's first row has no version.
     """
     order, known = group.order, versions.is_valid().to_numpy()
     kept, has = _ordered(stored), stored.is_valid().to_numpy()
-    # Dense ranks from 1 on; 0 is older than any. The offset per segment, above the highest rank, keeps segments apart.
+    # Dense ranks from 1; 0 is older than any. A per-segment offset above the highest rank keeps segments apart.
     _, ranks = np.unique(np.concatenate([_ordered(versions), kept]), return_inverse=True)
     ranks = ranks.astype(np.int64) + 1
     own = np.where(known, ranks[: len(order)], 0)[order]
-    before = np.concatenate([np.where(has, ranks[len(order) :], 0), [0]])[at]  # NOWHERE is the last
+    before = np.concatenate([np.where(has, ranks[len(order) :], 0), [0]])[at]  # NOWHERE is the last element
     floor = np.where(group.begins & (own > 0), before[group.key], 0)
     segment = np.cumsum(group.begins | (own == 0)) * (len(ranks) + 1)
     highest = np.maximum.accumulate(segment + np.maximum(own, floor)) - segment

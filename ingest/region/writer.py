@@ -1,18 +1,19 @@
-"""The threads of a region: callers submit writes and wait, one thread serves them, one flushes, one indexes.
+"""Run the threads of a region: callers submit writes and wait, one thread serves, one flushes, one indexes.
 
 The put path of a region, in order:
 
 1. A caller's thread submits its write (`submit`) and waits for the answer.
-2. The region's thread takes all writes that have gathered and serves them (`RegionCore.serve`): one WAL entry, applied
-   to the memtable once it is durable, and every caller gets its ack.
-3. Between groups, never inside one, the memtable is frozen when it is full or old; the flusher's thread publishes
-   frozen memtables in generation order while writes go on.
+2. The region's thread takes all gathered writes and serves them (`RegionCore.serve`): one WAL entry, applied to the
+   memtable once it is durable, then an ack for every caller.
+3. Between groups, it freezes the memtable when it is full or old; the flusher's thread publishes frozen memtables in
+   generation order while writes continue.
 
-Non-durable writes are applied and acked first and go out with the next entry. After `wal.linger_max` a thread beside
-the region's appends them (`log`), while this one goes on to serve writes.
-With `wal.entry_interval` durable ones wait for one another in step 2 (`paced_queue`).
+Non-durable writes are applied and acknowledged first and go out with the next entry. After `wal.linger_max` another
+thread appends them (`log`), while the region's thread continues to serve writes. With `wal.entry_interval`, durable
+writes wait for one another in step 2 (`paced_queue`).
+
 The indexer's thread moves applied rows into the indexes, unless `memtable.index_mode` is "sync" and the table has
-indexes of vectors or text; only `close` waits for it, for the step under way.
+vector or text indexes. Only `close` waits for it, for the step in progress.
 """
 
 from __future__ import annotations
@@ -41,32 +42,37 @@ from memwal.ingest.threads import Worker
 from memwal.wal.retries import Backoff
 
 WORK, REST = 0.001, 0.005
-"""Seconds that the indexer works, one step at least, and rests before each time. A put that arrives while it works
-waits: 3,900 packages in puts of 500 took 26 ms, with an indexer that does nothing 24 ms."""
+"""Seconds that the indexer works (at least one step) and rests before each slice. A put that arrives during a slice
+waits: 3,900 packages in puts of 500 took 26 ms, with an idle indexer 24 ms.
+"""
 MANY, WORK_MANY, REST_MANY = 32_768, 0.004, 0.001
-"""The same while so many rows wait or more. Above 131,072 of them puts index keys themselves, which takes longer: 6
-million rows were put and flushed in 3.8 s in place of 4.2."""
+"""Slices used while at least `MANY` rows wait. Above 131,072 waiting rows puts index keys themselves, which takes
+longer: with these slices 6 million rows were put and flushed in 3.8 s instead of 4.2 s.
+"""
 
 _LONGEST_DELAY = 16
-"""Times `flush.retry_delay`: the longest pause between two attempts at one flush. With the defaults this is half the
-time that a caller of `flush` waits."""
+"""Longest pause between two attempts at one flush, in multiples of `flush.retry_delay`. With the defaults this is half
+the time that a caller of `flush` waits.
+"""
 
 LOOK_EVERY = 0.25
-"""Seconds after which a put that waits for room looks again whether another process has committed."""
+"""Seconds after which a put that waits for room checks again whether another process has committed."""
 
 
 class RegionWriter:
-    """The single writer of one region; its promises are numbered in `ingest.region.core`.
+    """The single writer of one region; `ingest.region.core` numbers its promises.
 
     Thread safety. Every method from any thread.
     Durability. A durable write is answered only after its entry exists on storage.
-    Invariants. After a fence, or a failure of storage that ends it, the writer takes no more writes, and every waiter
+    Invariants. After a fence, or a storage failure that ends it, the writer accepts no more writes, and every waiter
     gets the reason.
     """
 
     def __init__(self, context: RegionContext, region: UUID, bucket: int, known: wal.Known | None = None) -> None:
-        """Claim the region and replay its log; call `settle` once callers can find this writer. Raises: as
-        `wal.claim`."""
+        """Claim the region and replay its log; call `settle` once callers can find this writer.
+
+        Raises: as `wal.claim`.
+        """
         self.region, self.bucket, self.name = region, bucket, str(region)
         self._context, self._meter = context, context.meters.of(region)
         self._warnings = LogLimit(context.clock.monotonic)
@@ -89,9 +95,9 @@ class RegionWriter:
     def submit(self, write: Write, patience: float | None = None) -> None:
         """Queue a write; `write.done` will hold its `Ack`.
 
-        Never raises, so that a caller of several regions can wait for all answers: the answer is then the error that
-        ended this writer, or Unavailable if flushes or commits made no room within `wal.put_timeout` (or `patience`
-        seconds).
+        Never raises, so that a caller of several regions can wait for all answers. In place of an `Ack`, the answer may
+        be the error that ended this writer, or Unavailable if flushes or commits made no room within `wal.put_timeout`
+        (or `patience` seconds).
         """
         write.since = self._context.clock.monotonic()
         if tracing.on:
@@ -101,19 +107,21 @@ class RegionWriter:
                 longest = self._context.wal_options.put_timeout
                 self._wait_for_room(longest if patience is None else min(patience, longest))
             self._queue.submit(write)
-        except Exception as error:  # noqa: BLE001 - handed on with the answer
+        except Exception as error:  # noqa: BLE001 - passed to the caller with the answer
             write.done.set_exception(error)
 
     def view(self) -> RegionView:
-        """Return the levels above the base table as of now. Raises: the error that ended this writer."""
+        """Return the current levels above the base table. Raises: the error that ended this writer."""
         return self._core.view()
 
     def unproven(self, *, anew: bool = False) -> Callable[[], None] | None:
-        """For a read that begins now: None if this region is known to be ours, else a call that asks; see `Proofs`."""
+        """Return None if this region is known to be owned for a read that begins now, else a call that asks; see
+        `Proofs`.
+        """
         return self._proofs.unproven(anew=anew)
 
     def durable_view(self) -> RegionView:
-        """Return the levels at a moment when every row in them is on storage; the region's own thread captures them.
+        """Return the levels at a moment when every row in them is on storage; the region's thread captures them.
 
         Raises: the error that ended this writer; StoreUnavailable if lingering rows cannot be appended.
         """
@@ -124,8 +132,8 @@ class RegionWriter:
     def freeze(self) -> Callable[[], None]:
         """Freeze the active memtable; return a call that waits until all rows put so far are published.
 
-        Raises: the error that ended this writer, as does the returned call; that one also Unavailable if a flush keeps
-        failing for `wal.retry_budget`.
+        Raises: the error that ended this writer, as does the returned call, which also raises Unavailable if a flush
+        keeps failing for `wal.retry_budget`.
         """
         request = Freeze()
         self._queue.submit(request)
@@ -133,7 +141,8 @@ class RegionWriter:
         return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
 
     def reshape(self, context: RegionContext) -> Callable[[], None]:
-        """Take rows of the shape of `context` from now on; return a call that waits until no memtable has another.
+        """Accept rows of the shape of `context` from now on; return a call that waits until no memtable has another
+        shape.
 
         Raises: as `freeze`.
         """
@@ -144,29 +153,29 @@ class RegionWriter:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ended this writer, None while it lives."""
+        """The error that ended this writer; None while it serves."""
         return self._core.failure
 
     @property
     def memtable_bytes(self) -> int:
-        """Bytes of the memtables, indexes counted."""
+        """Bytes of the memtables, including indexes."""
         return self._levels.unflushed
 
     def unflushed_entries(self, behind: int = 0) -> int:
-        """Entries of the log that the next claim has to replay; only those behind position `behind`."""
+        """Return the number of WAL entries above position `behind` that the next claim must replay."""
         return self._core.unflushed_entries(behind)
 
     @property
     def published(self) -> list[int]:
-        """The generations of the SSTs that are not committed, as of the last `refresh`."""
+        """The generations of the uncommitted SSTs, as of the last `refresh`."""
         return [sst.generation for sst in self._levels.manifest.ssts]
 
     def waiting(self) -> Backlog:
-        """Return what is not in the base table; see `RegionCore.waiting`."""
+        """Return the rows that are not in the base table; see `RegionCore.waiting`."""
         return self._core.waiting()
 
     def refresh(self) -> None:
-        """Take over a manifest that the committer pruned. Raises: Fenced, which ends the writer."""
+        """Adopt a manifest that the committer pruned. Raises: Fenced, which ends the writer."""
         try:
             self._core.refresh()
         except BaseException:
@@ -175,13 +184,13 @@ class RegionWriter:
             raise
 
     def applied(self, producer: str, *, logged: bool = False) -> Applied:
-        """See `RegionCore.applied`. With `logged`, what lingers is made durable first. Raises: as `durable_view`."""
+        """See `RegionCore.applied`. With `logged`, lingering rows are made durable first. Raises: as `durable_view`."""
         if logged and self._core.lingers:
             self.durable_view()
         return self._core.applied(producer, logged=logged)
 
     def behind(self) -> dict[str, float]:
-        """Return by level the age in seconds of the oldest row that has not reached it, 0 if all have."""
+        """Return, by level, the age in seconds of the oldest row that has not reached it; 0 if all rows have."""
         waiting, oldest = self._core.waiting(), self._queue.oldest()
         latest = 0.0 if oldest is None else self._context.clock.monotonic() - oldest
         return {"latest": latest, "flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
@@ -193,7 +202,9 @@ class RegionWriter:
         return {**told, "behind": self.behind(), "last_errors": errors}
 
     def settle(self) -> None:
-        """Do what the claim left for later. An error is logged only: nothing depends on it, and a flush does it too."""
+        """Do the work that the claim deferred. Errors are only logged: nothing depends on it, and a flush repeats
+        it.
+        """
         try:
             self._core.settle()
         except wal.Fenced as error:
@@ -204,15 +215,15 @@ class RegionWriter:
     def close(self, reason: MemWalError | None = None, *, told: bool = False) -> wal.Released | None:
         """Append lingering rows and stop the threads. Nothing is flushed: the WAL has the rows.
 
-        `reason`: the error of later calls. `told`: the next owner is told what this returns, as of
-        `RegionCore.end_reads`. Else it is written for any next owner.
+        `reason`: the error of later calls. `told`: True if the caller passes the returned note on to the next owner
+        (see `RegionCore.end_reads`); otherwise the note is written to the manifest for any next owner.
         Raises: the error that kept visible rows from the WAL; the threads have ended even then.
         """
         alive = self._core.failure is None
         self._queue.close(reason or Unavailable(f"region {self.region} is closed; open the table again"))
         self._server.wait()
         if self._appending is not None:
-            self._appending.wait()  # a region that failed does not
+            self._appending.wait()  # a failed region does not wait for its appending thread itself
         self._levels.close()
         self._flusher.wait()
         if self._indexer is not None:
@@ -228,7 +239,7 @@ class RegionWriter:
         return released
 
     def _wait_for_room(self, patience: float) -> None:
-        """Wait until there is room. A commit of another process makes room too: one of the waiters looks for it.
+        """Wait until there is room. A commit by another process also makes room: one of the waiters checks for it.
 
         Raises: Unavailable after `patience` seconds.
         """
@@ -240,12 +251,12 @@ class RegionWriter:
         clock, limits = self._context.clock, self._context.limits
         while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
             expect_waiting()
-            commits = self._levels.unflushed < limits.unflushed_max  # else our own flushes make room
+            commits = self._levels.unflushed < limits.unflushed_max  # otherwise this process's own flushes make room
             if commits and self._looking.acquire(blocking=False):
                 try:
                     self.refresh()
                 except NOTHING_WRITTEN:
-                    pass  # storage does not answer; it may at the next look
+                    pass  # storage does not answer; the next check may succeed
                 finally:
                     self._looking.release()
             if clock.monotonic() >= until and not self._levels.has_room(limits):
@@ -284,7 +295,7 @@ class RegionWriter:
         try:
             self._core.serve(writes)
         finally:
-            answered = [write for write in writes if write.done.done()]  # not the withdrawn ones
+            answered = [write for write in writes if write.done.done()]  # without the withdrawn ones
             acked = [_counted(write) for write in answered if write.done.exception() is None]
             seconds = self._context.clock.monotonic() - writes[0].since
             self._meter.served(seconds, acked, len(answered) - len(acked))
@@ -308,7 +319,7 @@ class RegionWriter:
             self._context.clock.sleep(self._context.limits.retry_delay)
 
     def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Append lingering rows in a thread of its own; see `RegionLog`."""
+        """Append lingering rows in a separate thread; see `RegionLog`."""
 
         def append() -> None:
             try:
@@ -388,14 +399,14 @@ class RegionWriter:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run a thread's work; an error of it ends the writer and wakes every waiter with the reason."""
+        """Run a thread's work; an error in it ends the writer and wakes every waiter with the reason."""
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - handed on to every waiter
+        except BaseException as error:  # noqa: BLE001 - passed to every waiter
             self._queue.break_off(self._core.end(error))
 
 
 def _counted(write: Write) -> tuple[Ack, int]:
-    """Return the ack of a write and how many keys it deleted; those whose row did not pass its condition stay."""
+    """Return the ack of a write and how many keys it deleted, without those whose row did not pass its condition."""
     ack = write.done.result()
     return ack, write.deleted - (0 if write.where is None else ack.skipped)

@@ -1,1 +1,1 @@
-"""Regions as one table, and its upkeep."""
+"""Present regions as one table, and maintain it."""

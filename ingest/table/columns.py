@@ -1,7 +1,7 @@
-"""Bring rows into the columns of an open table, which others may change while it is open.
+"""Convert rows to the columns of an open table, which other programs may change while it is open.
 
-`ingest.region.admission` tells how a change reaches the regions. This module looks for a change, and brings rows of the
-former columns into the present ones.
+`ingest.region.admission` describes how a change reaches the regions. This module detects a change and converts rows of
+the former columns to the present ones.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ _LOG = logging.getLogger("memwal.table")
 
 
 class TableColumns:
-    """The columns of a table and of its regions in this process, as of the newest version taken over.
+    """The columns of a table and of its regions in this process, as of the newest adopted version.
 
-    Thread safety. Any thread. Invariants. (1) `admission` is never newer than `base`: a caller with the new one does
-    not make rows for the old columns. (2) Every region of the set has the columns of the set's context.
+    Thread safety. Any thread. Invariants. (1) `admission` is never newer than `base`: a caller with the new `admission`
+    does not make rows for the old columns. (2) Every region of the set has the columns of the set's context.
     """
 
     def __init__(self, base: BaseTable, regions: RegionSet, reader: Reader, tell: Callable[[BaseTable], None]) -> None:
-        """`base`: the version at opening, whose columns `regions` have. `tell`: called with every version whose columns
-        are taken over, before rows are made for them.
+        """`base`: the version at opening, whose columns `regions` have.
+
+        `tell`: called with every version whose columns are adopted, before rows are made for them.
         """
         self._regions, self._reader, self._tell = regions, reader, tell
         self._former = list[Shape]()
         self.base = base
-        """The version whose columns these are."""
+        """The version whose columns are in use."""
         self.admission = Admission(regions.context)
-        """Brings rows into these columns."""
+        """Converts rows to these columns."""
 
     def take_over(self) -> list[Callable[[], None]]:
         """Do steps 1 and 2 of `ingest.region.admission`; return calls that wait for step 4. Raises: as a put."""
@@ -52,7 +53,7 @@ class TableColumns:
                 return []
             before, changed = context.shape, base.shape != context.shape
             if changed:
-                sync_table(base.dataset)  # rows that are acknowledged with the new columns rely on this version
+                sync_table(base.dataset)  # acknowledged rows with the new columns depend on this version
                 context.models.read(base)
                 context = reshaped(context, base)
             waits = [writer.reshape(context) for writer in self._regions.alive]
@@ -67,13 +68,13 @@ class TableColumns:
             return waits
 
     def conforming(self, given: pa.Table, deletes: Deletes = False) -> tuple[Admission, pa.Table]:
-        """Return rows in the table's columns, and the `Admission` that brought them there.
+        """Return rows in the table's columns, and the `Admission` that converted them.
 
         Raises: InvalidRows; Invalid for a column that the table no longer has, and while it has one that memwal cannot
         hold.
         """
         if self.base.unsupported:
-            self.take_over()  # the column may have been dropped just now
+            self.take_over()  # the column may have just been dropped
             if (reason := self.base.puts_rejected) is not None:
                 raise Invalid(f"{self.base.uri}: no rows are accepted: {reason}")
         admission = self.admission
@@ -82,14 +83,14 @@ class TableColumns:
         except InvalidRows:
             if set(given.column_names) <= set(admission.context.schema.names):
                 raise
-        self.take_over()  # an unknown column may have been added just now
+        self.take_over()  # an unknown column may have just been added
         for name in set(given.column_names).difference(self.base.schema.names):
             if (gone := self._reader.gone.get(name)) is not None:
                 raise Invalid(f"{gone}: leave it out of the rows, or give it its new name")
         return self.admission, self.admission.conform(given, deletes)
 
     def brought_up(self, rows: pa.Table) -> pa.Table:
-        """Bring rows of a stream that was opened when the table had other columns into the present ones."""
+        """Convert rows of a stream that was opened when the table had other columns to the present ones."""
         names, now = rows.column_names, self._regions.context.shape
         if now is None or names == self.base.schema.names:
             return rows

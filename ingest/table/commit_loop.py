@@ -1,18 +1,18 @@
-"""Commit a table by its policy and on demand, one commit at a time, and do maintenance after each.
+"""Commit a table by its policy and on demand, one commit at a time, with maintenance after each.
 
-If several processes share the table one of them leads, the owner of its first region: it commits for all, by what its
-peers say that they hold. The others publish their memtables in time for that, and learn what was committed. Correctness
-does not need exactly one leader: with two, commits meet on storage and wait for each other.
+If several processes share the table, the owner of its first region leads: it commits for all, using the backlogs that
+its peers report. The others publish their memtables in time, and detect what was committed. Correctness does not
+require exactly one leader: the commits of two leaders meet on storage and wait for each other.
 
-1. Look at what the regions hold, in memory: no request while no row waits.
-2. Decide (`ingest.table.commit_policy`), and flush or not; nothing is due while an operator has paused commits. If a
-   load past the log asks for it, wait, but not for ever.
+1. Check the regions' backlog in memory: no request while no row waits.
+2. Decide (`ingest.table.commit_policy`) whether to commit and flush. Nothing is due while an operator has paused
+   commits. If a load past the log asks for it, wait, but not indefinitely.
 3. Commit. A region that cannot be flushed does not keep other regions' SSTs from the commit.
-4. Maintenance, if something is due; it fails no commit. Expired rows are deleted also where nothing is committed: a
-   table to which nobody writes any more has its rows for the longest.
+4. Run due maintenance; its failure fails no commit. Expired rows are deleted even if nothing is committed, because a
+   table without new writes holds its rows longest.
 
-Crash points: between any two steps. Every step is decided from what is on storage, so the process that opens the table
-next goes on.
+Crash points: between any two steps. Every step depends only on the state of storage, so the next process that opens the
+table continues.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from memwal.wal import Clock
 
 _LOG = logging.getLogger("memwal.commit")
 LOOK_EVERY, LOOKS = 1.0, 10
-"""Most seconds between two looks, and least looks per interval."""
+"""Maximum seconds between two checks, and minimum number of checks per interval."""
 PAUSE_MAX = 5.0
 """Longest pause, in seconds, after a failure; the interval if that is shorter."""
 GIVE_WAY_MAX = 300.0
-"""Seconds for which commits by the policy wait for loads (`flush.commits.load_notes`) before one is made anyway."""
+"""Maximum seconds that commits by the policy wait for loads (`flush.commits.load_notes`); then one is made anyway."""
 GIVE_WAY_LONGEST = 3600.0
-"""The same for loads that take long: the wait doubles as long as one asks."""
+"""Maximum of that wait for long loads: it doubles as long as a load asks for it."""
 
 
 class CommitSteps(Protocol):
@@ -51,7 +51,7 @@ class CommitSteps(Protocol):
         ...
 
     def waiting(self) -> Sequence[Backlog]:
-        """Return what the regions of this process hold."""
+        """Return the backlogs of this process's regions."""
         ...
 
     def flush(self) -> None:
@@ -63,7 +63,7 @@ class CommitSteps(Protocol):
         ...
 
     def catch_up(self) -> None:
-        """Learn what another process has committed."""
+        """Detect what another process has committed."""
         ...
 
     def asked_to_wait(self) -> bool:
@@ -71,21 +71,20 @@ class CommitSteps(Protocol):
         ...
 
     def expire(self, paused: Callable[[], bool]) -> object:
-        """Delete expired rows of the base table if that is due, unless commits are `paused`. Raises: as `paused`."""
+        """Delete expired base rows if that is due, unless commits are `paused`. Raises: as `paused`."""
         ...
 
     def maintain(self) -> object:
-        """Do the maintenance that is due."""
+        """Run the maintenance that is due."""
         ...
 
 
 class CommitLoop:
     """A thread that commits by the policy, and a lock that makes commits of this process run one at a time.
 
-    Thread safety. All methods from any thread, except `step`, which is the loop's. A step that fails is logged and
-    tried again; `commit()` raises to its caller. Committers of other processes are kept apart on storage
-    (`flush.commits.plan`); this lock only saves the threads of one process from getting in each other's way, and a
-    commit from meeting maintenance.
+    Thread safety. All methods from any thread, except `step`, which is the loop's. A failed step is logged and retried;
+    `commit()` raises to its caller. Storage serializes the committers of different processes (`flush.commits.plan`);
+    this lock only prevents conflicts between threads of one process, and between a commit and maintenance.
     """
 
     def __init__(
@@ -96,8 +95,10 @@ class CommitLoop:
         paused: Callable[[], bool] = lambda: False,
         table: str = "",
     ) -> None:
-        """With `limits.interval` 0 it commits on demand only. `paused`: returns whether the policy is suspended; asked
-        when something is due, so an idle table makes no request for it. `table`: its address, for log lines.
+        """Create a loop; with `limits.interval` 0 it commits on demand only.
+
+        `paused`: returns whether the policy is suspended; called only when something is due, so an idle table makes no
+        request for it. `table`: its address, for log lines.
         """
         self._steps, self._limits, self._clock, self._paused = steps, limits, clock, paused
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
@@ -107,7 +108,7 @@ class CommitLoop:
         self._gives_way_for = GIVE_WAY_MAX
         self._one_at_a_time = threading.Lock()
         self._newest: tuple[float, CommitReport] | None = None
-        """When the newest commit that succeeded began, and its report."""
+        """The start time of the newest successful commit, and its report."""
         self._stopped, self._wake = threading.Event(), threading.Event()
         self._worker: Worker | None = None
 
@@ -117,7 +118,7 @@ class CommitLoop:
             self._worker = Worker("commit", self._run)
 
     def step(self) -> Decision:
-        """Look, decide, and flush and commit as decided. Raises: flush and wal errors."""
+        """Check, decide, then flush and commit as decided. Raises: flush and wal errors."""
         waiting = self._steps.waiting()
         if not self._steps.leads():
             return self._follow(waiting)
@@ -140,8 +141,8 @@ class CommitLoop:
     def commit(self) -> CommitReport:
         """Commit all SSTs published by now. Raises: flush and wal errors.
 
-        Callers who wait for a commit under way share the next one: a client abandons an attempt that takes long and
-        asks again, and would else wait behind each of its own attempts.
+        Callers that wait for a running commit share the next one. A client abandons a slow attempt and retries; without
+        sharing it would wait behind each of its own attempts.
         """
         asked = self._clock.monotonic()
         with self._one_at_a_time:
@@ -150,11 +151,11 @@ class CommitLoop:
             return self._commit(asked)
 
     def look(self) -> None:
-        """Make the loop look now."""
+        """Make the loop check now."""
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread; a commit under way is finished first."""
+        """End the thread after the running commit, if any."""
         self._stopped.set()
         self._wake.set()
         if self._worker is not None:
@@ -171,7 +172,7 @@ class CommitLoop:
             _LOG.info("a load asks commits to wait, for at most %g s", self._gives_way_for)
         if now - self._waits_since < self._gives_way_for:
             return True
-        # A load that takes longer would meet a commit at the same place each time.
+        # Without the doubling, a longer load would meet a commit at the same point each time.
         self._gives_way_for = min(2 * self._gives_way_for, GIVE_WAY_LONGEST)
         return False
 
@@ -184,7 +185,7 @@ class CommitLoop:
         return "flush" if due else "nothing"
 
     def _commit(self, due: float) -> CommitReport:
-        """Commit and maintain. `due`: when it was asked for. Requires: the lock."""
+        """Commit and maintain. `due`: when the commit was requested. Requires: the lock."""
         began = self._clock.monotonic()
         report = self._steps.commit()
         self._newest = began, report
@@ -204,7 +205,7 @@ class CommitLoop:
             try:
                 self.step()
             except BaseException as error:  # noqa: BLE001 - an error here would silently end all commits
-                # BaseException: a panic of pylance's Rust code is no Exception.
+                # Not Exception: a panic of pylance's Rust code is only a BaseException.
                 pause = min(self._limits.interval, PAUSE_MAX)
                 text = f"{self._table}: commit failed, retrying in {pause:g} s: {classify(error)}"
                 if (told := self._warnings.text("commit", text)) is not None:

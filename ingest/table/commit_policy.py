@@ -1,8 +1,8 @@
-"""When a table commits by itself: a pure function of what waits.
+"""Decide when a table commits by itself: a pure function of the backlog.
 
-`commit.interval` bounds how long a durable row stays out of the base table, so the oldest row that waits decides,
-whether it is in an SST or still in a memtable. Many waiting SSTs or bytes are committed earlier. If no row waits,
-nothing is done.
+`commit.interval` bounds how long a durable row stays out of the base table, so the oldest waiting row decides, whether
+it is in an SST or still in a memtable. Many waiting SSTs or bytes are committed earlier. If no row waits, nothing is
+done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from memwal.ingest.region.backlog import Backlog
 
 Decision = Literal["nothing", "commit", "flush"]
-"""`flush`: publish the memtables, then commit; `commit`: commit the SSTs published already."""
+"""`flush`: publish the memtables, then commit; `commit`: commit the published SSTs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,19 @@ class CommitLimits:
 
 
 def flush_due(regions: Sequence[Backlog], limits: CommitLimits) -> bool:
-    """Return whether to publish the memtables, if another process commits: after half of the interval, so that it
-    finds the rows in an SST before they are due.
+    """Return whether to publish the memtables when another process commits.
+
+    The flush is due after half of the interval, so that the other process finds the rows in an SST before they are due.
     """
     oldest = max((region.unflushed for region in regions if region.unflushed is not None), default=None)
     return oldest is not None and limits.interval > 0 and oldest >= limits.interval / 2
 
 
 def decide(regions: Sequence[Backlog], limits: CommitLimits, lead: float) -> Decision:
-    """Return what to do now. `lead`: seconds that flush and commit will take, plus those until the next decision.
+    """Return the action to take now. `lead`: seconds that flush and commit will take, plus those until the next
+    decision.
 
-    A lead of more than half the interval counts as that half: commits one after the other would make slow storage
-    slower.
+    A lead above half the interval counts as half: back-to-back commits would slow down slow storage further.
     """
     if limits.interval <= 0:
         return "nothing"

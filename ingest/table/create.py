@@ -1,4 +1,4 @@
-"""Find, create or adopt the base table that a configuration names; refuse a table that does not fit it."""
+"""Find, create or adopt the base table that a configuration names; reject a table that does not fit it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger("memwal.table")
 def find_or_create(
     settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None
 ) -> tuple[flush.BaseTable, bool]:
-    """Return the base table of `settings`, and whether it was created now.
+    """Return the base table of `settings`, and whether this call created it.
 
     `schema`: replaces `table.columns`. Raises: Invalid if the table does not exist and no schema and key are given, or
     if it has another key or other columns; flush errors if the path holds something else.
@@ -48,7 +48,7 @@ def find_or_create(
         )
         return created, True
     except (flush.TableExists, OSError):
-        # Another process creates it at this moment; `find` returns its table, and completes one that is half made.
+        # Another process is creating it; `find` returns its table, and completes a partly created one.
         if (base := flush.BaseTable.find(table.uri, options, to_write=True)) is None:
             raise
         check_same_table(settings, base)
@@ -57,7 +57,7 @@ def find_or_create(
 
 
 def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
-    """Create the table of `settings`, or adopt the existing Lance table; return it and what was done.
+    """Create the table of `settings`, or adopt the existing Lance table; return it and a word for what was done.
 
     Raises: as `find_or_create`; Invalid if existing rows do not fit the key.
     """
@@ -76,9 +76,9 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
 
 
 def check_flush(settings: Settings, columns: pa.Schema, storage_version: str | None = None) -> None:
-    """Raise Invalid where no SST of these columns can be written with [flush].
+    """Raise Invalid if no SST of these columns can be written with [flush].
 
-    `storage_version`: of the files of the base table, None for a table that does not exist yet.
+    `storage_version`: of the base table's files, None for a table that does not exist yet.
     """
     try:
         settings.flush.file_options().expect_fit(columns, storage_version)
@@ -137,8 +137,9 @@ def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
 
 
 def _check_same_indexes(settings: Settings, base: flush.BaseTable) -> None:
-    """Raise Invalid for an index that the table does not have, which would be ignored. It may have more: indexes are
-    added and dropped at any time.
+    """Raise Invalid for an index that the table lacks, because the setting would be ignored.
+
+    The table may have more indexes: they are added and dropped at any time.
     """
     if "indexes" not in settings.table.model_fields_set:
         return
@@ -182,7 +183,7 @@ def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
 
 
 def _with_ttl(settings: Settings, base: flush.BaseTable) -> flush.BaseTable:
-    """Return `base` with the ttl of `settings`; as it is where these say nothing of it. Raises: InvalidRows."""
+    """Return `base` with the ttl of `settings`, unchanged if they set none. Raises: InvalidRows."""
     wanted = _ttl(settings)
     if settings.table.ttl_seconds is None or wanted == base.ttl:
         return base

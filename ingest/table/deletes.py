@@ -1,4 +1,4 @@
-"""The steps of a delete by filter that the regions of this process take; see `ingest.api.deletes`."""
+"""Run the steps of a delete by filter in the regions of this process; see `ingest.api.deletes`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from memwal.ingest.table.writes import TableWrites
 from memwal.memtable import TOMBSTONE
 
 _LOOK_EVERY = 0.5
-"""Seconds between two looks whether a load is still under way."""
+"""Seconds between two checks whether a load is still in progress."""
 
 
 class RegionDeletes:
-    """Deletes pieces of keys, and records tokens.
+    """Delete pieces of keys, and record tokens.
 
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
     """
@@ -39,8 +39,10 @@ class RegionDeletes:
     @translate_errors
     def piece(self, keys: Any, where: Where, *, durable: bool, token: Token | None, timeout: float | None) -> Receipt:
         """Delete those of `keys` (as for `get`) whose newest row passes `where`, unless their region has applied
-        `token`, which is not recorded. The receipt's `skipped`: those that stay. Loads past the log are waited for.
-        Raises: as `Table.put`.
+        `token`.
+
+        The token is not recorded. The receipt's `skipped` counts the rows that stay. The call waits for loads past the
+        log. Raises: as `Table.put`.
         """
         context = self._columns.admission.context
         clock, began = context.clock, context.clock.monotonic()
@@ -57,8 +59,9 @@ class RegionDeletes:
     def record(
         self, token: Token, *, durable: bool, timeout: float | None, regions: Iterable[UUID] | None = None
     ) -> dict[str, int]:
-        """Record `token` as applied in `regions` (None: all); return the WAL position of each, 0 if it is not durable
-        yet. A region that has applied it stays as it is. Raises: as `Table.put`.
+        """Record `token` as applied in `regions` (None: all); return the WAL position of each, 0 if not durable yet.
+
+        A region that has applied it is not changed. Raises: as `Table.put`.
         """
         context = self._columns.admission.context
         nothing = context.schema.empty_table().drop_columns(TOMBSTONE)

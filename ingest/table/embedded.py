@@ -1,7 +1,7 @@
-"""The embedded table: regions claimed in this process, rows in and rows out, no Spark.
+"""Implement the embedded table: regions claimed in this process, rows in and rows out, no Spark.
 
-`Table` is memwal as a library; the daemon is this class behind Arrow Flight. Its parts do the work: `columns`,
-`writes`, `upkeep` and `regions` of this room.
+`Table` is memwal as a library; the daemon serves this class through Arrow Flight. Its parts do the work: `columns`,
+`writes`, `upkeep` and `regions` of this package.
 """
 
 from __future__ import annotations
@@ -108,20 +108,21 @@ class Table(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Insert or replace rows by key, or what `table.upsert` says instead; append them where the table has none.
+        """Insert or replace rows by key, or as `table.upsert` specifies; append them if the table has no key.
 
-        `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
-        `missing`: what happens to columns of the table that the rows lack. "null": they become null. "keep": stored
-        values stay, which costs a lookup of the keys; all rows must have the same columns. Without it the put is
-        refused, except that `upsert = "merge"` keeps. New rows have nulls, as have all rows of a table without a key or
-        with `upsert = "insert"`. Columns that another program added after this table was opened are kept until a put
-        names them.
-        `token`: a name and a rising number; the same token is applied once per region, however often it is sent, and
-        the receipt has the number of repeated rows per region. Other rows under a used token are taken for its repeat;
-        a number that goes down is Invalid if the regions show that it is no retry. Use few names: every region
-        remembers every name for ever.
-        `timeout`: seconds after which the call is abandoned; rows that no region has begun to write by then are not
-        written.
+        - `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
+        - `missing`: how to treat columns of the table that the rows lack. "null" sets them to null. "keep" keeps stored
+          values, which costs a lookup of the keys; all rows must have the same columns. Without it the put is rejected,
+          except that `upsert = "merge"` keeps. The columns are null in new rows, and in all rows of a table without a
+          key or with `upsert = "insert"`. Columns that another program added after this table was opened are kept until
+          a put names them.
+        - `token`: a name and an increasing number. Each region applies a token once, however often it is sent, and the
+          receipt has the number of repeated rows per region. Other rows under a used token count as its repeat. A
+          decreasing number is Invalid if the regions show that it cannot be a retry. Use few names: every region stores
+          the last 100,000 names, and rejects older ones.
+        - `timeout`: seconds after which the call is abandoned; rows that no region has begun to write by then are not
+          written.
+
         Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
         """
         rule = self._missing if missing is None else missing_rule(missing, self.key, self.upsert)
@@ -135,7 +136,7 @@ class Table(LevelReads):
         return self._put(admission, whole, Token.parse(token), durable=durable, timeout=timeout)
 
     def _whole(self, given: pa.Table, rule: Missing | None) -> tuple[Admission, pa.Table]:
-        """Return rows in the table's columns, without those whose stored values are kept. Raises: as `put`."""
+        """Return rows in the table's columns, without the columns that keep stored values. Raises: as `put`."""
         admission, conforming = self._columns.conforming(given)
         if not admission.is_partial(conforming):
             self._callers_columns.know(admission.columns)
@@ -154,7 +155,9 @@ class Table(LevelReads):
         token: Token | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """As `put`, of validated rows whose missing columns are kept, except `nulls` (None: not given)."""
+        """As `put`, for validated rows. `nulls`: missing columns to set to null; the others are kept (None: not
+        given).
+        """
         admission, conforming = self._columns.conforming(rows)
         whole = admission.with_nulls(conforming, self._nulls_of_client(nulls))
         return self._put(admission, whole, token, durable=durable, timeout=timeout)
@@ -183,19 +186,21 @@ class Table(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Delete rows by key, or all rows that pass `filter` (SQL). `keys`: as for `get`, so a text that is a key is in
-        a list. Keys without a row raise no error.
+        """Delete rows by key, or all rows that pass `filter` (SQL).
 
-        By key: the receipt's `rows` is the number of rows that the keys had as the call began, and 0 if all regions had
-        applied the token. Some deletes look nothing up, and count their keys: of more than 1,000 keys at one owner,
-        into a base table of more than a million rows without a B-tree on the key, or while storage does not answer.
-        `regions` counts keys.
-        By filter: rows whose newest version passes at `latest` when the call begins; a row that is changed meanwhile so
-        that it no longer passes stays. The receipt's `rows` is the number of rows deleted, `skipped` that of rows that
-        passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If the
-        call fails after some rows were deleted, it raises UnknownOutcome; the same call again deletes what passes then.
-        With a `token` every region records it at the end, and a repeat deletes nothing where it is recorded. It waits
-        while a load past the log is under way. Raises: as `put`; Invalid if the table has no key.
+        - `keys`: as for `get`; put a single string key in a list. Keys without a row raise no error. The receipt's
+          `rows` is the number of rows that the keys had when the call began, and 0 if all regions had applied the
+          token. Some deletes skip the lookup and count their keys: deletes of more than 1,000 keys at one owner, into a
+          base table of more than a million rows without a B-tree on the key, or while storage does not answer.
+          `regions` counts keys.
+        - `filter`: deletes rows whose newest version passes at `latest` when the call begins; a row that changes during
+          the call and no longer passes stays. The receipt's `rows` is the number of rows deleted. `skipped` counts rows
+          that passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If
+          the call fails after some rows were deleted, it raises UnknownOutcome; a retry deletes the rows that pass
+          then. With a `token` every region records it at the end, and a retry deletes nothing where it is recorded. The
+          call waits while a load past the log is in progress.
+
+        Raises: as `put`; Invalid if the table has no key.
         """
         self._refuse_if_closed()
         if (where := keys_or_filter(keys, filter)) is not None:
@@ -214,14 +219,14 @@ class Table(LevelReads):
     ) -> Ack:
         """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
 
-        With the column `_tombstone` (bool, null = false) rows where it is true delete their key, and need no other
+        With the column `_tombstone` (bool, null = false), rows where it is true delete their key, and need no other
         value. The last row of a key decides; by the table's rules each run of puts of a key between two of its deletes
-        is a put of its own.
-        `routing`: version of the routing by which the sender found the region, None for this table's. `nulls`: as in
+        is a separate put.
+        `routing`: version of the routing that the sender used to find the region, None for this table's. `nulls`: as in
         `put_of_client`.
-        Raises: Unavailable (reason "resized") if the table's is another; Invalid also if a row belongs to another
-        region, or if the table's rule for equal keys in one put refuses rows, whatever other regions' streams of the
-        same micro-batch hold.
+        Raises: Unavailable (reason "resized") if the table has another routing; Invalid also if a row belongs to
+        another region, or if the table's rule for equal keys in one put rejects rows, whatever other regions' streams
+        of the same micro-batch hold.
         """
         self._refuse_if_closed()
         expect_routing(self.base.uri, routing, self.base.routing_version)
@@ -248,10 +253,10 @@ class Table(LevelReads):
 
     @translate_errors
     def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
-        """Index `column` and return the index's name; rows of every level are searched by it when this returns.
+        """Index `column` and return the index's name; afterwards rows of every level are searched with the index.
 
-        `kind`: "ivf_pq" (vectors), "fts" (text) or "btree". `parameters`: as in `open(indexes=…)`. Puts and reads go
-        on meanwhile. An index that another program built is taken over; the same index again changes nothing.
+        `kind`: "ivf_pq" (vectors), "fts" (text) or "btree". `parameters`: as in `open(indexes=…)`. Puts and reads
+        continue during the call. An index that another program built is adopted; the same index again changes nothing.
         Raises: Invalid for an index that the column cannot have; Unavailable.
         """
         self._refuse_if_closed()
@@ -261,23 +266,27 @@ class Table(LevelReads):
 
     @translate_errors
     def drop_index(self, name: str) -> None:
-        """Drop the index called `name`, of the base table too. Raises: Invalid if there is none; Unavailable."""
+        """Drop the index `name`, also in the base table. Raises: Invalid if it does not exist; Unavailable."""
         self._refuse_if_closed()
         indexes.dropped(self._reader.base(), name, self._context.clock)
         indexes.followed(self.follow)
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return `{"table", "base_version", "rows", "ttl", "unsupported_columns", "regions", "commits",
-        "commit_failures", "paused", "storage", "versions"}`.
+        """Return the state of the table as a dict.
 
-        `rows`: of the base table, with expired ones that are not deleted yet. `ttl`: None, or `{"column", "seconds"}`
-        (no column if it was dropped). `unsupported_columns`: those that memwal cannot hold, with the reason; puts are
-        rejected while there are any. `commits`: the newest of this process, oldest first, as `CommitMeter.recent`.
-        `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
-        `storage`: None, or the bytes on storage by kind, their factor over those of the newest version, and when they
-        were measured: at most once an hour, in a garbage collection of the process that commits.
-        `paused`: what an operator holds, as `rpc.pauses.Paused`. `versions`: of memwal, protocol and storage, by owner.
+        The keys are `table`, `base_version`, `routing`, `regions`, and:
+
+        - `rows`: of the base table, with expired rows that are not deleted yet.
+        - `ttl`: None, or `{"column", "seconds"}` (no column if it was dropped).
+        - `unsupported_columns`: the columns that memwal cannot hold, with the reason; while there are any, puts are
+          rejected.
+        - `commits`: the newest of this process, oldest first, as `CommitMeter.recent`.
+        - `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
+        - `paused`: the operations that an operator has paused, as `rpc.pauses.Paused`.
+        - `storage`: None, or the bytes on storage by kind, their factor over those of the newest version, and the time
+          of the measurement: at most once an hour, in a garbage collection of the process that commits.
+        - `versions`: of memwal, protocol and storage, by owner.
         """
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
@@ -304,7 +313,7 @@ class Table(LevelReads):
     def close(self) -> None:
         """Stop; durable rows stay in the WAL for the next open of the table.
 
-        An interrupted call can be made again.
+        An interrupted call can be repeated.
         Raises: the error that kept non-durable rows from the WAL in the end.
         """
         if self._ended or os.getpid() != self._process:
@@ -331,7 +340,7 @@ class Table(LevelReads):
     def acquire(self, region: UUID, before: BeforeClaim | None = None, ahead: wal.ReadAhead | None = None) -> int:
         """Claim `region` and serve it from now on; return its writer epoch. See `ingest.table.regions`.
 
-        `before`: the result of `before_claim`, if it was called already; `ahead`: as of `RegionSet.acquire`.
+        `before`: the result of `before_claim`, if already known; `ahead`: see `RegionSet.acquire`.
         Raises: Invalid for a region that the table does not have; Unavailable, FencedError, Corrupted as when the table
         is opened.
         """
@@ -340,17 +349,18 @@ class Table(LevelReads):
 
     @translate_errors
     def before_claim(self, region: UUID) -> BeforeClaim:
-        """Return what `acquire` needs from before the claim, while another process may serve it. Raises: as
-        `acquire`.
+        """Return the state before the claim that `acquire` needs; another process may still serve the region.
+
+        Raises: as `acquire`.
         """
         return self.regions.before_claim(region, lambda: self._reader.base().committed)
 
     @translate_errors
     def release(self, region: UUID, *, flush: bool | None = None) -> int:
-        """Stop serving `region` and release it; return its writer epoch. Nothing of it is acked after the return.
+        """Stop serving `region` and release it; return its writer epoch. No write to it is acked after the return.
 
-        Rows acked as durable are in the log for the next claim. `flush`: whether to flush them first; None: if they
-        would take long to replay.
+        Rows acked as durable are in the log for the next claim. `flush`: whether to flush them first; None: only if
+        they would take long to replay.
         Raises: Unavailable if the region is not here, or cannot be flushed; then it stays here.
         """
         self._refuse_if_closed()
@@ -358,17 +368,18 @@ class Table(LevelReads):
 
     @translate_errors
     def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
-        """As `release`, for a process that claims it next; see `RegionSet.give`."""
+        """As `release`, for a process that claims the region next; see `RegionSet.give`."""
         self._refuse_if_closed()
         return self.regions.give(region, read)
 
     def look_at_commits(self) -> None:
-        """Make the commit loop look soon: another process may have committed, or has SSTs to commit."""
+        """Make the commit loop check soon: another process may have committed, or has SSTs to commit."""
         self._commits.look()
 
     @translate_errors
     def applied(self, producer: str, regions: Iterable[UUID] | None = None, *, logged: bool = False) -> Applied:
-        """Return what `regions` (None: all) have applied of `producer`; with `logged` once their logs have it.
+        """Return the sequences of `producer` that `regions` (None: all) have applied; with `logged` once they are in
+        the logs.
 
         Raises: Unavailable (`not_owner`) if a region is not here; with `logged` also as a durable put.
         """
@@ -377,7 +388,7 @@ class Table(LevelReads):
         return Applied.together(writer.applied(producer, logged=logged) for writer in writers)
 
     def only(self, regions: Sequence[UUID]) -> LevelReads:
-        """Return reads of these regions' rows only, also of those in the base table.
+        """Return reads of these regions' rows only, including those in the base table.
 
         Raises, when read: Unavailable (`not_owner`) if a region is not here.
         """
@@ -397,7 +408,7 @@ class Table(LevelReads):
 
     @property
     def upsert(self) -> Upsert:
-        """What a put does to an existing key."""
+        """The effect of a put on an existing key."""
         return self.base.rules.upsert
 
     @property
@@ -433,7 +444,8 @@ class Table(LevelReads):
         return self.views(level, regions_of(self.base, keys), again=again)
 
     def views(self, level: Level, regions: Iterable[UUID], *, again: bool = False) -> list[RegionView]:
-        """Return the levels of `regions` above the base. `again`: a commit overtook the views captured before.
+        """Return the levels of `regions` above the base table. `again`: a commit overtook the previously captured
+        views.
 
         Raises: Unavailable (`not_owner`) if a region is not here; Fenced if another process has claimed one.
         """
@@ -461,12 +473,12 @@ class Table(LevelReads):
     # ---- changed columns -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Take over the columns of the newest base version, if they changed. Raises: as a read."""
+        """Adopt the columns of the newest base version, if they changed. Raises: as a read."""
         self._refuse_if_closed()
         self._columns.take_over()
 
     def follow(self) -> None:
-        """Wait, before a read is tried again, until no memtable has other columns than the base."""
+        """Wait, before a read is repeated, until no memtable has other columns than the base table."""
         for published in self._columns.take_over():
             published()
 

@@ -1,8 +1,9 @@
-"""`memwal gc`, and the same at intervals by an open table: delete what no reader, replay or fence can need.
+"""Collect garbage for `memwal gc` and, at intervals, for an open table: delete objects that no reader, replay or fence
+needs.
 
-The modules that decide tell what stays and why: entries of the WAL in `wal.garbage`, old region manifests in
-`wal.manifest_garbage`, SST directories in `flush.garbage.ssts`,
-commit plans in `flush.garbage.plans`, files of the base table that no version refers to in `flush.garbage.orphans`.
+The deciding modules document what stays and why: WAL entries in `wal.garbage`, old region manifests in
+`wal.manifest_garbage`, SST directories in `flush.garbage.ssts`, commit plans in `flush.garbage.plans`, base table files
+that no version refers to in `flush.garbage.orphans`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from memwal.ingest.settings.table_sections import GcSettings
 from memwal.wal import ManifestGarbage
 
 _MANIFESTS_EVERY = 3600.0
-"""Most seconds between two looks for old manifests of an open table, each of which lists all that are kept; fewer if
-manifests are kept for a shorter time."""
+"""Maximum seconds between two searches for old manifests of an open table; each search lists all kept manifests.
+Shorter if manifests are kept for a shorter time.
+"""
 _ORPHANS_EVERY = 86_400.0
-"""Seconds between two looks for orphan files of an open table: each reads the manifest of every version, and what it
-finds is a week old."""
+"""Seconds between two searches for orphan files of an open table: each reads the manifest of every version, and deletes
+only files that are a week old.
+"""
 
 
 _SPACE_EVERY = 3600.0
@@ -33,7 +36,7 @@ _SPACE_EVERY = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """The least age of garbage when it is deleted, in seconds. See the section [gc]."""
+    """The minimum age of garbage when it is deleted, in seconds. See the section [gc]."""
 
     wal: float
     sst: float
@@ -43,7 +46,7 @@ class Ages:
 
     @staticmethod
     def of(settings: GcSettings) -> Ages:
-        """The ages of the section [gc]."""
+        """Return the ages of the section [gc]."""
         return Ages(
             settings.wal_age_min,
             settings.sst_age_min,
@@ -62,7 +65,7 @@ class RegionGarbage:
     ssts: flush.SstGarbage
     plans: flush.PlanGarbage
     manifests: ManifestGarbage
-    """Empty where they were not looked for."""
+    """Empty if the collection did not search for them."""
 
     @property
     def bytes(self) -> int:
@@ -76,34 +79,34 @@ class TableGarbage:
 
     regions: tuple[RegionGarbage, ...]
     orphans: flush.OrphanGarbage
-    """Empty where they were not looked for."""
+    """Empty if the collection did not search for them."""
     space: flush.Space | None = None
-    """The bytes on storage after the collection; None where they were not measured."""
+    """The bytes on storage after the collection; None if they were not measured."""
     dry_run: bool = False
 
     @property
     def entries(self) -> int:
-        """WAL entries deleted."""
+        """Number of WAL entries deleted."""
         return sum(each.wal.entries for each in self.regions)
 
     @property
     def committed(self) -> int:
-        """SSTs deleted whose rows are in the base table."""
+        """Number of committed SSTs deleted."""
         return sum(each.ssts.committed for each in self.regions)
 
     @property
     def abandoned(self) -> int:
-        """SST directories deleted that were never published."""
+        """Number of SST directories deleted that were never published."""
         return sum(each.ssts.abandoned for each in self.regions)
 
     @property
     def plans(self) -> int:
-        """Commit plans deleted."""
+        """Number of commit plans deleted."""
         return sum(each.plans.plans for each in self.regions)
 
     @property
     def manifests(self) -> int:
-        """Old manifest versions deleted."""
+        """Number of old manifest versions deleted."""
         return sum(each.manifests.versions for each in self.regions)
 
     @property
@@ -113,12 +116,12 @@ class TableGarbage:
 
     @property
     def unreadable(self) -> int:
-        """WAL entries that were kept because they cannot be read."""
+        """Number of WAL entries that were kept because they cannot be read."""
         return sum(each.wal.unreadable for each in self.regions)
 
     @property
     def unaccounted(self) -> int:
-        """SST directories that were kept because no protocol leaves such behind."""
+        """Number of SST directories that were kept because no protocol explains them."""
         return sum(each.ssts.unaccounted for each in self.regions)
 
     def summary(self) -> str:
@@ -136,7 +139,7 @@ class TableGarbage:
 
 
 class TableCollector:
-    """Collects the garbage of a table on each call.
+    """Collect the garbage of a table on each call.
 
     Thread safety. One thread at a time; any number of collectors, in any number of processes.
     """
@@ -167,11 +170,13 @@ class TableCollector:
         return [region for region in wal.regions(self._store) if region not in base.regions]
 
     def names(self, region: UUID) -> tuple[str, ...]:
-        """Return the SST directories that `region` has. Raises: wal errors."""
+        """Return the SST directories of `region`. Raises: wal errors."""
         return self._ssts[region].names()
 
     def note_older_than_claim(self, region: UUID, names: Iterable[str], epoch: int) -> None:
-        """Note that the SST directories `names` are older than the claim of `region` with the writer epoch `epoch`."""
+        """Record that the SST directories `names` are older than the claim of `region` with the writer epoch
+        `epoch`.
+        """
         self._ssts[region].note_older_than_claim(names, epoch)
 
     def collect(
@@ -184,12 +189,11 @@ class TableCollector:
         regions: Iterable[UUID] | None = None,
         orphans: bool = True,
     ) -> TableGarbage:
-        """Delete what is not needed; with `dry_run` only return what that is. Raises: wal and flush errors, OSError.
+        """Delete objects that are not needed; with `dry_run` only return them. Raises: wal and flush errors, OSError.
 
-        `regions`: those to look at, None for all. `orphans`: whether to look for files of the base table too,
-        and to measure the bytes on storage.
-        `plans_min`: number of a region's commit plans from which they are compared with every version of the base
-        table. `base`: any version of the table; the newest is opened after the look at the regions.
+        `base`: any version of the table; the newest is opened after the regions are listed. `regions`: None for all.
+        `plans_min`: minimum number of a region's commit plans for comparing them with every version of the base table.
+        `orphans`: whether to search for orphan files of the base table, and to measure the bytes on storage.
         """
         looked_at = list(self._ssts if regions is None else regions)
         with tracing.span("memwal.table.collect", dry_run=dry_run) if tracing.on else tracing.OFF as span:
@@ -235,11 +239,12 @@ class TableCollector:
         return space
 
     def _kept_above(self, region: UUID, listing: RegionListing, held: Mapping[UUID, int]) -> int:
-        """Return the WAL position above which entries are kept: those of rows that the base table does not hold,
-        since a commit is the first to read every SST whole; and those for readers of changes.
+        """Return the WAL position after which all entries are kept.
 
-        `held`: per region the generation that the base table holds, or held `changes_age_min` ago. Every change since
-        then is above it in the log; the base version that begins with this generation has what was stored before.
+        These are the entries of rows that the base table lacks, because a commit is the first to read every SST
+        completely, and the entries for readers of changes. `held`: per region the generation that the base table holds,
+        or held `changes_age_min` ago. Every change since then is above that generation in the log; the base version
+        that begins with this generation has the rows stored before.
         """
         manifest, generation = listing.manifest, held.get(region, 0)
         if manifest is None:
@@ -269,7 +274,7 @@ class TableCollector:
                     self._store, region, self._codec, self._clock, options=self._options
                 )
                 self._ssts[region] = flush.SstCollector(self._store, region, self._clock, options=self._options)
-                # Lance's own writer, which may own a region of the other format, does not know the rule of
+                # Lance's own writer, which may own a region of the other format, does not follow the rule of
                 # wal.manifest_garbage.
                 if self._codec.suffix == "lance":
                     self._manifests[region] = wal.ManifestCollector(self._store, region, self._clock)
@@ -285,8 +290,9 @@ class TableCollector:
 
 
 def _first_needed(region: UUID, listing: RegionListing, held: Mapping[UUID, int], ages: Ages) -> int | None:
-    """Return the current generation from which manifests are kept, since they show where the generation before it ends
-    in the log; None if nothing above `held` is published and no changes are kept.
+    """Return the lowest current generation of the manifests to keep, which show where the previous one ends in the log.
+
+    Returns None if nothing above `held` is published and no changes are kept.
     """
     first = held.get(region, 0) + 1
     published = listing.manifest is not None and listing.manifest.current_generation > first

@@ -1,7 +1,7 @@
-"""The arguments of `create_index` and `drop_index`.
+"""Check the arguments of `create_index` and `drop_index`.
 
-The protocol is in `flush.commits.index_changes`. What a change means for the regions of this process: their memtables
-follow as they follow a change of columns (`ingest.region.admission`).
+The protocol is in `flush.commits.index_changes`. The memtables of this process's regions adopt an index change as they
+adopt a change of columns (`ingest.region.admission`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from memwal.wal import Clock
 
 
 def followed(follow: Callable[[], None]) -> None:
-    """Let a table take an index over that was added or dropped. If it cannot now, during a resize, its next read does:
-    an error would say that nothing was done.
+    """Let a table adopt an added or dropped index. Errors are ignored, because they would suggest that nothing was
+    done.
+
+    If the table cannot adopt the index now, during a resize, its next read does.
     """
     with suppress(Unavailable, FencedError):
         follow()
 
 
 def added(base: flush.BaseTable, column: Any, kind: Any, parameters: Mapping[str, Any], clock: Clock) -> str:
-    """Add an index and return its name, as `Table.create_index`. Raises: as that."""
+    """Add an index and return its name, as `Table.create_index`. Raises: as that method."""
     column, kind = arguments.text("column", column, "embedding"), arguments.text("kind", kind, "ivf_pq")
     for known in INDEX_KINDS:
         if kind == known:
@@ -37,5 +39,5 @@ def added(base: flush.BaseTable, column: Any, kind: Any, parameters: Mapping[str
 
 
 def dropped(base: flush.BaseTable, name: Any, clock: Clock) -> None:
-    """Drop an index, as `Table.drop_index`. Raises: as that."""
+    """Drop an index, as `Table.drop_index`. Raises: as that method."""
     flush.drop_index(base, arguments.text("name", name, "embedding_idx"), clock)

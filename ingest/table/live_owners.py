@@ -1,28 +1,28 @@
-"""Find out whether another process serves a table before its regions are claimed, so none is fenced by accident.
+"""Detect another process that serves a table before its regions are claimed, so that no owner is fenced by accident.
 
 Invariant: a claim without `take_over` never fences an owner that is known to live. The knowledge comes from the owners'
 notes (`ingest.rpc.owner_notes`) and costs one read of a note per region and one request per daemon; nothing is written,
-and an idle owner writes nothing either. The notes decide nothing else: if a claim meets a live owner all the same (two
+and an idle owner writes nothing either. The notes decide nothing else: if a claim meets a live owner nevertheless (two
 processes open the table at the same moment), the epoch decides, as always.
 
-==============================================  ==============================================================
-the note                                        means
-==============================================  ==============================================================
-none, or of this very process                   free: as after a crash; a program may open its table again
-its process has ended                           free: it crashed
-its daemon answers and has the region           it lives
-its daemon answers, but does not have it        free
-its daemon answers, and drains                  it ends: we wait; after `ENDS_WITHIN` it lives
-its daemon refuses us, or cannot be trusted     it lives: it does answer
-its daemon does not answer, its process runs    it starts or ends: we wait; after `ENDS_WITHIN` it lives
-its daemon does not answer, on another machine  free: as far as anybody can tell, it crashed
-no endpoint, its process runs here              it lives: a table that is open in a program
-no endpoint to ask, on another machine          unknown
-only the epoch: its process is not known        unknown
-==============================================  ==============================================================
+    ==============================================  ==============================================================
+    the note                                        means
+    ==============================================  ==============================================================
+    none, or of this very process                   free: as after a crash; a program may open its table again
+    its process has ended                           free: it crashed
+    its daemon answers and has the region           it lives
+    its daemon answers, but does not have it        free
+    its daemon answers, and drains                  it ends: wait; after `ENDS_WITHIN` it lives
+    its daemon rejects access, or is not trusted    it lives: it does answer
+    its daemon does not answer, its process runs    it starts or ends: wait; after `ENDS_WITHIN` it lives
+    its daemon does not answer, on another machine  free: it most likely crashed
+    no endpoint, its process runs here              it lives: a table that is open in a program
+    no endpoint to ask, on another machine          unknown
+    only the epoch: its process is not known        unknown
+    ==============================================  ==============================================================
 
-Unknown is refused like an owner that lives, with one exception: a daemon may replace a daemon of unknown state, so that
-a supervisor that restarts a daemon elsewhere needs no operator. This is logged.
+An unknown owner is rejected like a live one, with one exception: a daemon may replace a daemon of unknown state, so
+that a supervisor that restarts a daemon elsewhere needs no operator. This is logged.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from memwal.ingest.rpc.wire import denies_access
 
 _LOG = logging.getLogger("memwal.owners")
 ANSWER_WITHIN = 1.0
-"""Seconds that a daemon has to say what it owns; a live one answers in milliseconds."""
+"""Seconds within which a daemon must answer what it owns; a live one answers in milliseconds."""
 ENDS_WITHIN = 30.0
 """Seconds to wait for an owner that starts or ends: more than the default `daemon.drain_timeout`."""
 _LOOK_EVERY = 0.1
-_ANYWHERE = ("0.0.0.0", "[::]", "")  # noqa: S104 - addresses in notes; we do not listen on them
+_ANYWHERE = ("0.0.0.0", "[::]", "")  # noqa: S104 - addresses in notes; this process does not listen on them
 SERVED = "served"
 """The `reason` in the details of an error: the table has a live owner."""
 
@@ -65,10 +65,10 @@ class Claimant:
     """Whether it may fence a live owner."""
     daemon: bool = False
     peers: tuple[str, ...] = ()
-    """Endpoints of the daemons that share the table with this one, which hand regions over to each other."""
+    """Endpoints of the daemons that share the table with this one; they hand regions over to each other."""
 
     def remedy_for(self, owner: Owner) -> str:
-        """Return what to do if `owner` has the regions."""
+        """Return the remedy if `owner` has the regions."""
         if self.daemon:
             return "stop that first, or start with `memwal serve --take-over`, which fences it"
         return f"{'use connect()' if owner.endpoint else 'close it there, read_only=True'}, or take_over=True"
@@ -102,7 +102,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class OwnerState:
-    """What is known of one owner. `why`: an addition for messages, "" for none."""
+    """The known state of one owner. `why`: an addition for messages, or ""."""
 
     owner: Owner
     state: State
@@ -114,7 +114,7 @@ class OwnerState:
 
 @dataclass(frozen=True, slots=True)
 class LiveOwners:
-    """Finds out which owners of a table's regions live.
+    """Detect which owners of a table's regions live.
 
     Thread safety. Any thread.
     """
@@ -128,9 +128,9 @@ class LiveOwners:
     """Returns `token` and `tls` for daemons; called only if a daemon is asked."""
 
     def find(self, peers: Sequence[str] = ()) -> list[OwnerState]:
-        """Return what is known of the owners in the notes. This process, and daemons that share the table with one of
-        `peers`, count as free.
+        """Return the known state of the owners in the notes.
 
+        This process, and daemons that share the table with one of `peers`, count as free.
         Raises: wal errors; Invalid if a reference of `access` cannot be resolved.
         """
         here = Process.here()
@@ -167,7 +167,7 @@ class LiveOwners:
             raise Unavailable(f"{self.uri}: {each}: {claimant.remedy_for(each.owner)}", details)
 
     def _answer(self, owner: Owner) -> Answer:
-        shown = self.access()  # what is wrong with our own files says nothing of the owner
+        shown = self.access()  # outside the try: an error in this process's own files says nothing about the owner
         try:
             with closing(Connection(endpoint_to_ask(owner.endpoint), **shown)) as connection:
                 told: Mapping[str, Any] = connection.act("regions", None, ANSWER_WITHIN)
@@ -177,7 +177,7 @@ class LiveOwners:
 
 
 def noted_owners(notes: Mapping[UUID, Note]) -> list[Owner]:
-    """Return the owners in `notes`, each once."""
+    """Return the distinct owners in `notes`."""
     found: dict[tuple[str, bool, Process | None], dict[str, int]] = {}
     for region, note in notes.items():
         found.setdefault((note.endpoint, note.daemon, note.process), {})[str(region)] = note.epoch
@@ -196,7 +196,7 @@ def can_be_asked(owner: Owner, here: Process) -> bool:
 
 
 def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Sequence[str] = ()) -> OwnerState:
-    """Apply the table in the module's docstring. `answer`: the daemon's answer or error, None if it was not asked."""
+    """Apply the table in the module docstring. `answer`: the daemon's answer or error, None if it was not asked."""
     if owner.process == here:
         return OwnerState(owner, "free")
     runs = None if owner.process is None else owner.process.runs(here)
@@ -206,12 +206,12 @@ def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Seq
         return OwnerState(owner, "lives") if runs else OwnerState(owner, "unknown", "which cannot be asked from here")
     if isinstance(answer, MemWalError):
         reason = answer.details.get("reason")
-        if reason == PROTOCOL and answer.details.get("id", table_id) != table_id:  # ports are used again
+        if reason == PROTOCOL and answer.details.get("id", table_id) != table_id:  # ports are reused
             return OwnerState(owner, "free")
         if reason == PROTOCOL or denies_access(answer):
             return OwnerState(owner, "lives", f"which does not say what it serves ({answer})")
         return OwnerState(owner, "ends", "which runs and does not answer") if runs else OwnerState(owner, "free")
-    if answer is None or answer.get("id", table_id) != table_id:  # ports are used again
+    if answer is None or answer.get("id", table_id) != table_id:  # ports are reused
         return OwnerState(owner, "free")
     if set(answer["endpoints"]) & set(peers) or not _has(answer, owner.epochs):
         return OwnerState(owner, "free")
@@ -219,7 +219,7 @@ def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Seq
 
 
 def endpoint_to_ask(endpoint: str) -> str:
-    """Return the address to ask at: a note may name one for listening, such as 0.0.0.0."""
+    """Return the address to connect to: a note may name a listening address, such as 0.0.0.0."""
     scheme, _, place = endpoint.partition("://")
     host, _, port = place.rpartition(":")
     return f"{scheme}://127.0.0.1:{port}" if host in _ANYWHERE else endpoint
@@ -231,6 +231,8 @@ def _only_there(endpoint: str) -> bool:
 
 
 def _has(answer: Mapping[str, Any], epochs: Mapping[str, int]) -> bool:
-    """Return whether the daemon has one of these regions by a claim as new as its note, or claims it now."""
+    """Return whether the daemon has one of these regions by a claim at least as new as its note, or is claiming it
+    now.
+    """
     having = dict.fromkeys(answer["claiming"], 2**63) | answer["regions"]
     return any(having.get(region, 0) >= epoch for region, epoch in epochs.items())

@@ -1,4 +1,4 @@
-"""Maintain the base table on schedule; `flush.commits.maintenance` has the steps."""
+"""Maintain the base table on schedule; `flush.commits.maintenance` contains the steps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.maintenance")
 _CHANGES_MARGIN = 7200.0
-"""Seconds for which versions stay beyond `changes_age_min`: twice what `changes.base_versions` asks in its rule 3."""
+"""Seconds that versions stay beyond `changes_age_min`: twice the time that rule 3 of `changes.base_versions` needs."""
 
 
 class BaseUpkeep:
-    """Runs the maintenance steps that are due, after each commit.
+    """Run the maintenance steps that are due, after each commit.
 
     Thread safety. One thread at a time, the one that commits.
-    Invariants. It never raises: a step that fails, for example by another writer's commit, is logged and tried again
-    at its next interval.
+    Invariants. It never raises: a step that fails, for example because of another writer's commit, is logged and
+    retried at its next interval.
     """
 
     def __init__(
@@ -36,15 +36,16 @@ class BaseUpkeep:
         rules: MaintenanceRules,
         expired: Callable[[int], object] | None = None,
     ) -> None:
-        """Everything is due at first. `base`: any version of the table. `expired`: called with the number of expired
-        rows that were deleted.
+        """`base`: any version of the table. Every step is due at first.
+
+        `expired`: called with the number of expired rows that were deleted.
         """
         self._base, self._clock, self._tell_expired = base, clock, expired
         self._store = open_store(base.uri, base.storage_options)
         self._expired, self._expired_at = ExpiredRows(), -math.inf
         self._indexes = tuple(spec.name for spec in base.indexes)
         self._vectors = tuple(spec for spec in base.indexes if spec.kind == "ivf_pq")
-        # Compaction goes after merging: it joins only fragments that are in one index segment.
+        # Compaction runs after merging: it joins only fragments that are in one index segment.
         self._steps: Mapping[str, tuple[float, Callable[[lance.LanceDataset], str]]] = {
             "optimize": (rules.optimize_interval, lambda dataset: self._merge(dataset, rules)),
             "compact": (rules.compact_interval, lambda dataset: self._compact(dataset, rules)),
@@ -63,7 +64,7 @@ class BaseUpkeep:
         """
         now = self._clock.monotonic()
         due = [name for name, when in self._due.items() if when <= now]
-        # Rows are deleted before fragments are compacted, which drops them from the files.
+        # Rows are deleted before fragments are compacted, because the compaction drops them from the files.
         return [*self.expire(newest), *(line for name in due if (line := self._told(self._guarded(name))))]
 
     def expire(
@@ -71,8 +72,8 @@ class BaseUpkeep:
     ) -> Sequence[str]:
         """Delete expired rows if that is due; return a line if there were some.
 
-        `newest`: the newest version known, None for that of the constructor. If it has no ttl, storage is not asked.
-        `unless`: asked when it is due; True: it is left for later.
+        `newest`: the newest known version, None for that of the constructor. If it has no ttl, no request is made.
+        `unless`: called when the step is due; True postpones it.
         """
         ttl, now = (newest or self._base).ttl, self._clock.monotonic()
         if ttl is None or not ttl.column or now < self._expired_at + (interval := self._expired.interval(ttl)):
@@ -110,7 +111,7 @@ class BaseUpkeep:
         return f"index segments merged: {', '.join(merged)}" if merged else ""
 
     def _expire(self, dataset: lance.LanceDataset) -> str:
-        base = self._base.latest()  # its ttl counts: another process may have changed it
+        base = self._base.latest()  # its ttl applies: another process may have changed it
         expiry = base.expiry(self._clock.now() - GRACE)
 
         def still() -> bool:

@@ -1,4 +1,4 @@
-"""From settings to an open table: checks, what its regions share, its upkeep, and the claims of its regions."""
+"""Build an open table from settings: checks, the regions' shared context, the upkeep, and the claims of its regions."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ from memwal.memtable import row_schema
 
 _LOG = logging.getLogger("memwal.opening")
 _RESIZED_PAUSE = 0.25
-"""Seconds between two tries to open a table that is being resized."""
+"""Seconds between two attempts to open a table that is being resized."""
 SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
-"""Lance's ShardWriter, with its default settings, does not open a region whose log has more rows or batches of one
-generation (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch."""
+"""With its default settings, Lance's ShardWriter does not open a region whose log has more rows or batches of one
+generation (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch.
+"""
 
 
 @translate_errors
@@ -60,12 +61,16 @@ def open_embedded(
 ) -> Table:
     """Open a table and claim its regions for this process; create it from `schema` and `key` if it does not exist.
 
-    `key`: its columns; () for a table that has none and keeps every row (`append_only`). `indexes`: column -> "ivf_pq"
-    | "fts" | "btree", or a dict with "type" and parameters. `storage_options`: Lance's own. `settings`: a TOML path or
-    a dict of its sections; arguments override them. `take_over`: fence a live owner. `read_only`: read an existing
-    table from storage, whoever serves it; nothing is claimed or written, and `latest` means `durable`.
-    Raises: Invalid for mistakes in the arguments, those in settings all at once; Unavailable (reason "served") if
-    another process serves the table, or another handle of this process has it open.
+    - `key`: its columns; () for a table without a key, which keeps every row (`append_only`).
+    - `indexes`: column -> "ivf_pq" | "fts" | "btree", or a dict with "type" and parameters.
+    - `storage_options`: Lance's own.
+    - `settings`: a TOML path or a dict of its sections; arguments override them.
+    - `take_over`: fence a live owner.
+    - `read_only`: read an existing table from storage, whoever serves it; nothing is claimed or written, and `latest`
+      means `durable`.
+
+    Raises: Invalid for errors in the arguments, with all errors in the settings at once; Unavailable (reason "served")
+    if another process serves the table, or another handle of this process has it open.
     """
     schema = arguments.arrow_schema(schema)
     read_only = arguments.yes_or_no("read_only", read_only)
@@ -93,7 +98,7 @@ def _overrides(
 ) -> dict[str, dict[str, Any]]:
     """Return the arguments of `open_embedded` as settings. Raises: Invalid."""
     given: dict[str, Any] = {"uri": arguments.address(uri)}
-    # Only the empty tuple: an empty list is likely a computed key that went wrong.
+    # Only the empty tuple: an empty list is probably a computed key that went wrong.
     if isinstance(key, tuple) and not key:
         given["append_only"] = True
     elif key is not None:
@@ -106,8 +111,8 @@ def _overrides(
 
 
 def open_stored(settings: Settings, environ: Mapping[str, str]) -> StoredTable:
-    """Return the table of `settings` as it is on storage. Writes nothing. Raises: Invalid if it is absent or
-    another.
+    """Return the table of `settings` as it is on storage. Writes nothing. Raises: Invalid if it does not exist or does
+    not fit.
     """
     uri, options = settings.table.uri, settings.storage_options(environ)
     base = flush.BaseTable.open(uri, options)
@@ -125,11 +130,11 @@ def open_table(
     claim: bool = True,
     claimant: Claimant | None = None,
 ) -> embedded.Table:
-    """Open (or create) the table of `settings` and claim its regions; with `claim` False none of them yet.
+    """Open (or create) the table of `settings` and claim its regions; with `claim` False claim none yet.
 
     `on_replay`: called during the log's replay; without it a terminal shows a progress bar if the replay takes long.
     `clock`: None for the system's. `claimant`: the claiming process; by default a program that takes nothing over. With
-    `claim` False live owners are looked for only if a claimant is given. If the table is being resized, wait up to
+    `claim` False, live owners are checked only if a claimant is given. If the table is being resized, wait up to
     `wal.retry_budget`.
     Raises: Invalid; Unavailable if another process serves it (`ingest.table.live_owners`); wal and flush errors.
     """
@@ -161,8 +166,9 @@ def _met(
     claim: bool,
     finish: bool,
 ) -> tuple[flush.BaseTable, RegionContext]:
-    """Return the table, which no other process serves, and what its regions share. `finish`: first complete a resize
-    that broke off after its decision, if there is one.
+    """Return the table, which no other process serves, and the context that its regions share.
+
+    `finish`: first complete a resize that was interrupted after its decision, if there is one.
     """
     options = settings.storage_options(environ)
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)

@@ -1,8 +1,8 @@
-"""The tables that this process has open: one handle claims a table at a time, and a program's end closes them all.
+"""Track the tables open in this process: one handle per table may claim it, and the end of the program closes all.
 
 A second `memwal.open` of a table would fence the first handle, whose lingering rows would be lost. It raises instead.
-The table counts, not its spelling: its id with the directory on the disk, or the url on an object store. (A copy of a
-table has the same id at another place.)
+The table counts, not the spelling of its location: its id with the directory on the disk, or the url on an object
+store. (A copy of a table has the same id at another location.)
 
 The end of a program appends lingering rows and ends threads in order.
 """
@@ -26,7 +26,7 @@ from memwal.ingest.table.live_owners import SERVED
 _LOG = logging.getLogger("memwal.table")
 
 Place = tuple[str, Any]
-"""Id of a table, and where it is."""
+"""Id of a table, and its location."""
 
 
 class _Regions(Protocol):
@@ -43,7 +43,7 @@ class OpenTable(Protocol):
 
     @property
     def regions(self) -> _Regions:
-        """Its regions here."""
+        """Its regions in this process."""
         ...
 
     @property
@@ -57,22 +57,23 @@ class OpenTable(Protocol):
 
 _OPEN: WeakSet[OpenTable] = WeakSet()
 _FENCED: WeakSet[OpenTable] = WeakSet()
-"""Tables whose regions a later handle of this process took over. Without a write they do not notice it."""
+"""Tables whose regions a later handle of this process took over. Without a write they do not detect it."""
 _CLAIMING: set[Place] = set()
 _LOCK = threading.Lock()
 
 
 def close_at_exit(table: OpenTable) -> None:
-    """Register `table`: it is closed at the end of the program, unless it is gone by then."""
+    """Register `table`, so that the end of the program closes it if it still exists."""
     with _LOCK:
         _OPEN.add(table)
 
 
 @contextmanager
 def claiming(base: BaseTable, *, take_over: bool) -> Iterator[None]:
-    """A context in which this process, and no other thread of it, claims the regions of `base`.
+    """Mark the regions of `base` as being claimed by this thread, for the duration of the context.
 
-    `take_over`: from earlier handles of this process too, which do not count as open when the context has ended well.
+    `take_over`: also from earlier handles of this process, which do not count as open once the context has ended
+    without an error.
     Raises: Unavailable (reason "served") without `take_over`, if a handle of this process has the table open, or
     another thread opens it.
     """
@@ -104,13 +105,13 @@ def _place(base: BaseTable) -> Place:
 
 
 def _forget() -> None:
-    """In a forked process: the tables are those of the parent, whose threads do not exist here."""
+    """Forget all tables in a forked process: they belong to the parent, whose threads do not exist here."""
     _OPEN.clear()
     _CLAIMING.clear()
     _LOCK.release()
 
 
-# Held during the fork, so that no other thread has it in the child.
+# Held during the fork, so that no other thread holds it in the child.
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_forget)
 
 
@@ -119,5 +120,5 @@ def _close_all() -> None:
     for table in list(_OPEN):
         try:
             table.close()
-        except MemWalError as error:  # the next table is closed all the same
+        except MemWalError as error:  # the next table is closed nevertheless
             _LOG.warning("%s, at the end of the program: %s", table.base.uri, error)

@@ -1,6 +1,6 @@
-"""The table that `memwal.open` and `memwal.connect` return: the public methods, and nothing else.
+"""Define the table that `memwal.open` and `memwal.connect` return: the public methods, and nothing else.
 
-The tables behind it have more: the daemon, the sink and the commands call that.
+The tables behind it have more methods, which the daemon, the sink and the commands call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def method_of(engine: Any, name: str) -> Callable[..., Any]:
 
 
 class _Public(Generic[P, R]):
-    """A method of the table behind, as it is: looking it up costs 0.1 us, calling it nothing."""
+    """A descriptor that returns the method of the table behind; the lookup costs 0.1 us, the call nothing."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], R]) -> None:
         self._method, self._name = method, method.__name__
@@ -61,7 +61,7 @@ class _Public(Generic[P, R]):
 class Table:
     """A table: rows in and rows out, in this process, through daemons, or read from storage.
 
-    Any Arrow library takes it as a stream of all rows (`__arrow_c_stream__`): DuckDB, Polars, DataFusion, pyarrow.
+    Any Arrow library accepts it as a stream of all rows (`__arrow_c_stream__`): DuckDB, Polars, DataFusion, pyarrow.
     `len(table)` counts the rows.
     Thread safety. Every method from any thread.
     Durability. `put` and `delete` return once every row is on storage (`durable=True`) or visible (`durable=False`).
@@ -111,7 +111,7 @@ class Table:
         self._engine.close()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Hand all rows to another Arrow library, streamed; a `scan` at level `latest`."""
+        """Stream all rows to another Arrow library; a `scan` at level `latest`."""
         return self._engine.__arrow_c_stream__(requested_schema)
 
     def __len__(self) -> int:

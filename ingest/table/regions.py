@@ -1,22 +1,22 @@
-"""The regions of a table that this process owns; it acquires and releases regions while the table is used.
+"""Own some regions of a table; acquire and release regions while the table is in use.
 
-To acquire a region (`acquire`):
+Steps to acquire a region (`acquire`):
 
-1. Its SST directories are listed, then it is claimed and its log replayed. *Crash or failure: no process owns it, or
-   the claim is unused; the next claim raises the epoch again.*
-2. It joins the set, in the table's present columns. From here on calls find it.
-3. If much was replayed it is flushed in the background, so that owners that die one after the other do not each replay
+1. List its SST directories, claim it, and replay its log. *Crash or failure: no process owns it, or the claim is
+   unused; the next claim raises the epoch again.*
+2. Add it to the set, in the table's present columns. From here on calls find it.
+3. If much was replayed, flush it in the background, so that owners that die one after the other do not each replay
    more.
 
-A call for a region that is being acquired waits for it: the sender has learned that no other process has it.
+A call for a region that is being acquired waits for it, because its sender knows that no other process has it.
 
-To release a region (`release`), which is the first half of a planned hand-over:
+Steps to release a region (`release`), the first half of a planned hand-over:
 
-1. If requested, or if the next owner would have much to read, it is flushed while it still serves. *Failure: it stays.*
-2. It leaves the set: later calls are told `not_owner` and write nothing.
-3. Its writer ends: queued writes are served and acked, lingering rows are appended, its threads end. The log stays.
-4. Only then `release` returns. *From here on this writer acks nothing, whichever process claims the region next, and
-   whenever; had it slept through all of this, the epoch of the next claim would refuse its append.*
+1. If requested, or if the next owner would have much to read, flush it while it still serves. *Failure: it stays.*
+2. Remove it from the set: later calls fail with `not_owner` and write nothing.
+3. End its writer: queued writes are served and acked, lingering rows are appended, its threads end. The log stays.
+4. Only then return. *From here on this writer acks nothing, whichever process claims the region next, and whenever. If
+   it had paused through all of this, the epoch of the next claim would reject its append.*
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ from memwal.ingest.table.garbage import TableCollector
 
 _LOG = logging.getLogger("memwal.regions")
 REPLAYED_QUICKLY = 16 << 20
-"""Bytes of memtables, indexes counted, that cost less to replay than to flush before a region changes its owner."""
+"""Bytes of memtables, including indexes, that are cheaper to replay than to flush before a region changes its owner."""
 REPLAYED_ENTRIES, FLUSHED_ENTRIES = 50, 200
-"""The same in entries, each of which takes half a millisecond to read, however small it is. And the replayed entries
-above which a region is flushed in the background after its claim; fewer are not worth an SST."""
+"""The first: the same limit in entries; an entry takes half a millisecond to read, however small. The second: a region
+with more replayed entries is flushed in the background after its claim; fewer do not justify an SST.
+"""
 COMING_WITHIN = 2.0
-"""Seconds that a call waits for a region that is being acquired; then its caller looks elsewhere."""
+"""Seconds that a call waits for a region that is being acquired; afterwards its caller tries another process."""
 _BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
 """Limits of the requests for a note, which is a hint."""
 
@@ -64,13 +65,13 @@ class BeforeClaim:
     ssts: tuple[str, ...]
     """Directories of SSTs, published or not."""
     committed: int
-    """Newest of its generations that the base table had."""
+    """Newest of its generations in the base table."""
     released: wal.Released | None = None
-    """What the owner told us that has released it to us; None: none has."""
+    """The note of the owner that has released the region to this process; None without one."""
 
 
 class RegionSet:
-    """The writers of the regions owned, by region.
+    """The writers of the owned regions, by region.
 
     Thread safety. Every method from any thread; calls for the same region wait for each other, others do not.
     Invariants. (1) A writer that left the set is never returned again. (2) While `changing` is held, every writer of
@@ -78,18 +79,18 @@ class RegionSet:
     """
 
     def __init__(self, base: BaseTable, context: RegionContext) -> None:
-        """No region is owned at first. `base`: any version of the table."""
+        """Create a set without regions. `base`: any version of the table."""
         self.context = context
         self.changing = threading.RLock()
         self._changed = threading.Condition(self.changing)
         self.order = base.regions
         self.hint: Callable[[UUID], str | None] = lambda _: None
-        """Returns the endpoint that owns a region which is not here, None if that is not known."""
+        """Returns the endpoint that owns a region which is not here, None if unknown."""
         self.assure: Callable[[], None] = lambda: None
-        """Called before a read: if this process may have slept, releases regions that another process has claimed."""
+        """Called before a read: if this process may have paused, releases regions that another process has claimed."""
         self.draining = False
         self.coming: frozenset[UUID] = frozenset()
-        """Regions that are being claimed, or asked for."""
+        """Regions that are being claimed or requested."""
         self.collector = TableCollector(context.store, context.codec, context.clock, base.regions, context.wal_options)
         self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}
         self._turns: defaultdict[UUID, threading.Lock] = defaultdict(threading.Lock)
@@ -111,7 +112,7 @@ class RegionSet:
 
     @property
     def epochs(self) -> dict[str, int]:
-        """The epochs of our claims that are not known to be lost, by region id."""
+        """The epochs of this process's claims that are not known to be lost, by region id."""
         return {writer.name: writer.guard.epoch for writer in self.alive}
 
     @property
@@ -159,8 +160,10 @@ class RegionSet:
     # ---- coming and going ----------------------------------------------------------------------------------------
 
     def before_claim(self, region: UUID, committed: Callable[[], Mapping[UUID, int]]) -> BeforeClaim:
-        """Read the state of `region` that a claim needs from before it. `committed`: returns the generations in the
-        newest base version. Raises: Invalid if the table has no such region; wal and flush errors.
+        """Read the state of `region` from before its claim. `committed`: returns the generations in the newest base
+        version.
+
+        Raises: Invalid if the table has no such region; wal and flush errors.
         """
         if region not in self._buckets:
             raise self.missing(region)
@@ -195,13 +198,13 @@ class RegionSet:
             self._note(writer)
             writer.settle()
             if writer.unflushed_entries() > FLUSHED_ENTRIES:
-                with suppress(MemWalError, wal.WalError):  # the writer's own limits run into the same error again
+                with suppress(MemWalError, wal.WalError):  # the writer's own limits meet the same error again
                     writer.freeze()
             return writer.guard.epoch
 
     @contextmanager
     def expecting(self, region: UUID) -> Iterator[None]:
-        """A context in which `region` counts as being acquired."""
+        """Count `region` as being acquired for the duration of the context."""
         with self.changing:
             known = region in self.coming
             self.coming |= {region}
@@ -216,16 +219,18 @@ class RegionSet:
     def release(self, region: UUID, *, flush: bool | None = None) -> int:
         """Release `region`; return the epoch that was held.
 
-        `flush`: first publish its memtables, while it still serves; None: if they would take long to replay.
-        The note of the owner stays: the next owner overwrites it, and a daemon refuses a call sent by a stale one.
+        `flush`: first publish its memtables, while it still serves; None: only if they would take long to replay. The
+        owner's note stays: the next owner overwrites it, and a daemon rejects a call that a stale note sent to it.
         Raises: Unavailable if the region is not here, or cannot be flushed (it stays then); the error that kept
         non-durable rows from the log, and the region is released even then.
         """
         return self._released(region, flush=flush, told=False)[0]
 
     def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
-        """As `release`, for a process that claims it next and has read its log up to position `read`. Return also what
-        to tell it: that saves requests while nobody serves the region."""
+        """As `release`, for a process that claims the region next and has read its log up to position `read`.
+
+        Returns also the note for that process, which saves requests while no process serves the region.
+        """
         return self._released(region, flush=None, told=True, read=read)
 
     def announce(self, endpoint: str) -> None:
@@ -235,7 +240,7 @@ class RegionSet:
             self._note(writer)
 
     def renew_notes(self) -> None:
-        """Write the notes again that are not in place; see `rpc.owner_notes`. A failure of storage is ignored."""
+        """Write missing notes again; see `rpc.owner_notes`. Storage failures are ignored."""
         context = self.context
         for writer in self.alive:
             with suppress(wal.WalError):  # the note is a hint
@@ -248,7 +253,7 @@ class RegionSet:
         """
         with self.changing:
             self._closed = True
-        with ExitStack() as every:  # closes each, whatever the others raise
+        with ExitStack() as every:  # closes each, even if others raise
             for writer in self.writers:
                 every.callback(self._withdraw, writer)
                 every.callback(writer.close)
@@ -297,7 +302,7 @@ class RegionSet:
             owners.withdraw(store, region, epoch, partial(self._newer_owner, writer), daemon=self.context.daemon)
 
     def _newer_owner(self, writer: RegionWriter) -> int | None:
-        """Return the epoch of an owner that has claimed the region after `writer` and not released it, None for none.
+        """Return the epoch of an owner that has claimed the region after `writer` and not released it, or None.
 
         Claims of a resize and of other programs, which leave no notes, give no leases.
         """
@@ -309,9 +314,9 @@ class RegionSet:
 
 
 def prove(writers: Sequence[RegionWriter], at_once: int, *, anew: bool) -> None:
-    """Make sure, before a read, that no other owner acknowledges writes of these regions (`wal.lease`).
+    """Ensure, before a read, that no other owner acknowledges writes of these regions (`wal.lease`).
 
-    `at_once`: regions that are asked in parallel. Raises: Fenced; wal errors.
+    `at_once`: number of regions confirmed in parallel. Raises: Fenced; wal errors.
     """
     proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
     if len(proofs) == 1:

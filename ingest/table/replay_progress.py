@@ -1,4 +1,4 @@
-"""A progress bar on a terminal while regions are opened, from the second second on.
+"""Show a progress bar on a terminal while regions are opened, if that takes more than one second.
 
 Opening a region first reads its log, then applies the entries to a memtable; if indexes are built, that takes longer
 than reading.
@@ -22,7 +22,7 @@ _EVERY = 0.25
 
 
 class Unhurried:
-    """Passes calls on after the first second, and then four times a second at most.
+    """Forward calls after the first second, and then at most four times a second.
 
     Thread safety. One thread.
     """
@@ -40,9 +40,9 @@ class Unhurried:
 
 @contextmanager
 def replay_bar(clock: Clock, console: Console | None = None) -> Iterator[OnReplay | None]:
-    """A context with the callback that shows a replay; None if standard error is no terminal.
+    """Provide the callback that shows a replay; None if standard error is not a terminal.
 
-    `console`: standard error when not given.
+    `console`: standard error if not given.
     """
     console = console or Console(stderr=True)
     if not console.is_terminal:

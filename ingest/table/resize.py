@@ -1,7 +1,7 @@
-"""What a serving process does while another process resizes its table (`flush.resizing.steps` has the protocol).
+"""Handle, in a serving process, a resize of its table by another process (`flush.resizing.steps` has the protocol).
 
 A resize starts by sealing the regions, which fences their writers. For callers this is a pause, unlike a fence by a
-writer that keeps the region. Once the new routing is decided the regions of this process are obsolete; it claims
+writer that keeps the region. Once the new routing is decided, the regions of this process are obsolete; it claims
 regions of the new routing instead.
 """
 
@@ -19,17 +19,19 @@ from memwal.ingest.table.regions import RegionSet
 
 _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0
-"""Seconds between two looks at storage while no region is fenced."""
+"""Seconds between two checks of storage while no region is fenced."""
 
 
 class Resizing:
-    """Looks at storage for a resize of the table of `regions`.
+    """Check storage for a resize of the table of `regions`.
 
     Thread safety. Any thread.
     """
 
     def __init__(self, uri: str, regions: RegionSet, routing: int, met: Callable[[], int]) -> None:
-        """`routing`: the version by which the regions were claimed; `met`: returns that of the base opened last."""
+        """`routing`: its version when the regions were claimed. `met`: returns its version in the base table opened
+        last.
+        """
         self._uri, self._regions, self._routing, self._met = uri, regions, routing, met
         self._looked = regions.context.clock.monotonic()
         self._told = False
@@ -37,8 +39,8 @@ class Resizing:
     def done(self) -> str | None:
         """Return why these regions are obsolete if another routing was decided, else None.
 
-        Asks storage, for one small object, every few seconds, and always if a region was fenced, or a read or commit
-        met another routing. Raises: as a read.
+        Reads one small object from storage every few seconds, and always if a region was fenced, or a read or commit
+        found another routing. Raises: as a read.
         """
         now = self._regions.context.clock.monotonic()
         fenced = self._fenced()
@@ -49,7 +51,7 @@ class Resizing:
         return None if following is None else str(resized(self._uri, self._routing, following.routing))
 
     def under_way(self) -> str | None:
-        """Return a message if a resize has sealed a region of ours and has decided nothing yet, else None."""
+        """Return a message if a resize has sealed an owned region and has decided nothing yet, else None."""
         sealed = self._sealed(self._fenced())
         if sealed is None:
             return None
@@ -59,13 +61,13 @@ class Resizing:
         )
 
     def told(self, error: MemWalError) -> MemWalError:
-        """Return `error` as the caller should see it: a fence by a resize becomes a pause, which passes by itself."""
+        """Return `error` in the form for the caller: a fence by a resize becomes a pause, which ends by itself."""
         if not isinstance(error, FencedError) or not self._takes(self._fenced()):
             return error
         return being_resized(self._uri)
 
     def look(self) -> None:
-        """Log once that a resize holds regions of ours."""
+        """Log once that a resize holds owned regions."""
         said = self.under_way()
         if said is not None and not self._told:
             _LOG.warning("%s: %s", self._uri, said)
@@ -75,7 +77,7 @@ class Resizing:
         return [each.region for each in self._regions.writers if isinstance(each.failure, wal.Fenced)]
 
     def _takes(self, fenced: Iterable[UUID]) -> bool:
-        # Only the decision removes a seal, so look for seals first.
+        # Only the decision removes a seal, so check for seals first.
         return self._sealed(fenced) is not None or self.done() is not None
 
     def _sealed(self, regions: Iterable[UUID]) -> UUID | None:

@@ -1,5 +1,5 @@
-"""Reads of some of a table's regions: those of a get's keys, or those that a client names, which puts the answers of
-several owners together.
+"""Read some of a table's regions: those of a get's keys, or those named by a client that combines several owners'
+answers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class RegionReads(LevelReads):
         views: Callable[[Level, bool], list[RegionView]],
         follow: Callable[[], None],
     ) -> None:
-        """Use `Table.only`. `buckets`: those of the regions; None if these are all of the table's. `views`: captures
-        the levels of the regions. `follow`: called when the columns of the table changed.
+        """Use `Table.only`. `buckets`: of the regions; None if these are all of the table's.
+
+        `views`: captures the levels of the regions. `follow`: called when the columns of the table changed.
         """
         super().__init__(base, reader)
         self._buckets, self._captured, self._follow = buckets, views, follow
@@ -49,13 +50,13 @@ class RegionReads(LevelReads):
 
 
 def regions_of(base: BaseTable, keys: Any) -> Iterator[UUID]:
-    """Yield the regions that can have rows of `keys` (any form that `get` takes); None: the regions of all rows.
+    """Yield the regions that can have rows of `keys` (any form that `get` accepts); None: the regions of all rows.
 
-    Routes by the routing of `base`, and only when the first region is taken: a read of the base alone needs none.
+    Uses the routing of `base`, and only when the first region is requested: a read of the base table alone needs none.
     """
     regions = base.regions
     if keys is not None and len(regions) > 1:
-        # Keys that do not fit are left to the reader: it refuses them, or finds that their columns have new names.
+        # The reader handles keys that do not fit: it rejects them, or finds that their columns have new names.
         with suppress(Invalid):
             buckets = base.route(normalise_keys(keys, base.schema, base.key))
             regions = tuple(regions[bucket] for bucket in np.flatnonzero(np.bincount(buckets)))

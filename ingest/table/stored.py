@@ -1,8 +1,8 @@
-"""A table as it is on storage, read without a claim: `open(uri, read_only=True)`, `connect(uri,
-fallback="durable")`, and commands if no owner answers.
+"""Read a table from storage without a claim.
 
-`latest` means `durable` then: base table, SSTs and the WAL's tail. Rows that an owner holds only in memory
-(non-durable, at most `wal.linger_max` old) are missing.
+Used by `open(uri, read_only=True)`, `connect(uri, fallback="durable")`, and commands if no owner answers. `latest` then
+means `durable`: base table, SSTs and the WAL's tail. Rows that an owner holds only in memory (non-durable, at most
+`wal.linger_max` old) are missing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from memwal.ingest.table.stored_status import status_from_storage
 
 
 class StoredTable(LevelReads):
-    """Reads of one table from storage; the methods that write refuse.
+    """Reads of one table from storage; the methods that write raise.
 
     Thread safety. Any thread. Errors. Only `ingest.errors` kinds.
-    Invariants. Nothing is written and nothing is claimed, whoever serves the table.
+    Invariants. Writes nothing and claims nothing, whoever serves the table.
     """
 
     def __init__(self, base: flush.BaseTable, store: wal.ObjectStore, clock: wal.Clock | None = None) -> None:
@@ -40,8 +40,9 @@ class StoredTable(LevelReads):
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return the status in the form of `Table.status()`, regions without owners; also `served_last_by`: the
-        endpoints of daemons in the owners' notes, which may still serve.
+        """Return the status in the form of `Table.status()`, regions without owners.
+
+        Also `served_last_by`: the endpoints of daemons in the owners' notes, which may still serve.
         """
         self.follow()
         notes = owners.find(self._store, self.base.regions)
@@ -57,7 +58,7 @@ class StoredTable(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         del rows, missing, durable, token, timeout
         self._refuse("put")
 
@@ -71,35 +72,35 @@ class StoredTable(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         keys_or_filter(keys, filter)
         del durable, token, timeout
         self._refuse("delete")
 
     @translate_errors
     def flush(self) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         self._refuse("flush")
 
     @translate_errors
     def commit(self) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         self._refuse("commit")
 
     @translate_errors
     def create_index(self, column: str, kind: str, **parameters: Any) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         del column, kind, parameters
         self._refuse("create_index")
 
     @translate_errors
     def drop_index(self, name: str) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: the table is open for reading only."""
         del name
         self._refuse("drop_index")
 
     def close(self) -> None:
-        """Let go of the rows of the log that reads keep in memory; later reads read them again."""
+        """Release the log rows that reads keep in memory; later reads read them again."""
         self._levels.forget()
 
     def __enter__(self) -> Self:
@@ -109,9 +110,9 @@ class StoredTable(LevelReads):
         self.close()
 
     def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
-        del keys  # reads that wait for the same look share it, so it is of all regions
+        del keys  # concurrent reads share one look, so it covers all regions
         if again:
-            self.follow()  # to another routing, where a resize overtook the look
+            self.follow()  # to another routing, if a resize overtook the look
         return self._levels.views(self.base, level)
 
     def _changes_source(self) -> StoredChanges:

@@ -1,4 +1,4 @@
-"""The status of a table from storage alone, for a table that no process serves."""
+"""Report the status of a table from storage alone, if no process serves it."""
 
 from __future__ import annotations
 

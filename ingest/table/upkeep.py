@@ -1,7 +1,7 @@
-"""The upkeep of an open table: flush, commit, learn of other processes' commits, collect garbage.
+"""Maintain an open table: flush, commit, detect other processes' commits, collect garbage.
 
-Several processes may share the table, each with some of its regions. One of them leads, the owner of the first region:
-it commits the SSTs of all, by the backlogs that the others report, and removes files that belong to no region. Each
+Several processes may share the table, each with some of its regions. The owner of the first region leads: it commits
+the SSTs of all, using the backlogs that the others report, and removes files that belong to no region. Each process
 flushes its own memtables and collects its own regions' garbage.
 """
 
@@ -41,20 +41,20 @@ class TableUpkeep:
     """
 
     def __init__(self, regions: RegionSet, reader: Reader, upkeep: Upkeep, take_over: Callable[[], object]) -> None:
-        """`take_over`: brings the regions into the columns of the newest base version."""
+        """`take_over`: converts the regions to the columns of the newest base version."""
         self._regions, self._reader, self._upkeep, self._take_over = regions, reader, upkeep, take_over
         base, context = reader.opened, regions.context
         self._uri, self._warnings = base.uri, LogLimit(context.clock.monotonic)
         self._committer = context.ids.entry_id()
         self._maintenance = BaseUpkeep(base, context.clock, upkeep.maintenance, context.meters.commits.expired)
         self.caught_up, self.rows = base.version, base.dataset.count_rows()
-        """The newest base version whose commits this process has taken over, and its rows."""
+        """The newest base version whose commits this process has adopted, and its number of rows."""
         self.space: flush.Space | None = None
         """The bytes on storage as of the last measurement by this process; None before, and if it does not lead."""
         self.held = HeldBack()
+        """The regions that the last commit of this process left out, with the errors; `catch_up` resets it."""
         self.left_out = HeldBack()
-        """What the newest commit of this process could not take, and why."""
-        """The regions that the last commit of this process left out, with the errors."""
+        """The same, without the reset by `catch_up`."""
         self._failed: BaseException | None = None
         self._try_again: Mapping[UUID, float] = {}
         self._led_by: int | None = 0
@@ -62,8 +62,10 @@ class TableUpkeep:
         """Returns the backlogs of other processes' regions, which this one commits if it leads."""
 
     def leads(self) -> bool:
-        """Return whether this process does the work for the whole table: it owns the first region that any process
-        serves, as far as is known here. A region whose writer has ended has no owner until it is claimed again.
+        """Return whether this process does the work for the whole table.
+
+        The leader owns the first region that any process serves, as far as is known here. A region whose writer has
+        ended has no owner until it is claimed again.
         """
         alive = {writer.region for writer in self._regions.alive}
         for bucket, region in enumerate(self._regions.order):
@@ -76,16 +78,19 @@ class TableUpkeep:
         return False
 
     def waiting(self) -> Sequence[Backlog]:
-        """Return the backlogs of the regions here. A region that was left out of a commit counts again only after
-        `commit.interval`, so that it does not cause a flush of all others at every look.
+        """Return the backlogs of the regions here.
+
+        A region that was left out of a commit counts again only after `commit.interval`, so that it does not cause a
+        flush of all others at every check.
         """
         now, later = self._regions.context.clock.monotonic(), self._try_again
         return [writer.waiting() for writer in self._regions.alive if later.get(writer.region, now) <= now]
 
     @property
     def held_back_elsewhere(self) -> bool:
-        """Whether a commit left out another process's region less than `commit.interval` ago. Backlogs of other
-        processes do not count then, since they would cause a flush of all regions at every look.
+        """Whether a commit left out another process's region less than `commit.interval` ago.
+
+        Backlogs of other processes do not count then, because they would cause a flush of all regions at every check.
         """
         now = self._regions.context.clock.monotonic()
         here = {writer.region for writer in self._regions.writers}
@@ -93,7 +98,7 @@ class TableUpkeep:
 
     @property
     def commit_interval(self) -> float:
-        """`commit.interval` in seconds; 0: commits are made on demand only."""
+        """`commit.interval` in seconds; 0: commits run on demand only."""
         return self._upkeep.commit.interval
 
     @property
@@ -103,8 +108,9 @@ class TableUpkeep:
 
     @property
     def failures(self) -> list[dict[str, str]]:
-        """The regions that the last commit of this process left out: `{"region", "error"}`, by region; the region is ""
-        if the commit failed as a whole.
+        """The regions that the last commit of this process left out: `{"region", "error"}`, by region.
+
+        The region is "" if the commit failed as a whole.
         """
         found = {str(region): str(classify(error)) for region, error in self.held.regions.items()}
         if (whole := self._failed) is not None:
@@ -112,8 +118,10 @@ class TableUpkeep:
         return [{"region": region, "error": found[region]} for region in sorted(found)]
 
     def flush(self, writers: Sequence[RegionWriter] | None = None, *, every: bool = False) -> None:
-        """Publish the memtables of `writers`; None: of every region here that has not failed. `every`: raise
-        Unavailable (`not_owner`) if one of them was released meanwhile; else its next owner publishes them some time.
+        """Publish the memtables of `writers`; None: of every region here that has not failed.
+
+        `every`: raise Unavailable (`not_owner`) if one of them was released during the call; otherwise its next owner
+        publishes them later.
         """
         waits: list[tuple[RegionWriter, Callable[[], None]]] = []
         flushed = self._regions.alive if writers is None else writers
@@ -128,8 +136,10 @@ class TableUpkeep:
                 raise self._regions.missing(writer.region)
 
     def commit(self) -> CommitReport:
-        """Commit all published SSTs of the table, of every process. Raises: flush and wal errors, not those of single
-        regions: these are in `held`, in `failures` and in the log.
+        """Commit all published SSTs of the table, of every process.
+
+        Raises: flush and wal errors, but not those of single regions, which are in `held`, in `failures` and in the
+        log.
         """
         context, held = self._regions.context, self.held
         before = dict(held.regions)
@@ -141,7 +151,8 @@ class TableUpkeep:
                 context.meters.of(writer.region).erred("commit", error, context.clock.now())
             raise
         self._failed = None
-        self.held, self.left_out = held, HeldBack(held.regions)  # `catch_up` may have forgotten it meanwhile
+        # `catch_up` may have replaced `self.held` during the commit
+        self.held, self.left_out = held, HeldBack(held.regions)
         self._tell_held_back(before)
         for writer in self._regions.writers:
             with self._unless_gone(writer):
@@ -159,8 +170,10 @@ class TableUpkeep:
         self._maintenance.run(self._reader.opened)
 
     def expire(self, paused: Callable[[], bool]) -> None:
-        """Delete expired rows of the base table if that is due, where no commit is, unless commits are `paused` or a
-        load asks them to wait. Raises: as `paused`.
+        """Delete expired base rows if that is due and no commit runs, unless commits are `paused` or a load asks them
+        to wait.
+
+        Raises: as `paused`.
         """
         self._maintenance.expire(self._reader.opened, unless=lambda: paused() or self.asked_to_wait())
 
@@ -192,11 +205,12 @@ class TableUpkeep:
             return False
 
     def catch_up(self) -> None:
-        """Take over what another process has committed: pruned manifests, new vector models, changed columns.
+        """Adopt what another process has committed: pruned manifests, new vector models, changed columns.
 
         Raises: as a read.
         """
-        self.held, self._failed, self._try_again = HeldBack(doubled=self.held.doubled), None, {}  # the leader's now
+        # the leader keeps this state now
+        self.held, self._failed, self._try_again = HeldBack(doubled=self.held.doubled), None, {}
         having = [writer for writer in self._regions.alive if writer.published]
         if not having:
             return
@@ -247,7 +261,7 @@ class TableUpkeep:
             self._led_by = bucket
 
     def _tell_held_back(self, before: Mapping[UUID, BaseException]) -> None:
-        """Log once each region that was left out, or is committed again; note when to try it again."""
+        """Log once each region that was left out, or is committed again; record when to retry it."""
         context, held = self._regions.context, self.held.regions
         for region, error in held.items():
             context.meters.of(region).erred("commit", error, context.clock.now())
@@ -265,14 +279,12 @@ class TableUpkeep:
 
     def _see(self, base: BaseTable) -> None:
         self.caught_up, self.rows = base.version, base.dataset.count_rows()
-        if base.shape != self._regions.context.shape:  # rarely; taking over stops the regions for a moment
+        if base.shape != self._regions.context.shape:  # rare; adopting columns stops the regions for a moment
             self._take_over()
 
     @contextmanager
     def _unless_gone(self, writer: RegionWriter) -> Iterator[None]:
-        """A context that ignores errors of a step on a region that was released meanwhile: its next owner takes the
-        step.
-        """
+        """Ignore errors of a step on a region that was released during the step: its next owner takes the step."""
         try:
             yield
         except (wal.WalError, MemWalError):
@@ -281,7 +293,7 @@ class TableUpkeep:
 
 
 def traced_commit(commit: Callable[[], CommitReport]) -> CommitReport:
-    """Return what `commit` does, in a span while tracing is on."""
+    """Return the result of `commit`, in a span while tracing is on."""
     with tracing.span("memwal.table.commit") if tracing.on else tracing.OFF as span:
         report = commit()
         rows = report.rows_inserted + report.rows_updated + report.rows_deleted

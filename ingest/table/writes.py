@@ -1,9 +1,8 @@
-"""One put or delete into the regions of this process: settled by key, split by region, written, answered once.
+"""Write one put or delete into the regions of this process: resolve equal keys, split by region, write, answer once.
 
-No region may write its part before all parts are valid, so rows for several regions are first checked as a whole.
-
-A caller that stops waiting withdraws the writes that no region has begun. A region finishes a write that it has begun,
-and the caller is told that the outcome is unknown; the call returns only when the region has its own copy of the rows.
+No region may write its part before all parts are valid, so rows for several regions are first checked as a whole. A
+caller that stops waiting withdraws the writes that no region has begun. A region finishes a write that it has begun,
+and the caller gets an unknown outcome; the call returns only when the region has its own copy of the rows.
 """
 
 from __future__ import annotations
@@ -37,13 +36,14 @@ from memwal.wal.panics import panics_as_errors
 
 _Parts = Sequence[tuple[RegionWriter, Write]]
 COUNTED_MAX, SCANNED_MAX = 1_000, 1_000_000
-"""Most keys of a delete whose rows are counted, and most rows of a base table without a B-tree on the key. A delete
-takes 1 ms, and 0.3 us a key. Within these limits the lookup takes up to 15 ms; beyond them, 15 us a key, or 5 ms for
-each million rows."""
+"""Maximum keys of a delete whose rows are counted, and maximum rows of a base table without a B-tree on the key. A
+delete takes 1 ms plus 0.3 us per key. Within these limits the lookup takes up to 15 ms; beyond them, 15 us per key,
+or 5 ms per million rows.
+"""
 
 
 class TableWrites:
-    """Writes conforming rows of a table into its regions here. Thread safety. Any thread."""
+    """Write conforming rows of a table into its regions here. Thread safety. Any thread."""
 
     def __init__(self, columns: TableColumns, regions: RegionSet, reader: Reader) -> None:
         """`reader`: counts the rows that a delete finds."""
@@ -61,9 +61,9 @@ class TableWrites:
         where: Where | None = None,
         found: FoundRows | None = None,
     ) -> Receipt:
-        """Write rows that `admission` has brought into the table's columns. `where`: as of a `Write`. `found`: counts
-        rows as they are before the write, while the regions write.
+        """Write rows that `admission` has converted to the table's columns.
 
+        `where`: see `Write`. `found`: counts rows as they are before the write, while the regions write.
         Raises: as `Table.put`.
         """
         timeout, durable = seconds("timeout", timeout), yes_or_no("durable", durable)
@@ -85,7 +85,7 @@ class TableWrites:
     def delete(
         self, keys: Any, token: Token | None, *, durable: bool, timeout: float | None, where: Where | None = None
     ) -> Receipt:
-        """Delete `keys`, in any form that `get` takes. `where`: as of a `Write`. Raises: as `Table.delete`."""
+        """Delete `keys`, in any form that `get` accepts. `where`: see `Write`. Raises: as `Table.delete`."""
         admission, base = self._columns.admission, self._columns.base
         normalised = normalise_keys(keys, base.schema, base.key)
         deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
@@ -121,9 +121,10 @@ class TableWrites:
         return rows.filter(pa.array(once)), deletes if isinstance(deletes, bool) else deletes[once]
 
     def acks(self, parts: _Parts, timeout: float | None = None, found: FoundRows | None = None) -> dict[str, Ack]:
-        """Return the regions' acks, as `written`; `found` counts meanwhile. If regions look up stored rows and meet
-        other columns than their own, these write nothing; the new columns are taken over, and their writes are
-        submitted once more.
+        """Return the regions' acks, as `written`; `found` counts in the meantime.
+
+        If regions look up stored rows and find other columns than their own, they write nothing; the new columns are
+        adopted, and their writes are submitted once more.
         """
         try:
             return self._written(parts, timeout, found)
@@ -146,7 +147,7 @@ class TableWrites:
         try:
             return written(parts, within=timeout, clock=self._regions.context.clock, found=found)
         except UnknownOutcome as error:
-            if "positions" in error.details:  # needed to send the rest: the positions are of this routing
+            if "positions" in error.details:  # needed to send the rest: the positions belong to this routing
                 error.details["routing"] = self._columns.base.routing_version
             raise
 
@@ -173,11 +174,11 @@ class TableWrites:
 
 
 _COPYING = 0.001
-"""Seconds between two looks at whether a copy is made; most take less."""
+"""Seconds between two checks whether a copy is made; most copies take less."""
 
 
 class FoundRows:
-    """Counts the rows of some keys as they are before a write. Thread safety. One thread."""
+    """Count the rows of some keys as they are before a write. Thread safety. One thread."""
 
     def __init__(self, reader: Reader, keys: pa.Table) -> None:
         self._reader, self._keys = reader, keys
@@ -186,11 +187,11 @@ class FoundRows:
         """Rows found; the number of keys if they cannot be looked up."""
 
     def capture(self, views: Sequence[RegionView]) -> None:
-        """Take the levels above the base, from before the write."""
+        """Store the levels above the base table, from before the write."""
         self._views = views
 
     def count(self) -> None:
-        """Look the keys up, unless that takes long. A failure leaves `number` as it is; only the receipt needs it."""
+        """Look the keys up, unless that takes long. A failure leaves `number` unchanged; only the receipt needs it."""
         base = self._reader.opened
         indexed = any(spec.kind == "btree" and spec.column in base.key for spec in base.indexes)
         with suppress(Exception), panics_as_errors:
@@ -206,10 +207,10 @@ def written(
     clock: Clock,
     found: FoundRows | None = None,
 ) -> dict[str, Ack]:
-    """Submit each write to its region and return the regions' acks by region id. `found` counts while they write.
+    """Submit each write to its region and return the regions' acks by region id. `found` counts in the meantime.
 
-    If one region fails, wait for the others all the same, so that no write is in flight afterwards. `within`: seconds
-    after which the call is abandoned, None for no limit.
+    If one region fails, the call still waits for the others, so that no write is in flight afterwards. `within`:
+    seconds after which the call is abandoned, None for no limit.
     Raises: the error of a region if none applied its rows; UnknownOutcome if one did, or still may.
     """
     until = None if within is None else clock.monotonic() + within
@@ -237,9 +238,10 @@ def _met_other_columns(write: Write) -> bool:
 
 
 def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> BaseException:
-    """Return the error of a call of which some regions failed. Unavailable would promise that nothing was applied.
+    """Return the error of a call if some regions failed. Unavailable would promise that nothing was applied.
 
-    If the failed regions surely applied nothing, the details hold the acks, so that a client can send the rest again.
+    If the failed regions certainly applied nothing, the details hold the acks, so that a client can send the rest
+    again.
     """
     unknown = next((error for error in errors if isinstance(error, UnknownOutcome | OutcomeUnknown)), None)
     if unknown is not None or not acks:
@@ -295,7 +297,7 @@ def _answered(write: Write, until: float | None, clock: Clock, caller: Caller | 
 
 
 def _leave(write: Write, clock: Clock) -> bool:
-    """Withdraw a write. Return False if its region has begun with it; the region has its own copy then."""
+    """Withdraw a write. Return False if its region has begun with it; the region then has its own copy."""
     if write.take():
         return True
     while not write.copied and not write.done.done():

@@ -1,1 +1,1 @@
-"""SQL over tables, by DataFusion in the caller's process. Imported by the first query only."""
+"""Run SQL over tables, by DataFusion in the caller's process. Imported by the first query only."""

@@ -1,7 +1,7 @@
-"""What DataFusion says is wrong with a query, as one line for the one who wrote it.
+"""Convert DataFusion's errors about a query to one line for its author.
 
-DataFusion raises one type for everything. A query that cannot be planned or run is Invalid; the texts are only made
-readable here, and what is not recognised stays as it is.
+DataFusion raises one type for everything. A query that cannot be planned or run is Invalid; this module only makes the
+texts readable, and unrecognised texts stay unchanged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PLACE = re.compile(r" at Line: (\d+), Column: (\d+)")
 _FIELDS = re.compile(r"Valid fields are (.*?)\.?$", re.MULTILINE)
 _FIELD = re.compile(r'(?:"((?:[^"]|"")+)"|(\w+))(?=,|$)')
 _SHOWN, _LONGEST = 300, 1000
-"""Characters of DataFusion's message, and of the one made from it: both may hold a whole query."""
+"""Characters of DataFusion's message, and of the resulting message: both may hold a whole query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A query, and what it may name. `memory`: bytes that it may hold."""
+    """A query, and the names that it may use. `memory`: bytes that it may hold."""
 
     statement: Statement
     tables: Collection[str]
@@ -36,7 +36,7 @@ class Asked:
     memory: int
 
     def problem(self, error: BaseException) -> MemWalError:
-        """Return what an error of DataFusion means."""
+        """Return the caller's error for an error of DataFusion."""
         text = _HIDDEN.sub("", str(error))
         if isinstance(error, MemWalError) or "os error" in text:
             return classify(error)
@@ -93,4 +93,4 @@ _MESSAGES: Mapping[str, str | Callable[[Asked, re.Match[str]], str]] = {
     "only supports a single SQL statement": "the query has several statements; give one",
     "Resources exhausted": _memory,
 }
-"""Patterns of DataFusion's messages, and what is said instead, with the groups of the match."""
+"""Patterns of DataFusion's messages, and their replacements, which use the groups of the match."""

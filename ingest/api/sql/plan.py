@@ -1,10 +1,10 @@
-"""What a planned query reads of each table: columns, conditions as a filter, and how many rows are enough.
+"""Derive what a planned query reads of each table: columns, conditions as a filter, and how many rows suffice.
 
-A filter may pass more rows than the conditions, never fewer: DataFusion applies the conditions again. So a condition
-of an AND that has no translation is left out, an OR needs one for every part, and NOT an exact one. Lance plans its
-filters by DataFusion too; what is translated is a comparison of a whole column with a value of the column's own type,
-which means the same in both. Everything else (casts, functions, arithmetic, two columns) is left to the query, and so
-is a filter that the parser of filters refuses, for its length for example.
+A filter may pass more rows than the conditions, never fewer: DataFusion applies the conditions again. A condition of an
+AND without a translation is therefore left out, an OR needs a translation of every part, and NOT an exact one. Lance
+also plans its filters with DataFusion; only a comparison of a whole column with a value of the column's own type is
+translated, because it means the same in both. Everything else (casts, functions, arithmetic, two columns) is left to
+the query, and so is a filter that the filter parser rejects, for example for its length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memwal.memtable.errors import InvalidRows
 from memwal.memtable.filter.translation import checked
 
 BARRIER = 2**62
-"""A limit that no table reaches. DataFusion moves no condition below a limit. See the room's README.md, *Decisions*."""
+"""A limit that no table reaches. DataFusion moves no condition below a limit. See README.md, *Decisions*."""
 _LIMIT = re.compile(r"Limit: skip=(\d+), fetch=(\d+)")
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
 _IS = ("IsNull", "IsNotNull", "IsTrue", "IsFalse", "IsNotTrue", "IsNotFalse")
@@ -42,8 +42,9 @@ _ALL: Filter = (None, False)
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One place where a plan reads a table. `columns`: None for all. `enough`: how many of the rows that pass all
-    conditions the plan needs; None for all.
+    """One place where a plan reads a table.
+
+    `columns`: None for all. `enough`: how many of the rows that pass all conditions the plan needs; None for all.
     """
 
     table: str
@@ -58,15 +59,19 @@ def scans_of(plan: Any) -> list[Scan]:
 
 
 def reads_again(plan: Any, scans: Sequence[Scan]) -> bool:
-    """Whether the plan may read a table at more places, or oftener, than `scans`: recursion, and sub-queries that
-    DataFusion did not turn into joins.
+    """Return whether the plan may read a table at more places, or more often, than `scans`.
+
+    Reasons are recursion, and sub-queries that DataFusion did not turn into joins.
     """
     text = plan.display_indent()
     return text.count("TableScan: ") != len(scans) or "RecursiveQuery" in text
 
 
 def _scans(plan: Any, conditions: tuple[Any, ...], enough: int | None) -> Iterator[Scan]:
-    """`conditions`, `enough`: of the nodes above, while only nodes stand between that keep rows and names."""
+    """Yield the scans of `plan`.
+
+    `conditions`, `enough`: of the nodes above, while all nodes in between keep rows and names.
+    """
     node = plan.to_variant()
     kind = type(node).__name__
     if kind == "TableScan":
@@ -96,7 +101,7 @@ def _below_limit(shown: str, conditions: tuple[Any, ...], enough: int | None) ->
     skip, fetch = map(int, parsed.groups())
     if fetch >= BARRIER and not skip:
         return conditions, enough
-    # Rows of this limit: a condition above it applies after it, so it can stop neither the conditions nor the rows.
+    # The rows of this limit: a condition above applies after it, so it can reduce neither the conditions nor the rows.
     return (), fetch + skip
 
 
@@ -106,8 +111,8 @@ def _below_limit(shown: str, conditions: tuple[Any, ...], enough: int | None) ->
 def filter_of(conditions: Sequence[Any], schema: pa.Schema) -> Filter:
     """Return a filter that passes every row that passes all of `conditions`.
 
-    `conditions`: DataFusion's expressions over the columns of `schema`, which was analysed: types are equal on both
-    sides of a comparison.
+    `conditions`: DataFusion's analysed expressions over the columns of `schema`: types are equal on both sides of a
+    comparison.
     """
     types = {field.name: field.type for field in schema}
     filters = [_filter(part, types) for condition in conditions for part in _parts(condition, "AND")]
@@ -164,8 +169,9 @@ def _filter(condition: Any, types: _Types) -> Filter:
 
 
 def _single_precision(column: Any, operator: str, values: Sequence[Any], types: _Types) -> Filter:
-    """Return a filter for a float32 column compared as float64. Lance compares it as float32, so the filter passes
-    the rows up to the next float32 number.
+    """Return a filter for a float32 column compared as float64.
+
+    Lance compares it as float32, so the filter passes the rows up to the next float32 number.
     """
     name, literal = _column(column, types), values[0] if len(values) == 1 else None
     value = literal.python_value() if literal is not None and literal.variant_name() == "Literal" else None
@@ -212,7 +218,7 @@ def _value(literal: Any, kind: pa.DataType) -> str | None:
     if types.is_integer(kind):
         return str(value) if value != -(2**63) else None  # its digits without the sign overflow int64
     if types.is_float64(kind):
-        # DataFusion tells 0.0 from -0.0, a filter does not.
+        # DataFusion distinguishes 0.0 from -0.0, a filter does not.
         return repr(value) if math.isfinite(value) and value != 0 else None
     if types.is_decimal128(kind):
         return f"cast('{value:f}' as decimal({kind.precision}, {kind.scale}))"
@@ -223,6 +229,8 @@ def _value(literal: Any, kind: pa.DataType) -> str | None:
 
 
 def _family(kind: pa.DataType) -> Any:
-    """Return what types of one family share: texts are equal whatever their offsets are, others only in one type."""
+    """Return an identifier of a family of types: texts are equal whatever their offsets, other values only in one
+    type.
+    """
     name = str(kind).removeprefix("large_").removesuffix("_view")
     return name if name in ("string", "binary") else kind

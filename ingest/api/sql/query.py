@@ -1,6 +1,6 @@
-"""`Table.sql`: plans a query, reads what it needs of each table at one moment, and streams the answer.
+"""Implement `Table.sql`: plan a query, read the needed rows of each table at one moment, and stream the answer.
 
-The steps are in the room's README.md.
+README.md of this package has the steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _READING = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_s
 
 
 class Readable(Protocol):
-    """What is used of a memwal table."""
+    """The methods used of a memwal table."""
 
     def scan(self, columns: Any = ..., filter: Any = ..., limit: Any = ..., *, level: str = ...) -> RowStream: ...
 
@@ -55,10 +55,9 @@ class Request:
 
 
 def run(table: Readable, location: str, request: Request) -> RowStream:
-    """Return the rows of a query of `table`, which is at `location`. The first batch is read here, so that its errors
-    are raised here.
+    """Return the rows of a query of `table`, which is at `location`.
 
-    Raises: Invalid; errors of the scans.
+    The first batch is read here, so that its errors are raised here. Raises: Invalid; errors of the scans.
     """
     statement = Statement.of(request.query)
     expect_bounded(request.query, request.parameters)
@@ -110,7 +109,7 @@ def _scalar(name: str, value: Any) -> pa.Scalar:
             return value
         found = pa.scalar(value)
         if holds(found.type, pa.types.is_timestamp):
-            check_offsets(list(_zoned_times(value)))  # Arrow cuts them without a word
+            check_offsets(list(_zoned_times(value)))  # Arrow truncates them silently
         return found
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise Invalid(f"parameters: {name:.200} has a value without an Arrow type: {first_line(error):.200}") from None
@@ -128,7 +127,7 @@ def _zoned_times(value: Any) -> Iterator[datetime.datetime]:
 
 @dataclass(slots=True)
 class _Table:
-    """A memwal table (`ours`) or a stream in a session. `hidden`: its name in plans. `names`: those in queries."""
+    """A memwal table (`ours`) or a stream in a session. `hidden`: its name in plans. `names`: its names in queries."""
 
     hidden: str
     rows: Any
@@ -178,15 +177,13 @@ class _Attempt:
         if known is not None:
             known.names.append(name)
             return
-        # The newest columns, which level committed gives without asking an owner; the table may not know them yet.
+        # Level committed gives the newest columns without a request to an owner; the table may not know them yet.
         ours = isinstance(rows, self._kind)
         schema = _plain(rows.scan(limit=0, level="committed").schema if ours else rows.schema)
         self._tables.append(_Table(f"memwal_{len(self._tables)}", rows, ours, Provider(schema), [name]))
 
     def _planned(self, parameters: Mapping[str, pa.Scalar]) -> Any:
-        """Plan with names as they are written; where that fails, with lower case for names that are not in quotes, as
-        SQL has it.
-        """
+        """Plan with names as written; if that fails, with unquoted names in lower case, as in SQL."""
         failures = []
         for fold in (False, True):
             try:
@@ -296,7 +293,7 @@ def _plain(schema: pa.Schema) -> pa.Schema:
 
 
 def _result_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a result: each name once, and no types that few libraries read."""
+    """Return the columns of a result: distinct names, and no types that few libraries read."""
     names: list[str] = []
     for name in schema.names:
         numbered = (f"{name}_{number}" for number in range(1, len(schema) + 1))

@@ -1,8 +1,8 @@
-"""The rows of a table, as DataFusion takes them while a query runs.
+"""Provide the rows of a table to DataFusion while a query runs.
 
-DataFusion asks for them in threads of its pool, which may be few, and which a scan may need too (memtables evaluate
-filters by DataFusion). So no thread of the pool waits for rows: a scan is read by another thread (`Handover`), and
-where no rows have come yet, DataFusion gets a batch without rows and does something else.
+DataFusion requests rows in threads of its pool, which may be few, and which a scan may need too (memtables evaluate
+filters with DataFusion). Therefore no thread of the pool waits for rows: another thread reads the scan (`Handover`),
+and if no rows have arrived yet, DataFusion gets a batch without rows and does other work.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ PATIENCE = 0.02
 AHEAD = 2
 """Batches of a scan that are read before DataFusion takes them."""
 IN_MEMORY = 64 << 20
-"""Bytes of the rows of a table that are kept in memory if a query reads them several times; more are in a file."""
+"""Bytes of a table's rows kept in memory if a query reads them several times; larger rows go to a file."""
 ROWS_PER_BATCH = 1 << 16
 
 
 class Provider(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow publishes no types
-    """A table of a session: DataFusion takes subclasses of pyarrow's Dataset as what it calls a TableProvider.
+    """A table of a session: DataFusion accepts subclasses of pyarrow's Dataset as a TableProvider.
 
     `source`: set before the query runs.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        # Not super().__init__: pyarrow forbids to construct a Dataset, and nothing of it is used.
+        # Not super().__init__: pyarrow forbids constructing a Dataset, and nothing of it is used.
         self._schema = schema
         self.source: Source | None = None
 
@@ -55,9 +55,9 @@ class Provider(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow publis
         return [self]
 
     def scanner(self, *_: Any, columns: Sequence[str] | None = None, filter: Any = None, **__: Any) -> SimpleNamespace:
-        """Return what DataFusion uses of a Scanner."""
+        """Return the part of a Scanner that DataFusion uses."""
         if filter is not None:
-            # As pyarrow's expression it would mean something else: NULL NOT IN (1) is true, NaN > 1 is false.
+            # A pyarrow expression would mean something else: NULL NOT IN (1) is true, NaN > 1 is false.
             raise Internal(f"DataFusion hands a condition to a scan: {filter}")
         names = self._schema.names if columns is None else columns
         projected = pa.schema([self._schema.field(name) for name in names])
@@ -74,14 +74,14 @@ class Interrupted(BaseException):
 
 
 class Handover(Generic[T]):
-    """Items that a thread of its own produces, at most `ahead` before they are taken.
+    """Items that a separate thread produces, at most `ahead` before they are taken.
 
-    Thread safety. One thread takes; `close` from any thread, which makes a `take` that waits raise Invalid.
-    Errors. `take` raises what the iterator raised, after the items before it.
+    Thread safety. One thread takes; `close` from any thread, which makes a waiting `take` raise Invalid.
+    Errors. `take` raises the iterator's error, after the items before it.
     """
 
     def __init__(self, name: str, items: Iterator[T], ahead: int, cancel: Callable[[], object] = lambda: None) -> None:
-        """`cancel`: makes a `next` of `items` that waits return soon."""
+        """`cancel`: makes a waiting `next` of `items` return soon."""
         self._items, self._ahead, self._cancel = items, ahead, cancel
         self._ready: deque[T] = deque()
         self._changed = threading.Condition()
@@ -91,7 +91,7 @@ class Handover(Generic[T]):
         Worker(name, self._run)
 
     def take(self, within: float | None = None) -> T | None:
-        """Return the next item; None if none comes `within` these seconds. Raises: StopIteration after the last."""
+        """Return the next item; None if none arrives `within` these seconds. Raises: StopIteration after the last."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._ended or self._closed, within)
             if self._closed:
@@ -107,8 +107,8 @@ class Handover(Generic[T]):
     def close(self, *, interrupt: bool = False) -> None:
         """Release the items; the thread ends as soon as it can. Returns at once.
 
-        `interrupt`: end a computation of DataFusion. It looks for exceptions of its thread once a second, and there is
-        no other way to cancel it from outside.
+        `interrupt`: end a computation of DataFusion. DataFusion checks its thread for exceptions once a second, and
+        cannot be cancelled from outside in any other way.
         """
         with self._changed:
             closed, self._closed = self._closed, True
@@ -127,7 +127,7 @@ class Handover(Generic[T]):
             except BaseException as error:  # noqa: BLE001 - raised in the thread that takes
                 self._failure = error
             try:
-                getattr(self._items, "close", lambda: None)()  # of a generator
+                getattr(self._items, "close", lambda: None)()  # if it is a generator
             finally:
                 del self._items
                 with self._changed:
@@ -151,7 +151,9 @@ class Handover(Generic[T]):
 
 
 class Source:
-    """A scan that is read once, as it comes. `failure`: the first error; DataFusion changes those that it is given."""
+    """A scan that is read once, as it arrives. `failure`: the first error; DataFusion changes errors that it
+    receives.
+    """
 
     def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object]) -> None:
         """`batches`: have at least the columns of `schema`. `cancel`: as for Handover."""
@@ -161,7 +163,7 @@ class Source:
         self._reading = False
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Return the rows with `columns`; batches without rows if none have come yet."""
+        """Return the rows with `columns`; batches without rows if none have arrived yet."""
         if self._reading:
             raise self._failed(Internal("a query read the rows of a table twice"))
         self._reading = True
@@ -172,7 +174,7 @@ class Source:
         self._handover.close()
 
     def _next(self) -> pa.RecordBatch | None:
-        """Return a batch, one without rows if none has come yet; None after the last."""
+        """Return a batch, one without rows if none has arrived yet; None after the last."""
         try:
             batch = self._handover.take(PATIENCE)
         except StopIteration:
@@ -195,7 +197,7 @@ class Kept(Source):
     def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object]) -> None:
         super().__init__(schema, batches, cancel)
         self._lock = threading.Lock()
-        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="memwal-sql-")  # noqa: SIM115 - see close
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="memwal-sql-")  # noqa: SIM115 - closed in `close`
         self._places = list[int]()
         self._ended = False
 
@@ -220,7 +222,7 @@ class Kept(Source):
             self._file.close()
 
     def _keep(self) -> pa.RecordBatch | None:
-        """Append the next batch to the file, each as a stream of its own, for the sake of dictionaries."""
+        """Append the next batch to the file as a separate stream, because its dictionaries may differ."""
         batch = self._next()
         self._ended = batch is None
         if batch is not None and batch.num_rows:
@@ -238,8 +240,9 @@ def counted(rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def alike(batch: pa.RecordBatch, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the columns of a batch as DataFusion knows them, without the metadata that batches have, and as it reads
-    them: fields of null structs are null.
+    """Return the columns of a batch with DataFusion's schema, without the metadata of batches.
+
+    Fields of null structs become null, as DataFusion reads them.
     """
     if not columns:
         return batch.select([])

@@ -1,14 +1,14 @@
-"""The text of a query: what is refused of it before DataFusion parses it, and the name `table`, a keyword of SQL.
+"""Check the text of a query before DataFusion parses it, and quote the name `table`, a keyword of SQL.
 
-Refused are other statements than queries, functions and types that `memtable.filter.allowed` does not list, too many
-operators or brackets in one another, and samples.
+Rejected are statements other than queries, functions and types that `memtable.filter.allowed` does not list, too many
+operators or nested brackets, and samples.
 
-DataFusion plans a chain of operators in a time that grows with the square of its length (5,000 additions: minutes that
-nothing interrupts), and returns all rows where TABLESAMPLE asks for some. A query is read as brackets and lists:
+DataFusion's planning time for a chain of operators grows with the square of its length (5,000 additions: minutes that
+nothing interrupts), and it returns all rows for TABLESAMPLE. A query is read as brackets and lists:
 
 - The depth of an expression is that of its chain and of the deepest bracket in it; of a list or of several clauses,
-  that of the deepest. Queries in a query add up, and so do joins: the optimizer puts the expressions of one into
-  those of another. Of the parts of a UNION the deepest counts, and 1 for each further part.
+  that of the deepest. Nested queries add up, and so do joins: the optimizer moves the expressions of one into those of
+  another. Among the parts of a UNION the deepest counts, and 1 for each further part.
 - A call is a name before a bracket, where SQL has no other use for one.
 """
 
@@ -45,7 +45,7 @@ _ONLY_HERE = """
 _REPEATING = ("array_repeat", "list_repeat", "array_resize", "list_resize")
 SIZED = {**allowed.SIZED, **dict.fromkeys(_REPEATING, (1, 1_000))}
 TABLES = frozenset(("range", "generate_series"))
-"""Functions that make the rows of a table, one batch after the other: only where a table stands."""
+"""Functions that make the rows of a table, batch by batch: allowed only in place of a table."""
 FUNCTIONS = allowed.FUNCTIONS | frozenset(_ONLY_HERE.split()) | SIZED.keys()
 _CHAINS = frozenset(("and", "or", *"+-*/%|&^#@~", "||", "<<", ">>"))
 _COMPARING = "is like ilike between in similar at collate not :: [ : < > = <= >= <> != =="
@@ -67,15 +67,16 @@ _NAME = re.compile(r"""[^\W\d]\w*|".*"|`.*`""", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A query as DataFusion gets it. `inserted`: places of the characters in it that were not typed."""
+    """A query as DataFusion receives it. `inserted`: places of its characters that the caller did not type."""
 
     text: str
     inserted: tuple[int, ...]
 
     @classmethod
     def of(cls, query: str) -> Statement:
-        """Put `table` in quotes where it names a table. Raises: Invalid for an empty query, one that is too long, and
-        other statements than queries.
+        """Quote `table` where it names a table.
+
+        Raises: Invalid for an empty query, one that is too long, and other statements than queries.
         """
         if len(query) > allowed.LONGEST:
             _refuse(f"the query has {len(query)} characters, at most {allowed.LONGEST} are allowed")
@@ -97,7 +98,7 @@ class Statement:
         return cls(text, tuple(inserted))
 
     def typed(self, line: int, column: int) -> int:
-        """Return the column in the query as it was typed."""
+        """Return the column in the query as typed."""
         start = sum(len(each) + 1 for each in self.text.split("\n")[: line - 1])
         return column - sum(start <= place < start + column - 1 for place in self.inserted)
 
@@ -111,7 +112,7 @@ def _words_of(query: str) -> list[str]:
 
 
 def expect_bounded(query: str, parameters: Mapping[str, Any]) -> None:
-    """Raises: Invalid for a query that nests too deep, wants a sample, or calls or casts to what is not allowed."""
+    """Raise Invalid for a query that nests too deep, samples rows, or uses a function or type that is not allowed."""
     depth = _Reader(_words_of(query), parameters).bracket("", 0)[0]
     if depth > allowed.DEPTH:
         raise Invalid(
@@ -121,7 +122,7 @@ def expect_bounded(query: str, parameters: Mapping[str, Any]) -> None:
 
 
 class _Reader:
-    """Reads the words of a query from left to right, bracket by bracket."""
+    """Read the words of a query from left to right, bracket by bracket."""
 
     def __init__(self, words: Sequence[str], parameters: Mapping[str, Any]) -> None:
         self._typed, self._parameters = ["", "", *words, "", "", ""], parameters
@@ -129,8 +130,9 @@ class _Reader:
         self._at = 2
 
     def bracket(self, closing: str, nesting: int, *, is_cast: bool = False) -> tuple[int, bool, list[int]]:
-        """Read up to `closing`, the end of a bracket or of the query; return its depth, whether it is a query, and the
-        places of its commas and ends.
+        """Read up to `closing`, the end of a bracket or of the query.
+
+        Returns its depth, whether it is a query, and the places of its commas and ends.
         """
         chains = heavy = joined = inner = deepest = below = part = parts = prefixes = 0
         first, is_query, clause, ends = self._at, False, "", [self._at - 1]
@@ -188,7 +190,7 @@ class _Reader:
             _refuse(allowed.size_problem(name, [self._number(argument) for argument in arguments], SIZED))
 
     def _number(self, argument: Sequence[str]) -> str:
-        """Return an argument of one word, or that is a parameter, as a text; "" for others."""
+        """Return an argument of one word, or the value of a parameter, as text; "" for others."""
         if len(argument) == 2 and argument[0] == "$":
             return str(self._parameters.get(argument[1], ""))
         return argument[0] if len(argument) == 1 else ""
@@ -205,7 +207,7 @@ class _Reader:
         return written
 
     def _expect_no_sample(self, word: str) -> None:
-        """Refuse a word that samples the table before it. In other places it is the name of something."""
+        """Reject a word that samples the table before it. In other places it is a name."""
         before, _, after, further = self._words[self._at - 2 : self._at + 2]
         columns = after == "(" and before == ")" and word == "sample"  # maybe: (select 1) sample(v)
         size = further if columns else after
