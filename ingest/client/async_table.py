@@ -1,7 +1,7 @@
-"""`memwal.connect_async`: the table that `memwal.connect` returns, with methods to await.
+"""`memwal.connect_async`: the table of `memwal.connect`, with methods to await.
 
-Each method is that of the synchronous table, made in a thread of its own (`ingest.threads`) for a caller who may leave
-(`ingest.caller`); so there is one client, and one line here for each method.
+Each method calls the synchronous method in a thread of its own (`ingest.threads`), for a caller who may leave
+(`ingest.caller`). So there is one client implementation, and one line here for each method.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 AT_ONCE = 32
 """Threads of a table for reads, and as many for writes and steps, so that reads do not wait behind puts that wait for
-room. A call holds one while it is made; group commit makes one request of the puts that wait together."""
+room. A call holds one thread while it runs; group commit combines the puts that wait together into one request."""
 _CLOSED = "the table is closed; connect again"
 
 
@@ -93,7 +93,7 @@ class AsyncTable:
     """
 
     def __init__(self, table: RemoteTable | StoredTable) -> None:
-        """Use `memwal.connect_async`."""
+        """Use `memwal.connect_async` instead."""
         self._table = table
         self._reads, self._writes = CallThreads("async-read", AT_ONCE), CallThreads("async-write", AT_ONCE)
         self._callers: WeakSet[Caller] = WeakSet()
@@ -129,7 +129,7 @@ class AsyncTable:
         return self._table.key
 
     async def close(self) -> None:
-        """Close the connections; the daemons go on. Calls under way are given up, and raise an error."""
+        """Close the connections; the daemons keep running. Pending calls end with an error."""
         if self._closed:
             return
         self._closed = True

@@ -102,7 +102,7 @@ def client_certificate(
 
 
 def read_pem(path: str | Path, name: str, or_else: str = "") -> bytes:
-    """Return the bytes of a file. Raises: Invalid, naming `name`. `or_else`: alternatives to a path, for the message."""
+    """Return the bytes of a file. Raises: Invalid, naming `name`. `or_else`: alternatives to a path."""
     try:
         return Path(path).read_bytes()
     except TypeError:
@@ -112,7 +112,7 @@ def read_pem(path: str | Path, name: str, or_else: str = "") -> bytes:
 
 
 def load_pair(context: ssl.SSLContext, certificate: str, key: str, name: str) -> None:
-    """Load a certificate into `context`. Raises: Invalid, naming `name`, if the certificate and the key do not match."""
+    """Load a certificate into `context`. Raises: Invalid, naming `name`, if certificate and key do not match."""
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
