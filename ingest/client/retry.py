@@ -1,18 +1,19 @@
 """Decide, as a pure function, whether a failed call to the owners of regions is repeated; pause between attempts.
 
-==================  ==========================================================  ========================= error
-meaning                                                     action ==================
-==========================================================  ========================= flush_failing       the owner's
-memtables are full, and its flushes fail        raise; the sink waits busy                back-pressure of the owner,
-or too many concurrent calls;   wait, ask it again
+==================  ==========================================================  =========================
+error               meaning                                                     action
+==================  ==========================================================  =========================
+flush_failing       the owner's memtables are full, and its flushes fail        raise; the sink waits
+busy                back-pressure of the owner, or too many concurrent calls;   wait, ask it again
                     nothing was applied; "retry_after": minimum wait
-moved               the region has another, known owner; the token decides      ask that owner not_owner
-another or no daemon owns the region; nothing was applied   learn the owners draining, FENCED    the owner stops, or
-was replaced; nothing was applied       learn the owners lost, UNAVAILABLE   no answer to a call that applied nothing,
-or storage fails  learn the owners UNKNOWN_OUTCOME     rows may be applied; only their token decides
-learn, if it has a token resized             the table has other regions; nothing was applied            raise: open
-it again any other           another attempt would get the same answer                   raise ==================
-==========================================================  =========================
+moved               the region has another, known owner; the token decides      ask that owner
+not_owner           another or no daemon owns the region; nothing was applied   learn the owners
+draining, FENCED    the owner stops, or was replaced; nothing was applied       learn the owners
+lost, UNAVAILABLE   no answer to a call that applied nothing, or storage fails  learn the owners
+UNKNOWN_OUTCOME     rows may be applied; only their token decides               learn, if it has a token
+resized             the table has other regions; nothing was applied            raise: open it again
+any other           another attempt would get the same answer                   raise
+==================  ==========================================================  =========================
 
 A read is not sent to a third daemon after two have ended while they answered it, because the read may be the cause.
 If the process that the client knew still answers at its endpoint, only the connection was lost (`Router`).
