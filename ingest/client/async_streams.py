@@ -26,14 +26,14 @@ class Calls(Protocol):
 
 
 class AsyncRowStream:
-    """The rows of one read, as `RowStream` gives them, for `async for`: batch by batch, each row once.
+    """The rows of one read as a `RowStream` for `async for`: batch by batch, each row once.
 
-    A batch is read when it is asked for, so none is ahead of the caller but what the daemon has sent (about 4 MB), and
-    a stream that nobody reads holds no thread. `close`, the last row, an error, a cancelled read, or dropping the
-    stream lets its moment go.
+    A batch is read when it is requested, so only the rows that the daemon has sent (about 4 MB) are ahead of the
+    caller, and a stream without a reader holds no thread. `close`, the last row, an error, a cancelled read, or
+    dropping the stream releases the snapshot.
 
     Thread safety. One task at a time; `close` from any task, also while another one reads.
-    Errors. As `RowStream`. After a cancelled read: Invalid, since a batch may be lost; make the read again.
+    Errors. As `RowStream`. After a cancelled read: Invalid, since a batch may be lost; start the read again.
     """
 
     def __init__(self, rows: RowStream, calls: Calls) -> None:
@@ -100,13 +100,14 @@ class AsyncRowStream:
 
 
 class AsyncChanges:
-    """The changes of a table, as `Changes` gives them, for `async for`.
+    """The changes of a table as `Changes` for `async for`.
 
-    A feed that follows waits in the event loop, and holds a thread only while it looks. A cancelled read loses
-    nothing: the next one goes on from `position`. Each batch has its own schema; there is no `schema` here, since the
-    first one is known only when it was read.
+    A feed that follows waits in the event loop, and holds a thread only while it reads. A cancelled read loses
+    nothing: the next one continues from `position`. Each batch has its own schema; the feed has none, since the first
+    schema is known only after the first read.
 
-    Thread safety. One task at a time; `close` from any task. Errors. As `Changes`; Invalid after `close`.
+    Thread safety. One task at a time; `close` from any task.
+    Errors. As `Changes`; Invalid after `close`.
     """
 
     def __init__(self, changes: Changes, calls: Calls) -> None:

@@ -82,12 +82,12 @@ def _as_it_is(answer: R, _: Calls) -> R:
 class AsyncTable:
     """A table for asynchronous programs: the methods of the table that `memwal.connect` returns, to await.
 
-    Cancelling. A cancelled call returns to its task at once, and is given up: what has not begun is not done. A put or
-    delete that a daemon has begun may be applied, as after UnknownOutcome: repeat it with its token. `flush`, `commit`
-    and the building of an index go on at the daemon, once begun. A read that a daemon has begun ends there with its
-    present step. A cancelled call holds its thread only until a running step in this process ends.
-    Threads. At most 32 reads and 32 other calls are made at a time; further ones wait. The `timeout` of a put begins
-    with the call; `asyncio.timeout` counts the wait too. `rerank` of `hybrid` is called in such a thread.
+    Cancelling. A cancelled call returns to its task at once, and work that has not begun is not done. A put or delete
+    that a daemon has begun may be applied, as after UnknownOutcome: repeat it with its token. `flush`, `commit` and the
+    building of an index continue at the daemon once begun. A read ends at the daemon with its current step. A cancelled
+    call holds its thread only until a running step in this process ends.
+    Threads. At most 32 reads and 32 other calls run at a time; further ones wait. The `timeout` of a put begins with the
+    call; `asyncio.timeout` includes the wait. `rerank` of `hybrid` runs in one of these threads.
     Thread safety. Any task, of any event loop, of the process that connected.
     Errors. Only `ingest.errors` kinds, raised by the await; a call after `close`: Invalid.
     """
@@ -188,10 +188,10 @@ async def connect_async(
     tls_cert: str | Path | None = None,
     tls_key: str | Path | None = None,
 ) -> AsyncTable:
-    """As `connect`, for asynchronous programs: the methods of the table are awaited, `async with` closes it.
+    """Connect as `connect` does, for asynchronous programs: await the table's methods; `async with` closes it.
 
-    `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once; a cancelled put
-    may be applied: repeat it with its token. Raises: as `connect`.
+    `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once. A cancelled put
+    may be applied: repeat it with its token. Raises: errors of `connect`.
     """
     made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key)
     threads, caller = CallThreads("async-connect", 1), Caller()

@@ -45,12 +45,12 @@ def connect(
 ) -> Table:
     """Connect to the daemons of a table.
 
-    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or separated by commas, of which
-    some may be down: the daemons name each other. Or the path or URL of the table: its daemons are found by their
-    owners' notes (with `storage_options`: Lance's own), now and whenever a region has no owner. `token`: sent as a
-    bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: most bytes of rows in flight; a put that finds
-    no room waits. `fallback`: for the address of a table that no daemon serves: "error" raises, "durable" reads
-    storage. `tls_cert`, `tls_key`: PEM files of the certificate that the client presents, and of its private key.
+    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or separated by commas. Some of them
+    may be down, because the daemons name each other. Or the path or URL of the table: the owner notes on storage name
+    its daemons (`storage_options`: Lance's own, for that storage), now and whenever a region has no owner. `token`:
+    sent as a bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: maximum bytes of rows in flight; a
+    put without room waits. `fallback`: for the address of a table without daemons: "error" raises, "durable" reads
+    storage. `tls_cert`, `tls_key`: PEM files of the client's certificate and of its private key.
     Raises: Invalid for a wrong location or certificate, Unavailable if no daemon answers.
     """
     return Table(connected(location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key))
