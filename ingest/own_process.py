@@ -4,7 +4,7 @@
 so the output of libraries would go into that file. The null device replaces a closed stream.
 
 **The end.** Python is not finalized. Lance, gRPC, tantivy and OpenMP keep threads that cannot be ended. During a
-finalization, such a thread may release an Arrow buffer or request Python's lock. The process then ends by a signal,
+finalization, one of them may release an Arrow buffer or request Python's lock. The process then ends by a signal,
 which hides its exit code, or hangs. Exit handlers do the necessary work (close open tables, export spans, flush
 logs), and the system frees the memory.
 """

@@ -108,7 +108,7 @@ class CallThreads:
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Submit `call`. Cancelling the returned future prevents it from starting.
 
-        Raises: RuntimeError if there is no thread, and none can be started.
+        Raises: RuntimeError if no thread exists and none can be started.
         """
         job: Future[T] = Future()
         with self._changed:

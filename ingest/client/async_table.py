@@ -86,8 +86,8 @@ class AsyncTable:
     that a daemon has begun may be applied, as after UnknownOutcome: repeat it with its token. `flush`, `commit` and the
     building of an index continue at the daemon once begun. A read ends at the daemon with its current step. A cancelled
     call holds its thread only until a running step in this process ends.
-    Threads. At most 32 reads and 32 other calls run at a time; further ones wait. The `timeout` of a put begins with the
-    call; `asyncio.timeout` includes the wait. `rerank` of `hybrid` runs in one of these threads.
+    Threads. At most 32 reads and 32 other calls run at a time; further ones wait. The `timeout` of a put begins with
+    the call; `asyncio.timeout` includes the wait. `rerank` of `hybrid` runs in one of these threads.
     Thread safety. Any task, of any event loop, of the process that connected.
     Errors. Only `ingest.errors` kinds, raised by the await; a call after `close`: Invalid.
     """

@@ -20,7 +20,7 @@ class RoutedDeletes:
         record: Callable[[Token, bool, float | None], Iterable[Mapping[str, int]]],
         version: Callable[[], int],
     ) -> None:
-        """Use the given senders, each of which retries.
+        """Use the given senders. Each of them retries.
 
         `write`: sends a request of the op "delete". `record`: the action "record". `version`: the action
         "base_version".

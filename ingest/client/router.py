@@ -2,7 +2,7 @@
 
 1. The client asks every known daemon, in parallel, for its regions (action "regions"). Daemons may fail to answer.
 2. If two daemons claim a region, the higher epoch wins. The answers are kept until a call fails because of them.
-3. After such a failure (`ingest.client.retry`) the client asks again, once for all calls that failed together, and
+3. After that failure (`ingest.client.retry`) the client asks again, once for all calls that failed together, and
    repeats the call until its deadline. If the daemon that rejected it names the owner, the client first calls that
    one, at once.
 
@@ -200,7 +200,7 @@ class Router:
         """Return a check whether a daemon other than `endpoint` has claimed one of `regions` since now, with a higher
         epoch.
 
-        If the router does not know such a claim, the check asks the other daemons and applies their answers.
+        If the router knows no claim of this kind, the check asks the other daemons and applies their answers.
         """
         since = {region: self._owners[region] for region in regions if region in self._owners}
 

@@ -1,6 +1,6 @@
 """Claim regions again after another writer has taken them from a single daemon, or end.
 
-A fenced writer serves no more calls, and there is no other daemon to serve them. In steps:
+A fenced writer rejects all calls, and no other daemon can serve them. In steps:
 
 1. **Detection**: by the next write, by a request to /health/readyz, or by a read of the region manifests every
    `LOOK_EVERY` seconds. Meanwhile calls fail with the fence, and /health/readyz reports it.

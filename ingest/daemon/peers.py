@@ -103,7 +103,7 @@ class Peer:
     def ask(self, region: UUID, read: int) -> Released | None:
         """Ask the peer to release `region`. Return its information for the claim, if readable.
 
-        `read`: the position up to which this daemon has read the region's log. Raises: MemWalError if the peer keeps
+        `read`: the newest position of the region's log that this daemon has read. Raises: MemWalError if the peer keeps
         it.
         """
         try:

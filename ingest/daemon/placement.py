@@ -6,7 +6,7 @@ daemon that leaves affects only its own regions, and so does one that joins. The
 see the same peers: the writer epoch keeps every view safe. A daemon
 
 1. claims a region that belongs to it and that no live daemon has;
-2. asks the daemon that has such a region to release it, and then claims it. *If the requester dies in between, no
+2. asks the daemon that has one of its regions to release it, and then claims it. *If the requester dies in between, no
    daemon has the region; the daemon that it belongs to next claims it at its next check;*
 3. asks a draining daemon like any other; a draining daemon excludes itself when it decides where a region belongs;
 4. reads storage if a peer reports one of this daemon's regions with a higher epoch: this daemon was suspended, and

@@ -48,7 +48,7 @@ class Standby:
         self.read.clear()
 
     def look(self, region: UUID, most: int = MOST, patience: float = -1) -> int:
-        """Read at most `most` new entries of `region` now; return the position up to which its log was read.
+        """Read at most `most` new entries of `region` now; return the newest position read of its log.
 
         `patience`: see `ReadAhead.look`.
         """
@@ -66,7 +66,7 @@ class Standby:
         return known.position
 
     def take(self, region: UUID) -> wal.ReadAhead | None:
-        """Remove and return the entries read of `region`; None if there are none."""
+        """Remove and return the entries read of `region`; None if nothing was read."""
         return self.read.pop(region, None)
 
     def _look(self) -> None:

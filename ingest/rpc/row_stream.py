@@ -32,7 +32,7 @@ Told = Callable[[Mapping[str, Any]], object]
 def streamed(endpoint: str, call: Callable[[], Any], timeout: float | None, told: Told | None = None) -> RowStream:
     """Return the rows of `call`, which opens a Flight stream without a deadline.
 
-    A deadline would include the time in which the caller takes no rows. `timeout`: seconds for the first batch and
+    A deadline would include the time between two reads of the caller. `timeout`: seconds for the first batch and
     for each further one. `told`: receives the explanation that follows the last row.
     Raises: Flight's errors; Unavailable (reason "lost") after the timeout.
     """

@@ -144,7 +144,7 @@ def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[
 
 
 def _split(path: str | Path) -> tuple[Path, str]:
-    """Split a path into the file and the pipeline named after the colon; "" if there is none."""
+    """Split a path into the file and the pipeline named after the colon; "" without a name."""
     file, colon, name = str(path).rpartition(":")
     return (Path(file), name) if colon and not Path(path).exists() else (Path(path), "")
 
