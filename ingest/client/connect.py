@@ -105,7 +105,7 @@ def _tls(ca: str | Path | bytes | None, certificate: str | Path | None, key: str
 
 
 def is_table(location: str | Sequence[str]) -> bool:
-    """Whether `location` is the address of a table rather than of daemons."""
+    """Return whether `location` is the address of a table rather than of daemons."""
     if not isinstance(location, str):
         return False
     if "://" in location:

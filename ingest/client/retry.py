@@ -136,7 +136,7 @@ class Attempts:
             ) from error
 
     def _comes_back(self, error: MemWalError) -> bool:
-        """Whether a single daemon may still be restarted after `error`."""
+        """Return whether a single daemon may still be restarted after `error`."""
         now = self._clock.monotonic()
         self._failing_since = min(self._failing_since, now)
         return not isinstance(error, FencedError) and now - self._failing_since < self._restarts

@@ -248,7 +248,7 @@ class Router:
                 raise error
 
     def _has_ended(self, endpoint: str, process: str | None) -> bool:
-        """Whether `process`, a daemon that listened at `endpoint`, has ended; False if unknown."""
+        """Return whether `process`, a daemon that listened at `endpoint`, has ended; False if unknown."""
         try:
             answer = self.connection(endpoint).act("regions", None, PROBE_TIMEOUT)
         except MemWalError as error:
@@ -315,7 +315,7 @@ class Router:
         return answers
 
     def _speaks_otherwise(self, error: BaseException) -> bool:
-        """Whether the versions of the protocol prevent calls between this process and a daemon of this table."""
+        """Return whether the versions of the protocol prevent calls between this process and a daemon of this table."""
         if not isinstance(error, MemWalError) or error.details.get("reason") != PROTOCOL:
             return False
         return self.table is None or error.details.get("table", self.table) == self.table
@@ -333,7 +333,7 @@ class Router:
         return True
 
     def _is_news(self, owners: Mapping[str, Owner], before: Mapping[str, Owner]) -> bool:
-        """Whether every region has a new claim, so that missing answers can add nothing."""
+        """Return whether every region has a new claim, so that missing answers can add nothing."""
         return all(
             region in owners and (region not in before or owners[region].epoch > before[region].epoch)
             for region in self.regions

@@ -44,7 +44,7 @@ class ChildDaemon:
         self.pid = process.pid
 
     def exit_code(self) -> int | None:
-        """The child's exit code (negative: the signal that ended it); None while it runs."""
+        """Return the exit code of the child (negative: the signal that ended it); None while it runs."""
         return self._process.poll()
 
     def stop(self, timeout: float = 30.0) -> int:

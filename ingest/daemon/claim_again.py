@@ -94,7 +94,7 @@ class ClaimsAgain:
         self._seen = None
 
     def _left_no_note(self, fenced: Sequence[RegionWriter]) -> bool:
-        """Whether one of these regions was taken by a writer without a note."""
+        """Return whether one of these regions was taken by a writer without a note."""
         epochs = self._owners.epochs()
         manifests = ((each.region, self._manifest(each.region)) for each in fenced)
         return any(found is not None and epochs.get(region, 0) < found.writer_epoch for region, found in manifests)

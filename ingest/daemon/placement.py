@@ -135,12 +135,12 @@ class Watch:
         return [endpoint for endpoint, peer in self._peers.items() if self._lives(peer, now)]
 
     def sees(self, endpoint: str) -> bool:
-        """Whether `endpoint` answers this daemon."""
+        """Return whether `endpoint` answers this daemon."""
         peer = self._peers.get(endpoint)
         return peer is not None and peer.seen
 
     def answers(self, endpoint: str) -> bool:
-        """Whether `endpoint` answers this daemon, or rejects its credentials."""
+        """Return whether `endpoint` answers this daemon, or rejects its credentials."""
         return self.sees(endpoint) or self._peers[endpoint].denied
 
     def state(self, endpoint: str) -> PeerState:
@@ -155,17 +155,17 @@ class Watch:
         return "draining" if peer.answer.draining else "serving"
 
     def misses_any(self) -> bool:
-        """Whether an unseen peer may be alive: it does not answer, or rejects the credentials, but does not refuse
-        connections."""
+        """Return whether an unseen peer may be alive: it does not answer, or rejects the credentials, but does not
+        refuse connections."""
         silent = (peer.silent >= SILENCES and peer.refused < REFUSALS for peer in self._peers.values())
         return any(silent) or any(peer.denied for peer in self._peers.values())
 
     def sees_all(self) -> bool:
-        """Whether every peer answers this daemon."""
+        """Return whether every peer answers this daemon."""
         return all(peer.seen for peer in self._peers.values())
 
     def known(self) -> bool:
-        """Whether every peer has answered once or is down."""
+        """Return whether every peer has answered once or is down."""
         return all(peer.known for peer in self._peers.values())
 
     def owner(self, region: UUID) -> tuple[str, int, bool] | None:
@@ -271,7 +271,7 @@ def inherited(me: str, regions: Iterable[UUID], watch: Watch, now: float) -> lis
 
 
 def agrees(region: UUID, asker: str, me: str | None, watch: Watch, now: float) -> bool:
-    """Whether `region`, owned by `me`, belongs to `asker` in the view of `me`. The asker counts as alive.
+    """Return whether `region`, owned by `me`, belongs to `asker` in the view of `me`. The asker counts as alive.
 
     `me`: None for a daemon that is about to end.
     """

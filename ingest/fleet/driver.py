@@ -247,7 +247,7 @@ def of_job(error: BaseException, spark: Any = None) -> MemWalError:
 
 
 def _is_over(spark: SparkContext) -> bool:
-    """Whether Spark itself, or its JVM, has ended."""
+    """Return whether Spark itself, or its JVM, has ended."""
     try:
         jvm: Any = spark._jsc.sc()  # noqa: SLF001
         return bool(jvm.isStopped())

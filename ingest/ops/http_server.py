@@ -161,7 +161,7 @@ class HttpServer:
 
 
 def _has_certificate(request: web.Request) -> bool:
-    """Whether the caller presented a certificate; TLS has verified it."""
+    """Return whether the caller presented a certificate; TLS has verified it."""
     return bool(request.transport is not None and request.transport.get_extra_info("peercert"))
 
 

@@ -87,7 +87,7 @@ class Guard:
         return role if kind.lower() == "bearer" else None
 
     def admits(self, header: str | None) -> bool:
-        """Whether an Authorization header has a valid token, which permits reads."""
+        """Return whether an Authorization header has a valid token, which permits reads."""
         return self.role(header) is not None
 
     def flight_options(self) -> dict[str, Any]:
@@ -184,7 +184,8 @@ def check_address(setting: str, host: str, port: int, guard: Guard | None = None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address. Of host names only localhost counts; others are not resolved."""
+    """Return whether only this machine can reach an address. Of host names only localhost counts; others are not
+    resolved."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:

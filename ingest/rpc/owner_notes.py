@@ -103,8 +103,8 @@ class Notes:
     """By region id, the epoch in its note; 1 for a region without a note."""
 
     def are_of(self, identity: Mapping[str, Any], table: str) -> bool:
-        """Whether daemons that answer with `identity` own all these regions of `table`, by these claims or newer
-        ones.
+        """Return whether daemons that answer with `identity` own all these regions of `table`, by these claims or
+        newer ones.
 
         Ports are reused: at the address of a stale note a daemon of another table may answer, and its regions have
         the same ids.

@@ -59,7 +59,7 @@ class Process:
         return asdict(self)
 
     def runs(self, here: Process) -> bool | None:
-        """Whether the process runs now; None if `here`, this process, cannot know.
+        """Return whether the process runs now; None if `here`, this process, cannot know.
 
         It cannot know about another machine or container, or about a process that the system hides. After a restart
         of the machine none of its old processes run. The same holds for a container: after a restart it has the same
@@ -102,7 +102,7 @@ def _running(pid: int) -> str | None:
 
 
 def _answers(pid: int) -> bool:
-    """Whether a process with this id exists."""
+    """Return whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

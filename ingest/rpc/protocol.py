@@ -43,7 +43,7 @@ class Version:
         return f"{self.major}.{self.minor}"
 
     def talks_to(self, other: Version) -> bool:
-        """Whether processes of both versions can call each other."""
+        """Return whether processes of both versions can call each other."""
         return self.major == other.major and abs(self.minor - other.minor) <= 1
 
 

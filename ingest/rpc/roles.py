@@ -40,7 +40,7 @@ _LOG = logging.getLogger("memwal.access")
 
 
 def permits(role: Role, wanted: Role) -> bool:
-    """Whether a caller with `role` may make a call that needs `wanted`."""
+    """Return whether a caller with `role` may make a call that needs `wanted`."""
     return _RANKS[role] >= _RANKS[wanted]
 
 

@@ -232,7 +232,8 @@ _UNTRUSTED = "certificate verify failed"
 
 
 def denies_access(error: MemWalError) -> bool:
-    """Whether `error` means that the daemon is alive but rejects the token, or presents an untrusted certificate."""
+    """Return whether `error` means that the daemon is alive but rejects the token, or presents an untrusted
+    certificate."""
     return error.details.get("reason") == UNAUTHENTICATED or bool(error.details.get("untrusted"))
 
 

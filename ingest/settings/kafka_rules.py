@@ -67,7 +67,7 @@ def _misplaced(source: SourceSettings, names: tuple[str, ...], why: str) -> Iter
 
 
 def _is_set(source: SourceSettings, name: str) -> bool:
-    """Whether a setting differs from its default."""
+    """Return whether a setting differs from its default."""
     return bool(getattr(source, name) != SourceSettings.model_fields[name].default)
 
 

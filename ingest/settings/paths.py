@@ -50,7 +50,7 @@ def _reference(value: SecretStr) -> SecretStr:
 
 
 def is_remote(path: str) -> bool:
-    """Whether only Spark can read a path (`s3a://…`, `hdfs://…`)."""
+    """Return whether only Spark can read a path (`s3a://…`, `hdfs://…`)."""
     return "://" in path and not path.startswith("file://")
 
 
