@@ -1,1 +1,1 @@
-"""From a source to a table that is queried while it is written: the daemon, the sink, the client, the commands."""
+"""The program around the storage engine: the daemon, the sink, the client, the commands."""

@@ -1,7 +1,8 @@
-"""A caller who may stop waiting for a call, as everything that works or waits for it sees it.
+"""A caller who may stop waiting for a call, as seen by the code that executes the call or waits for it.
 
-Only some calls have one: those of an asynchronous table, whose tasks may be cancelled, and in a daemon those that such
-a table sent. It is a context variable of the thread that works; threads started for the call take it along (`carried`).
+Only some calls have a caller: those of an asynchronous table, whose tasks may be cancelled, and in a daemon the calls
+that the table sent. The caller is a context variable of the executing thread. Threads started for the call inherit it
+(`carried`).
 """
 
 from __future__ import annotations
@@ -19,25 +20,24 @@ from memwal.ingest.errors import LATE, MEMORY, Invalid, Unavailable
 T = TypeVar("T")
 
 LOOK_EVERY = 0.05
-"""Seconds between two looks whether the caller has left, where nothing wakes a wait."""
+"""Seconds between two checks whether the caller has left, where no event wakes a wait."""
 
 
 class Allowance:
     """The time that a daemon may work for one read, and the bytes of rows that it may gather for it.
 
-    Of a stream, the time of each batch counts by itself, and not the time until the caller takes the next one.
-    Thread safety. Any thread; what two threads hold
-    at once may count once.
+    For a stream, the time of each batch counts separately, without the time until the caller takes the next one.
+    Thread safety. Any thread; if two threads add bytes at once, only one addition may be counted.
     """
 
     def __init__(self, monotonic: Callable[[], float], seconds: float, size: int) -> None:
-        """`monotonic`: the clock. `seconds`, `size` in bytes: 0 for no limit."""
+        """Set the limits. `monotonic`: the clock. `seconds`, `size` in bytes: 0 for no limit."""
         self._monotonic, self._seconds, self._size = monotonic, seconds, size
         self._worked, self._began, self._held = 0.0, float("inf"), 0
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A context whose time counts. It is not nested."""
+        """Return a context whose time counts. Contexts are not nested."""
         self._began = self._monotonic()
         try:
             yield
@@ -45,11 +45,11 @@ class Allowance:
             self._worked, self._began = self._worked + self._monotonic() - self._began, float("inf")
 
     def anew(self) -> None:
-        """Begin to count the time anew: the caller has got a batch of a stream, which may go on for long."""
+        """Restart the count of time: the caller has received a batch of a stream, which may take long in total."""
         self._worked = 0.0
 
     def expect_time(self) -> None:
-        """Raises: Invalid if the time is over."""
+        """Check the time limit. Raises: Invalid if it is exceeded."""
         if self._seconds and self._worked + max(0.0, self._monotonic() - self._began) > self._seconds:
             raise Invalid(
                 f"the read took more than daemon.query_timeout = {self._seconds:g} s; ask for less: a filter on an "
@@ -58,12 +58,12 @@ class Allowance:
             )
 
     def hold(self, size: int) -> None:
-        """Count bytes of rows. Raises: Invalid if they are too many."""
+        """Count bytes of rows. Raises: Invalid above the limit."""
         self.expect_room(size)
         self._held += size
 
     def expect_room(self, size: int) -> None:
-        """Raises: Invalid if `size` more bytes of rows exceed the limit."""
+        """Check that `size` more bytes of rows fit. Raises: Invalid if they exceed the limit."""
         if self._size and self._held + size > self._size:
             raise Invalid(
                 f"the read needs more than daemon.query_memory = {self._size} bytes; ask for fewer rows or columns, a "
@@ -75,12 +75,15 @@ class Allowance:
 class Caller:
     """Waits for one call until it has an answer, or until it leaves.
 
-    Thread safety. Any thread. Invariants. Once `left`, always left; each end is called at most once.
+    Thread safety. Any thread.
+    Invariants. Once `left`, always left; each end callback is called at most once.
     """
 
     def __init__(self, gone: Callable[[], bool] | None = None, allowance: Allowance | None = None) -> None:
-        """`gone`: tells that the caller has left without calling `leave`: a lost connection. `allowance`: what the
-        calls that it runs may take.
+        """Create a caller.
+
+        `gone`: returns whether the caller has left without `leave`, by a lost connection. `allowance`: limits of its
+        calls.
         """
         self._gone, self._left = gone, False
         self.allowance = allowance
@@ -89,11 +92,11 @@ class Caller:
 
     @property
     def left(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the caller has stopped waiting for the answer."""
         return self._left or (self._gone is not None and self._gone())
 
     def leave(self) -> None:
-        """Stop waiting. Calls what `ending` was given; none of it blocks."""
+        """Stop waiting. Calls the callbacks given to `ending`, which do not block."""
         with self._changing:
             self._left, ends, self._ends = True, list(self._ends.values()), {}
         for end in ends:
@@ -101,7 +104,8 @@ class Caller:
 
     @contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
-        """Within the context, have `leave` call `end`, at once if the caller has left before. `end` must not block."""
+        """Within the context, let `leave` call `end`; call it at once if the caller has left before. `end` must not
+        block."""
         with self._changing:
             left, self._ends[id(end)] = self._left, end
         try:
@@ -113,12 +117,12 @@ class Caller:
                 self._ends.pop(id(end), None)
 
     def anew(self) -> None:
-        """Begin to count the time of what it runs anew."""
+        """Restart the count of time of its calls."""
         if self.allowance is not None:
             self.allowance.anew()
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return what `call` does, made for this caller by this thread."""
+        """Return the result of `call`, executed by this thread for this caller."""
         before = _PRESENT.set(self)
         try:
             with nullcontext() if self.allowance is None else self.allowance.working():
@@ -132,13 +136,14 @@ _PRESENT: ContextVar[Caller | None] = ContextVar("memwal_caller", default=None)
 
 
 def present() -> Caller | None:
-    """Return for whom this thread works; None if that one waits in any case."""
+    """Return the caller of this thread's work; None if it cannot leave."""
     return _PRESENT.get()
 
 
 def expect_waiting() -> None:
-    """Raises: Unavailable if the caller of this thread's call has left: what has not begun is not done. Invalid if the
-    call has taken too long.
+    """Check that the caller of this thread still waits.
+
+    Raises: Unavailable if it has left, so that no further work begins; Invalid if the call has exceeded its time.
     """
     caller = _PRESENT.get()
     if caller is not None and caller.left:
@@ -148,24 +153,24 @@ def expect_waiting() -> None:
 
 
 def hold(size: int) -> None:
-    """Count bytes of rows that this thread's call has gathered. Raises: Invalid if they are more than it may."""
+    """Count bytes of rows that this thread's call has gathered. Raises: Invalid above the limit."""
     caller = _PRESENT.get()
     if caller is not None and caller.allowance is not None:
         caller.allowance.hold(size)
 
 
 def expect_room(size: int) -> None:
-    """Raises: Invalid if this thread's call may not gather `size` more bytes of rows."""
+    """Check that this thread's call may gather `size` more bytes of rows. Raises: Invalid above the limit."""
     caller = _PRESENT.get()
     if caller is not None and caller.allowance is not None:
         caller.allowance.expect_room(size)
 
 
 def given_up() -> Unavailable:
-    """Return the error of a call whose caller has left; only logs, and calls that `close` ended, show it."""
+    """Return the error of a call whose caller has left. Only logs, and calls that `close` ended, show it."""
     return Unavailable("the call was given up before it had an answer: its task was cancelled, or the table closed")
 
 
 def carried(call: Callable[[], T]) -> Callable[[], T]:
-    """Return `call` for another thread, which then works for the caller of this one, and within its trace."""
+    """Return `call` for another thread, which then works for the caller of this thread and within its trace."""
     return call if _PRESENT.get() is None and not tracing.on else partial(copy_context().run, call)

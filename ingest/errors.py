@@ -1,19 +1,19 @@
-"""The six kinds of error that callers meet, each defined by what the caller must do.
+"""The six kinds of errors in the public API, each defined by what the caller must do.
 
-Packages raise their own precise exceptions (`wal.errors`, `memtable.errors`, `flush.errors`). `classify` turns them
-into one of these kinds: in every public method (`translate_errors`), in the CLI, in the Flight service and in the Spark
-sink. Kinds after slatedb's `rfcs/0007-api-errors.md`:
+Packages raise their own precise exceptions (`wal.errors`, `memtable.errors`, `flush.errors`). `classify` converts
+them to one of these kinds: in every public method (`translate_errors`), in the CLI, in the Flight service and in the
+Spark sink. The kinds follow slatedb's `rfcs/0007-api-errors.md`:
 
-===============  ==========================================================  =========
-kind             the caller must                                             exit code
-===============  ==========================================================  =========
-INVALID          fix the request or the configuration                        2
-UNAVAILABLE      retry with the same token                                   1
-UNKNOWN_OUTCOME  retry with the same token; the rows may be applied already  1
-FENCED           stop: a newer writer owns the region                        1
-CORRUPT          stop and look: storage holds what no writer of ours writes  1
-INTERNAL         report it: a fault of this program                          1
-===============  ==========================================================  =========
+===============  ==============================================================  =========
+kind             the caller must                                                 exit code
+===============  ==============================================================  =========
+INVALID          fix the request or the configuration                            2
+UNAVAILABLE      retry with the same token                                       1
+UNKNOWN_OUTCOME  retry with the same token; the rows may be applied already      1
+FENCED           stop: a newer writer owns the region                            1
+CORRUPT          stop and examine: storage holds data that memwal did not write  1
+INTERNAL         report it: a fault of this program                              1
+===============  ==============================================================  =========
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ R = TypeVar("R")
 # ---- reasons, as `details["reason"]` of an error -------------------------------------------------------------------
 
 UNAUTHENTICATED = "unauthenticated"
-"""Invalid: the daemon refused the token."""
+"""Invalid: the daemon rejected the token."""
 PROTOCOL = "protocol"
-"""Invalid: the two processes have versions of memwal that do not talk to each other."""
+"""Invalid: the two processes have incompatible protocol versions."""
 BUSY = "busy"
+"""Unavailable: the region has reached its back-pressure limit, or the daemon its limit of calls."""
 FLUSH_FAILING = "flush_failing"
 """Unavailable: memtables are full because flushes fail. Waiting does not help, so clients raise it at once."""
-"""Unavailable: the region is past its back-pressure limit."""
 DRAINING = "draining"
 """Unavailable: the daemon is about to end."""
 NOT_OWNER = "not_owner"
 """Unavailable: another process owns `details["region"]`."""
 LOST = "lost"
-"""Unavailable, raised by the client: there was no answer. `details["ended"]`: the daemons that had begun to answer.
-`details["not_reached"]`: nothing listens at the endpoint."""
+"""Unavailable, raised by the client: no answer. `details["ended"]`: the daemons that had begun to answer.
+`details["not_reached"]`: no process listens at the endpoint."""
 SIZE, LATE, MEMORY = "size", "late", "memory"
-"""Invalid: more bytes, more time, more memory than the daemon allows for one call."""
+"""Invalid: more bytes, time or memory than the daemon permits for one call."""
 RESIZED = "resized"
-"""Unavailable: the table has another routing by now."""
+"""Unavailable: the table has another routing now."""
 MOVED = "moved"
-"""Unavailable, raised by the client: while it waited, another daemon claimed the region."""
+"""Unavailable, raised by the client: another daemon claimed the region during the wait."""
 SILENT = "source_silent"
 """Unavailable, raised by a run: the source does not answer. Retrying later may succeed."""
 
@@ -61,7 +61,7 @@ SILENT = "source_silent"
 
 
 class MemWalError(Exception):
-    """The base of all errors that callers meet: a kind, a message of one line per problem, and details for JSON.
+    """The base of all errors of the public API: a kind, a message of one line per problem, and details for JSON.
 
     Thread safety. Immutable after construction. Pickles, so Spark tasks may raise it.
     Invariants. `str(error)` is `"\\n".join(error.lines)`; `kind` and `exit_code` belong to the class.
@@ -80,7 +80,7 @@ class MemWalError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The message as it is printed: one line per problem, never empty."""
+        """The printed message: one line per problem, never empty."""
         return tuple(self.message.splitlines()) or (type(self).__name__,)
 
 
@@ -115,7 +115,7 @@ class FencedError(MemWalError):
 
 
 class Corrupted(MemWalError):
-    """Storage holds something no writer of ours writes. Stop and look; nothing was skipped."""
+    """Storage holds data that memwal did not write. Stop and examine it; nothing was skipped."""
 
     kind = "CORRUPT"
 
@@ -132,7 +132,7 @@ KINDS: Mapping[str, type[MemWalError]] = {
 
 
 def to_wire(error: MemWalError) -> dict[str, Any]:
-    """Return kind, message and details as values for JSON, for Flight and for Spark tasks."""
+    """Return kind, message and details as JSON values, for Flight and for Spark tasks."""
     return {"kind": error.kind, "message": error.message, "details": error.details}
 
 
@@ -152,17 +152,17 @@ _EXTRAS = {
     "fastavro": ("fastavro", "kafka"),
     "opentelemetry": ("OpenTelemetry", "otel"),
 }
-"""Optional libraries by import name: how to call it, and the extra of the distribution that installs it.
+"""Optional libraries by import name: the name in messages, and the extra that installs it.
 
-They are imported only where they are used. If one is missing there, the error names the command that installs it.
+They are imported only where they are used. If one is missing, the error names the command that installs it.
 """
 
 
 def classify(error: BaseException) -> MemWalError:
-    """Return the error of the right kind for a package's exception, with its message; `__cause__` is the original.
+    """Return the error of the matching kind for a package's exception, with its message; `__cause__` is the original.
 
-    The kind depends on the type, never on the text. One exception: the number of an operating-system error, which
-    Lance's exceptions have in their text only. A MemWalError is returned as it is. A lost connection is UNAVAILABLE
+    The kind depends on the type, never on the text, with one exception: Lance's exceptions contain the number of an
+    operating-system error only in their text. A MemWalError is returned unchanged. A lost connection is UNAVAILABLE
     here; code that had already sent rows raises `UnknownOutcome` itself.
     """
     if isinstance(error, MemWalError):
@@ -189,7 +189,7 @@ def _of_type(error: BaseException) -> MemWalError:
             reason = getattr(error, "reason", None) if kind is Unavailable else None
             text = without_source_places(str(error))
             return kind(text, details if reason is None else details | {"reason": reason})
-    if _NUMBER.search(str(error)):  # an error of a read in Lance that Arrow passes on
+    if _NUMBER.search(str(error)):  # a read error in Lance that Arrow passes on
         return _of_os_error(error)
     return Internal(without_source_places(f"{type(error).__name__}: {error}"), details)
 
@@ -198,7 +198,7 @@ def _of_type(error: BaseException) -> MemWalError:
 def _kinds_by_type() -> tuple[tuple[tuple[type[BaseException], ...], type[MemWalError]], ...]:
     """Return pairs of exception types and their kind; the first match counts.
 
-    Imported here, not above: Spark tasks import this module and do not need the storage packages.
+    The imports are here because Spark tasks import this module and do not need the storage packages.
     """
     from pyarrow import flight
 
@@ -264,7 +264,7 @@ _SOURCE_PLACE = re.compile(r",?\s+(at )?[^\s,]+\.rs:\d+(:\d+)?")
 """The source location in messages of Lance and other Rust libraries, on the machine that built them."""
 
 _NUMBER = re.compile(r"\(os error (\d+)\)")
-"""The operating-system error in messages of Lance, which is written in Rust: its exceptions have no errno."""
+"""The operating-system error in messages of Lance, which is written in Rust; its exceptions have no errno."""
 
 _ANSWER_TEXT = re.compile(r":? *<\?xml.*", re.DOTALL)
 """The full response of an object store, which Lance appends to its status."""
@@ -305,7 +305,7 @@ _MEANT = {
     "primary_key": "key",
     "index": "indexes",
 }
-"""Names of arguments in other libraries, and ours."""
+"""Argument names of other libraries, and the corresponding names of memwal."""
 
 
 def translate_errors(method: Callable[P, R]) -> Callable[P, R]:
@@ -320,7 +320,7 @@ def translate_errors(method: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             raise wrong_call(method, args, kwargs) or classify(error) from error
         except BaseException as error:
-            # Imported only here: it imports Lance, and a daemon starts without pandas.
+            # Imported here because it imports Lance, and a daemon starts without pandas.
             from memwal.wal.panics import as_exception
 
             raise classify(as_exception(error)) from error
@@ -329,7 +329,7 @@ def translate_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def wrong_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invalid | None:
-    """Return what is wrong with the arguments of a call that raised TypeError; None if they fit the method."""
+    """Return the error of a call that raised TypeError for its arguments; None if they fit the method."""
     signature, name = inspect.signature(method), method.__name__.removesuffix("_embedded")  # `memwal.open`
     try:
         signature.bind(*args, **kwargs)

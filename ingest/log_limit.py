@@ -9,19 +9,20 @@ EVERY = 60.0
 
 
 class LogLimit:
-    """Lets the first failure of a step through, and then at most one a minute.
+    """Passes the first failure of a step, and then at most one a minute.
 
     Thread safety. One thread for each step.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        """`monotonic`: returns the time in seconds."""
+        """Limit by the clock `monotonic`, which returns seconds."""
         self._monotonic = monotonic
         self._due: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
     def text(self, step: str, text: str) -> str | None:
-        """Return `text`, with the number of failures of `step` since its last line; None if this one is not logged."""
+        """Return `text`, with the number of failures of `step` since its last line; None if this failure is not
+        logged."""
         now, left_out = self._monotonic(), self._left_out.get(step, 0)
         if now < self._due.get(step, now):
             self._left_out[step] = left_out + 1

@@ -1,4 +1,5 @@
-"""Names of options of Spark, its sources, Kafka and object storage: to find misspelt names, and to print values.
+"""Names of options of Spark, its sources, Kafka and object storage, used to detect misspelt names and to print
+values.
 
 An option that is not listed as printable may hold a secret, so its value is not printed.
 """
@@ -70,5 +71,5 @@ PRINTABLE = frozenset(
     for name in (*FILE_OPTIONS, *SPARK_CONF, *_OTHER_SPARK_CONF, *_SOURCE_OPTIONS, *_STORAGE_OPTIONS)
     if not name.lower().endswith(_JAVA_OPTIONS)
 )
-"""Options whose values hold no secret, in lower case, of object storage without `aws_` before them. Java options may
-hold passwords."""
+"""Options whose values hold no secret, in lower case; of object storage without the prefix `aws_`. Java options are
+excluded because they may contain passwords."""

@@ -11,7 +11,7 @@ from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, Unavailable
 
 
 def resized(uri: str, ours: int, theirs: int) -> Unavailable:
-    """Return the error of a caller that routes by version `ours` while `theirs` is current; nothing was written."""
+    """Return the error of a caller with routing version `ours` while `theirs` is current; nothing was written."""
     return Unavailable(
         f"{uri}: the table was resized: routing version {theirs} holds, not {ours}; open it again, and send the rows "
         "again with the same token",
@@ -20,7 +20,7 @@ def resized(uri: str, ours: int, theirs: int) -> Unavailable:
 
 
 def wrong_table(uri: str) -> Unavailable:
-    """Return the error of a call for another table than that at `uri`, which this daemon serves."""
+    """Return the error of a call for a table other than the one at `uri`, which this daemon serves."""
     return Unavailable(
         f"this daemon serves another table, {uri}: its port was reused, or daemon.endpoints lists daemons of that "
         "table; retry with the same token",
@@ -29,8 +29,9 @@ def wrong_table(uri: str) -> Unavailable:
 
 
 def expect_routing(uri: str, ours: int | None, theirs: int) -> None:
-    """Raises: Unavailable if the caller's routing version `ours` (None: not given) differs from `theirs`, Invalid if it
-    is no number.
+    """Check a caller's routing version `ours` (None: not given) against `theirs`.
+
+    Raises: Unavailable if they differ; Invalid if it is not a number.
     """
     if not isinstance(ours, int | None):
         raise Invalid(f"routing is a {type(ours).__name__}; send the number of the routing version")
@@ -41,7 +42,7 @@ def expect_routing(uri: str, ours: int | None, theirs: int) -> None:
 def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owner") -> Unavailable:
     """Return the error of a call for a region that this process does not own; nothing was written.
 
-    `owner`: its endpoint, None if unknown.
+    `owner`: its endpoint; None if unknown.
     """
     holder = f"the daemon at {owner} owns it" if owner else "another daemon owns it, or none yet"
     return Unavailable(
@@ -51,7 +52,7 @@ def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owne
 
 
 def being_resized(uri: str) -> Unavailable:
-    """Return the error of a call during a resize, while regions change owners; nothing of it was applied."""
+    """Return the error of a call during a resize, while regions change owners; nothing was applied."""
     return Unavailable(
         f"{uri}: the table is being resized; retry with the same token", {"reason": NOT_OWNER, "owner": None}
     )

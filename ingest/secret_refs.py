@@ -1,8 +1,8 @@
 """Secrets by reference: `secret_access_key = "env:NAME"` or `"file:PATH"`, resolved only where they are used.
 
 Settings hold the reference, so code that prints, logs or sends settings cannot leak the secret. Literal values are
-allowed too, because most options are not secret (`region = "eu-west-1"`), but a literal value is printed only if the
-option is known to hold no secret (`ingest.option_names`), and never the credentials and the query of a URL.
+permitted too, because most options are not secret (`region = "eu-west-1"`). A literal value is printed only if the
+option is known to hold no secret (`ingest.option_names`), and never with the credentials and the query of a URL.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_reference(value: SecretStr) -> SecretStr:
 
 
 def check_only_reference(value: SecretStr) -> SecretStr:
-    """Return `value`. Raises: ValueError for a literal secret, without repeating it, and as `check_reference`."""
+    """Return `value`. Raises: ValueError for a literal secret, without repeating it; errors of `check_reference`."""
     text = value.get_secret_value()
     if text and not text.startswith(_SCHEMES):
         raise ValueError("is not a reference; put the secret into a variable or file, and write env:NAME or file:PATH")
@@ -43,9 +43,10 @@ def check_only_reference(value: SecretStr) -> SecretStr:
 
 
 def resolve_one(setting: str, value: SecretStr, environ: Mapping[str, str]) -> str:
-    """Return the secret that a setting refers to; "" if the setting is empty.
+    """Return the secret of a setting's reference; "" if the setting is empty.
 
-    Raises: Invalid, naming the setting, if the reference cannot be resolved or the secret is empty or only whitespace.
+    Raises: Invalid, naming the setting, if the reference cannot be resolved or the secret is empty or only
+    whitespace.
     """
     text = value.get_secret_value()
     try:
@@ -63,10 +64,11 @@ def resolve(
     setting: str = "[table] storage_options",
     is_reference: Callable[[str, str], bool] = lambda _name, _text: True,
 ) -> dict[str, str]:
-    """Return the options with every reference replaced by its secret. `setting`: name of the setting, for errors.
-    `is_reference`: whether the value of an option, given by name and text, may be a reference.
+    """Return the options with every reference replaced by its secret.
 
-    A file's trailing newline is removed. Raises: Invalid with one line for each reference that cannot be resolved.
+    `setting`: name of the setting, for errors. `is_reference`: whether the value of an option, given by name and
+    text, may be a reference. A file's trailing newline is removed.
+    Raises: Invalid with one line for each reference that cannot be resolved.
     """
     resolved: dict[str, str] = {}
     problems: list[str] = []
@@ -84,8 +86,8 @@ def resolve(
 def resolve_spark(conf: Mapping[str, SecretStr], environ: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's configuration with every reference replaced by its secret.
 
-    `env:NAME` is a reference in every value. `file:PATH` is one only if the name of the setting looks like that of a
-    secret, or ends with JavaOptions: elsewhere it is a URL that Spark reads. Raises: as `resolve`.
+    `env:NAME` is a reference in every value. `file:PATH` is a reference only if the setting's name resembles that of
+    a secret, or ends with JavaOptions; elsewhere it is a URL that Spark reads. Raises: errors of `resolve`.
     """
     return resolve(conf, environ, "[source] spark", is_reference=_is_reference_of_spark)
 
@@ -95,7 +97,7 @@ def _is_reference_of_spark(name: str, text: str) -> bool:
 
 
 def shown(name: str, value: SecretStr) -> str:
-    """Return an option's value for printing: a reference, or a literal of an option that is known to hold no secret."""
+    """Return an option's printable value: a reference, or a literal of an option that is known to hold no secret."""
     text = value.get_secret_value()
     if text.startswith(_SCHEMES):
         return text
@@ -103,7 +105,7 @@ def shown(name: str, value: SecretStr) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return `text` for printing: without the credentials and the queries of URLs."""
+    """Return printable `text`, without the credentials and the queries of URLs."""
     return _QUERY.sub(rf"\1?{HIDDEN}", _USER.sub(f"{HIDDEN}@", text))
 
 

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 
 
 def suggestion(name: str, known: Iterable[str], form: str = "{!r}") -> str:
-    """Return `"; did you mean 'x'?"`, or `"; known are 'a', 'b'"` where no known name is close.
+    """Return `"; did you mean 'x'?"`, or `"; known are 'a', 'b'"` if no known name is close.
 
-    `form`: how to write a known name, such as "[{}]" for sections.
+    `form`: format of a known name, such as "[{}]" for sections.
     """
     names = list(known)
     close = get_close_matches(name, names, n=1, cutoff=0.5)

@@ -1,7 +1,7 @@
-"""Background threads (`Worker`, `Periodic`), threads that make calls for others, and events that signals set.
+"""Background threads (`Worker`, `Periodic`), threads that execute calls, and events set by signals.
 
-The wait for a `Worker` may be interrupted and repeated. `threading.Thread.join` does not allow that: in CPython up to
-3.12 an interrupt inside it makes the living thread count as ended, and the next `join` returns at once. A program
+The wait for a `Worker` may be interrupted and repeated. `threading.Thread.join` does not support this: in CPython up
+to 3.12 an interrupt inside it marks the running thread as ended, and the next `join` returns at once. A program
 interrupted while it closes would then end in the middle of an append.
 """
 
@@ -25,30 +25,30 @@ T = TypeVar("T")
 _LOG = logging.getLogger("memwal.periodic")
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _IDLE = 5.0
-"""Seconds after which a thread without calls ends."""
+"""Seconds after which an idle thread ends."""
 
 
 class Periodic:
-    """Does `work` every `interval` seconds, in a thread of its own, from `start` to `stop`.
+    """Runs `work` every `interval` seconds, in its own thread, from `start` to `stop`.
 
-    Thread safety. Any thread. Errors. If the work fails, it is repeated after the interval. Failures in a row are
-    logged once a minute.
+    Thread safety. Any thread.
+    Errors. Failed work is repeated after the interval. Consecutive failures are logged once a minute.
     """
 
     def __init__(self, name: str, work: Callable[[], object], interval: float) -> None:
-        """`name`: of the thread and of the work in log lines. `interval`: 0 means never."""
+        """Prepare. `name`: of the thread and of the work in log lines. `interval`: 0 means never."""
         self._name, self._work, self._interval = name, work, interval
         self._stopped = threading.Event()
         self._failures, self._logged_each = 0, max(1, round(EVERY / interval)) if interval > 0 else 1
         self._worker: Worker | None = None
 
     def start(self) -> None:
-        """Start the thread; it does the work for the first time after one interval."""
+        """Start the thread, which runs the work for the first time after one interval."""
         if self._interval > 0:
             self._worker = Worker(self._name, self._run)
 
     def stop(self) -> None:
-        """End the thread; work in progress is finished first."""
+        """End the thread after work in progress."""
         self._stopped.set()
         if self._worker is not None:
             self._worker.wait()
@@ -59,7 +59,8 @@ class Periodic:
                 self._work()
                 self._failures = 0
             except BaseException as error:  # noqa: BLE001 - an exception would end the thread silently
-                # A panic in pylance's Rust code is only a BaseException; no other such error reaches this thread.
+                # A panic in pylance's Rust code is only a BaseException; no other direct BaseException reaches this
+                # thread.
                 if self._failures % self._logged_each == 0:
                     _LOG.warning("%s failed, retrying in %g s: %s", self._name, self._interval, classify(error))
                 self._failures += 1
@@ -90,10 +91,11 @@ class Worker:
 
 
 class CallThreads:
-    """At most so many daemon threads, which make calls in the order in which these were submitted.
+    """A limited number of daemon threads that execute calls in the order of their submission.
 
-    Why not `ThreadPoolExecutor`: Python joins its threads at exit, and so would wait for a daemon that does not answer.
-    Thread safety. Any thread. Invariants. No call begins after `close`.
+    `ThreadPoolExecutor` is not used because Python joins its threads at exit, and would wait for a daemon that hangs.
+    Thread safety. Any thread.
+    Invariants. No call begins after `close`.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -104,9 +106,9 @@ class CallThreads:
         self._closed = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Have `call` made; `cancel` of the result takes it back if it has not begun.
+        """Submit `call`. Cancelling the returned future prevents it from starting.
 
-        Raises: RuntimeError if there is no thread, and none can be started.
+        Raises: RuntimeError if no thread exists and none can be started.
         """
         job: Future[T] = Future()
         with self._changed:
@@ -121,7 +123,7 @@ class CallThreads:
         return job
 
     def take_back(self, job: Future[Any]) -> bool:
-        """Cancel `job` and forget it; return whether it had not begun."""
+        """Cancel `job` and remove it from the queue; return whether it had not begun."""
         with self._changed:
             if not job.cancel():
                 return False
@@ -129,7 +131,7 @@ class CallThreads:
             return True
 
     def close(self) -> None:
-        """Cancel the calls that have not begun; threads end after those that have."""
+        """Cancel the calls that have not begun. Threads end after the running calls."""
         with self._changed:
             self._closed, waiting = True, list(self._queue)
             self._queue.clear()
@@ -138,7 +140,7 @@ class CallThreads:
             job.cancel()
 
     def _start(self) -> None:
-        """Start a thread, which waits until the caller lets go of the lock."""
+        """Start a thread, which waits until the caller releases the lock."""
         try:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         except RuntimeError:
@@ -153,10 +155,10 @@ class CallThreads:
             job, call = task
             if job.set_running_or_notify_cancel():
                 _settle(job, call)
-            del task, job, call  # an idle thread would hold the last answer, and with a stream its moment
+            del task, job, call  # an idle thread would hold the last answer, and with a stream its snapshot
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """Return the next call; None if this thread is to end."""
+        """Return the next call; None if this thread must end."""
         with self._changed:
             self._idle += 1
             self._changed.wait_for(lambda: self._queue or self._closed, _IDLE)
@@ -170,12 +172,12 @@ class CallThreads:
 def _settle(job: Future[T], call: Callable[[], T]) -> None:
     try:
         answer = call()
-    except BaseException as error:  # noqa: BLE001 - raised by who waits
+    except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
         job.set_exception(error)
     else:
         job.set_result(answer)
     finally:
-        del job, call  # an error holds this frame, and would hold by it what the call holds
+        del job, call  # an error holds this frame, and so every object of the call
 
 
 def stop_event(lifeline: TextIO | None) -> threading.Event:
@@ -195,9 +197,9 @@ def _watch(lifeline: TextIO, stop: threading.Event) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set inside the context; the previous handlers are restored after it.
+    """Yield an event that SIGINT and SIGTERM set inside the context, and restore the previous handlers after it.
 
-    Outside the main thread, where Python allows no handlers, nothing sets it.
+    Outside the main thread, where Python permits no handlers, signals do not set it.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -214,10 +216,10 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def _set_by_signals(stop: threading.Event) -> SimpleQueue[bool]:
-    """Have SIGINT and SIGTERM set `stop`, until False is put into the queue that is returned.
+    """Let SIGINT and SIGTERM set `stop`, until False is put into the returned queue.
 
-    By a thread: a handler runs in the main thread, wherever that is. If it is inside `stop.wait`, it may hold the lock
-    of `stop`, for which `set` would then wait for ever. `SimpleQueue.put` may interrupt anything.
+    A thread sets the event, because a handler interrupts the main thread at any point. If the main thread is inside
+    `stop.wait`, it may hold the lock of `stop`, and `set` would deadlock. `SimpleQueue.put` is safe at any point.
     """
     told: SimpleQueue[bool] = SimpleQueue()
 

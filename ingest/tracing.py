@@ -1,14 +1,15 @@
 """OpenTelemetry spans of puts, reads, flushes, commits, collections and micro-batches.
 
-Off by default, and then nothing of OpenTelemetry is imported. A place that makes a span costs one `if` while it is off:
+Off by default, without importing OpenTelemetry. Code that creates a span costs one `if` while tracing is off:
 
     with tracing.span("memwal.region.flush", region=name) if tracing.on else tracing.OFF:
 
-Tracing begins with `[tracing] enabled` (`begin`), or in a Python program that has set up OpenTelemetry itself (`join`).
-A trace crosses processes as the W3C's headers `traceparent` and `tracestate`, on Flight calls and in Spark's tasks. A
-process without OpenTelemetry of its own, such as a Spark executor, passes on what it was given (`continued`).
+Tracing begins with `[tracing] enabled` (`begin`), or in a Python program that has set up OpenTelemetry itself
+(`join`). A trace crosses processes in the W3C headers `traceparent` and `tracestate`, on Flight calls and in Spark's
+tasks. A process without its own OpenTelemetry, such as a Spark executor, passes on the headers that it received
+(`continued`).
 
-Spans hold names, ids and numbers: no rows, and no texts of errors, which may quote values.
+Spans contain names, ids and numbers: no rows, and no error texts, which may quote values.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 Headers = tuple[tuple[str, str], ...]
-"""Pairs of name and value that identify the parent of a span; empty: none."""
+"""Pairs of name and value that identify the parent of a span; empty: no parent."""
 Kind = Literal["INTERNAL", "SERVER", "CLIENT"]
 
 FIELDS = ("traceparent", "tracestate")
 """Names of the headers."""
 OFF = nullcontext()
-"""What a place uses in place of a span while tracing is off."""
+"""Replaces a span while tracing is off."""
 on = False
-"""Whether this process makes spans or passes them on. Never becomes False again."""
+"""Whether this process creates spans or passes them on. Never becomes False again."""
 
 _tracer: Any = None
 _api: Any = None
@@ -47,12 +48,12 @@ class Wanted(Protocol):
 
     @property
     def enabled(self) -> bool:
-        """Whether to make spans."""
+        """Whether to create spans."""
         ...
 
     @property
     def endpoint(self) -> str:
-        """URL of the collector; empty: OpenTelemetry's own environment variables say it."""
+        """URL of the collector; empty: taken from OpenTelemetry's own environment variables."""
         ...
 
     @property
@@ -62,10 +63,12 @@ class Wanted(Protocol):
 
 
 def begin(service: str, wanted: Wanted, environ: Mapping[str, str] = os.environ) -> None:
-    """Make spans from now on if `wanted` says so, and export them in a thread beside. The first call counts.
+    """Create spans from now on if `wanted` enables them, and export them in a background thread. Only the first call
+    counts.
 
-    `service`: the `service.name` of this process, unless OpenTelemetry's environment variables give one. If the program
-    has set up OpenTelemetry itself, its exporter gets the spans. Raises: ModuleNotFoundError without the extra `otel`.
+    `service`: the `service.name` of this process, unless OpenTelemetry's environment variables set one. If the
+    program has set up OpenTelemetry itself, its exporter receives the spans.
+    Raises: ModuleNotFoundError without the extra `otel`.
     """
     if not wanted.enabled:
         return
@@ -78,7 +81,7 @@ def begin(service: str, wanted: Wanted, environ: Mapping[str, str] = os.environ)
 
 
 def join() -> None:
-    """Make spans from now on if the program has set up a tracer provider of OpenTelemetry."""
+    """Create spans from now on if the program has set up a tracer provider of OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or _tracer is not None:
         return
@@ -88,14 +91,14 @@ def join() -> None:
 
 
 def check_installed(wanted: Wanted) -> None:
-    """Raises: ModuleNotFoundError if spans are wanted and the extra `otel` is missing."""
+    """Check that the extra `otel` is installed if spans are wanted. Raises: ModuleNotFoundError."""
     if wanted.enabled:
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk.trace  # noqa: F401
 
 
 def _take(api: Any, tracer: Any) -> None:
-    global on, _api, _tracer  # noqa: PLW0603 - one state of the process, read by every place that makes spans
+    global on, _api, _tracer  # noqa: PLW0603 - one state of the process, read wherever spans are created
     _api, _tracer = api, tracer
     on = True
 
@@ -121,13 +124,15 @@ def _provider(service: str, wanted: Wanted, environ: Mapping[str, str]) -> Any:
 
 @contextmanager
 def span(name: str, kind: Kind = "INTERNAL", **attributes: str | int | bool) -> Iterator[Any]:
-    """A span for as long as the context lasts, within the present one. Yields it, None on a process that only passes
-    traces on. `attributes`: without their prefix "memwal."; more by `note`.
+    """Open a span during the context, as a child of the current one.
+
+    Yields the span; None in a process that only passes traces on. `attributes`: without their prefix "memwal.";
+    `note` adds more.
     """
     if _tracer is None:
         yield None
         return
-    options = {"record_exception": False, "set_status_on_exception": False}  # they would tell the error's text
+    options = {"record_exception": False, "set_status_on_exception": False}  # they would record the error's text
     with _tracer.start_as_current_span(name, kind=_api.SpanKind[kind], **options) as started:
         note(started, **attributes)
         try:
@@ -138,7 +143,7 @@ def span(name: str, kind: Kind = "INTERNAL", **attributes: str | int | bool) -> 
 
 
 def note(started: Any, **attributes: str | int | bool) -> None:
-    """Add attributes to a span, if it is one."""
+    """Add attributes to a span; do nothing for None."""
     if started is not None:
         for name, value in attributes.items():
             started.set_attribute(f"memwal.{name}", value)
@@ -146,7 +151,8 @@ def note(started: Any, **attributes: str | int | bool) -> None:
 
 @contextmanager
 def steps(name: str, contexts: Iterable[Any], **attributes: str | int | bool) -> Iterator[None]:
-    """A span in each of `contexts` (of `present`, None: none) for one step that serves them all."""
+    """Open a span in each of `contexts` (results of `present`; None is skipped) for one step that serves all of
+    them."""
     with ExitStack() as stack:
         started = []
         for context in contexts:
@@ -163,7 +169,7 @@ def steps(name: str, contexts: Iterable[Any], **attributes: str | int | bool) ->
 
 
 def present() -> Any:
-    """Return the context of the present span for `steps` of another thread; None if it is not recorded."""
+    """Return the context of the current span for `steps` of another thread; None if the span is not recorded."""
     if _tracer is None:
         return None
     context = _api.get_current_span().get_span_context()
@@ -175,7 +181,7 @@ def present() -> Any:
 
 
 def traced(name: str, call: Callable[P, R]) -> Callable[P, R]:
-    """Return `call` in a span "memwal.NAME" that tells the rows and bytes of its first argument or of its answer."""
+    """Return `call` in a span "memwal.NAME" with the rows and bytes of its first argument or of its answer."""
 
     @wraps(call)
     def in_span(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -188,7 +194,7 @@ def traced(name: str, call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _sizes(value: Any) -> dict[str, int]:
-    """Return the "rows" and "bytes" of an Arrow table, a receipt, a list of rows or a count; {} of anything else."""
+    """Return the "rows" and "bytes" of an Arrow table, a receipt, a list of rows or a count; {} for any other value."""
     if isinstance(value, int) and not isinstance(value, bool):
         return {"rows": value}
     if isinstance(value, list):
@@ -208,7 +214,7 @@ def _failed(started: Any, error: BaseException) -> None:
 
 
 def headers() -> Headers:
-    """Return the headers that make another process's spans children of the present one; () without one."""
+    """Return the headers that make another process's spans children of the current span; () without a span."""
     if _tracer is None:
         return _received.get()
     carrier: dict[str, str] = {}
@@ -218,7 +224,7 @@ def headers() -> Headers:
 
 @contextmanager
 def continued(given: Headers) -> Iterator[None]:
-    """A context in which spans are children of what `given` names, and `headers` names it, too; () changes nothing."""
+    """Return a context where `given` is the parent of new spans, and the result of `headers`; () changes nothing."""
     global on
     if not given:
         yield

@@ -386,15 +386,15 @@ def doctor(config: Config, as_json: AsJson = False) -> int:
 
 
 def command() -> NoReturn:
-    """Entry point of the `memwal` command: `main` in a process of its own."""
+    """Run the `memwal` command: `main` in a process of its own."""
     own_process(main)
 
 
 def main() -> NoReturn:
-    """Run the command of the process's arguments. Raises: SystemExit with its exit code."""
+    """Run the command in the process's arguments. Raises: SystemExit with its exit code."""
     silence_grpc()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # half a result is worse than an escaped character
+        sys.stdout.reconfigure(errors="backslashreplace")  # an escaped character is better than half a result
     sys.exit(exit_code(lambda: app(standalone_mode=False)))
 
 

@@ -1,4 +1,4 @@
-"""`memwal backup` and `memwal restore`: a copy of a table at one moment, and a table made of such a copy."""
+"""`memwal backup` and `memwal restore`: copy a table at one moment, and create a table from that copy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from memwal.ingest.settings.load import Settings
 
 _S3 = "s3://"
 _QUERIES_SHOWN = 10
-"""Other producers may have UUIDs as names too, any number of them."""
+"""Other producers may have UUIDs as names too, in any number."""
 
 
 def backup(
@@ -42,10 +42,11 @@ def backup(
     resume: bool,
     as_json: bool,
 ) -> int:
-    """Copy the table to `dest`, beside running writers, and print what the copy holds.
+    """Copy the table to `dest` while writers run, and print the content of the copy.
 
-    `options`: storage options of `dest`, NAME=VALUE. Raises: Invalid if the table does not exist or `dest` is not
-    empty; Corrupted if the table is damaged; Unavailable; wal and flush errors.
+    `options`: storage options of `dest`, NAME=VALUE.
+    Raises: Invalid if the table does not exist or `dest` is not empty; Corrupted if the table is damaged;
+    Unavailable; wal and flush errors.
     """
     (base, store), limits = open_base(settings, environ), _limits(settings)
     place = wal.open_store(dest, _options(settings, environ, dest, options), put_timeout=limits.put_timeout)
@@ -69,11 +70,12 @@ def restore(
     resume: bool,
     as_json: bool,
 ) -> int:
-    """Make the table of `settings` of the backup at `source`, verify it and print what it holds; return 0 if it is
+    """Create the table of `settings` from the backup at `source`, verify it and print its content; return 0 if it is
     clean, else 1.
 
-    `options`: storage options of `source`, NAME=VALUE. Raises: Invalid if the table exists or there is no finished
-    backup; Corrupted if the backup is damaged; wal and flush errors.
+    `options`: storage options of `source`, NAME=VALUE.
+    Raises: Invalid if the table exists or `source` has no finished backup; Corrupted if the backup is damaged; wal
+    and flush errors.
     """
     uri, limits = settings.table.uri, _limits(settings)
     place = wal.open_store(source, _options(settings, environ, source, options), put_timeout=limits.put_timeout)
@@ -106,7 +108,7 @@ def _limits(settings: Settings) -> wal.WalOptions:
 
 
 def _options(settings: Settings, environ: Mapping[str, str], place: str, given: Sequence[str]) -> dict[str, str]:
-    """Return the storage options of the backup's place: those given, else those of the table if both are on S3."""
+    """Return the storage options of the backup: the given ones, else those of the table if both are on S3."""
     if not given:
         both = place.startswith(_S3) and settings.table.uri.startswith(_S3)
         return settings.storage_options(environ) if both else {}
@@ -130,14 +132,14 @@ def _described(record: Record) -> str:
 
 
 def _as_dict(record: Record) -> dict[str, Any]:
-    """Return a record for `--json`: times in Unix seconds; the number of objects in place of their list."""
+    """Return a record for `--json`: times in Unix seconds, and the number of objects in place of their list."""
     said = {name: value for name, value in asdict(record).items() if name != "objects"}
     return said | {"objects": len(record.objects), "bytes": record.size}
 
 
 @contextmanager
 def _progress(what: str) -> Iterator[OnProgress | None]:
-    """Show a progress bar on standard error while the context lasts, if that is a terminal."""
+    """Show a progress bar on standard error during the context, if it is a terminal."""
     console = Console(stderr=True, emoji=False)
     if not console.is_terminal:
         yield None

@@ -35,7 +35,7 @@ def show(settings: Settings, environ: Mapping[str, str], console: Console, *, dr
 
 
 def as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
-    """Return what `--json` prints: what was deleted and kept, per region and kind; sizes in bytes."""
+    """Return the output of `--json`: what was deleted and kept, per region and kind; sizes in bytes."""
     return {
         "table": uri,
         "dry_run": found.dry_run,
@@ -109,7 +109,7 @@ def _kept(counts: Mapping[str, int]) -> str:
 
 
 def _files(found: TableGarbage) -> Iterator[str]:
-    """Yield the names of orphan files; only for a dry run, after which they still exist."""
+    """Yield the names of orphan files, only for a dry run, which keeps them."""
     if found.dry_run and found.orphans.files:
         files = found.orphans.files
         yield "\n".join(f"  {key}" for key in files[:_FILES_SHOWN])

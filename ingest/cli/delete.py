@@ -25,10 +25,11 @@ def delete(
     *,
     dry_run: bool,
 ) -> int:
-    """Delete the rows of `keys`, each as typed, or those that pass `filter`; print how many, and return the exit code.
+    """Delete the rows of `keys`, each as typed, or those that pass `filter`; print their number, and return the exit
+    code.
 
-    Through the daemons that own the regions; if none answers, by claiming the regions here.
-    Raises: Invalid unless exactly one of `keys` and `filter` is given, or for a wrong one.
+    Uses the daemons that own the regions; if none answers, claims the regions.
+    Raises: Invalid unless exactly one of `keys` and `filter` is given, or for a malformed one.
     """
     if bool(keys) == (filter is not None):
         raise Invalid("give --key or --filter, and not both: which rows are to be deleted?")

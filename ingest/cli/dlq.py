@@ -1,4 +1,4 @@
-"""`memwal dlq list|show|replay|purge`: the commands for dead letters, rows that could not be used."""
+"""`memwal dlq list|show|replay|purge`: the commands for dead letters, which are rejected rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def list_letters(
 def show_letter(
     settings: Settings, environ: Mapping[str, str], console: Console, *, id: str, in_hex: bool, as_json: bool
 ) -> int:
-    """Print everything about one dead letter. `id`: as `list` prints it, or its beginning. Raises: Invalid."""
+    """Print everything about one dead letter. `id`: an id in the form of `list`, or its beginning. Raises: Invalid."""
     letters = _find(settings, environ)
     if len(id) < _ID_MIN:
         raise Invalid(f"{id!r}: give at least {_ID_MIN} characters of the id, as `memwal dlq list` prints it")
@@ -99,9 +99,9 @@ def replay(
     limit: int | None,
     force: bool = False,
 ) -> int:
-    """Put the dead letters that fit now into the table, and remove them. Raises: Invalid; what a put raises.
+    """Put the dead letters that fit now into the table, and remove them. Raises: Invalid; errors of a put.
 
-    `force`: those too whose micro-batch may not be finished, for all that the table and the checkpoint tell.
+    `force`: include letters whose micro-batch may be unfinished by the state of the table and the checkpoint.
     """
     condition = _all_of(_of_stage(stage), with_ids(ids) if ids else None)
     letters = _find(settings, environ)
@@ -184,7 +184,7 @@ def _all_of(*conditions: str | None) -> str | None:
 
 
 def _summary(letters: DeadLetters, condition: str | None, limit: int) -> tuple[list[Group], pa.Table]:
-    """Return the groups, largest first, and the newest dead letters; reads all columns but the raw bytes once."""
+    """Return the groups, largest first, and the newest dead letters. Reads all columns except the raw bytes once."""
     groups: dict[tuple[Any, ...], Group] = {}
     newest = SCHEMA.empty_table().select(_LISTED)
     for batch in letters.dataset.to_batches(columns=_LISTED, filter=condition):

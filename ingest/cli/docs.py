@@ -1,4 +1,4 @@
-"""Writes configs/default.toml and the references of settings, metrics and the Python API: `make docs`."""
+"""Write configs/default.toml and the references of settings, metrics and the Python API: `make docs`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.reference import BEGIN, END, render_reference, render_settings
 
 PYTHON = Path("ingest", "api", "reference.md")
-"""The reference of the Python API, all of it written here."""
+"""The reference of the Python API; the whole file is generated."""
 LINE = 100
-"""Characters of a call that is written in one line."""
+"""Maximum characters of a call on one line."""
 METRICS = ("<!-- metrics -->", "<!-- /metrics -->")
 
 
 def render_metrics() -> str:
-    """The tables of metrics in ingest/ops/README.md."""
+    """Return the tables of metrics in ingest/ops/README.md."""
     from memwal.ingest.ops.storage import BUDGET, REQUESTED
     from memwal.ingest.pipeline.metrics import RAN, RAN_BY_REGION
 
@@ -47,7 +47,7 @@ def render_metrics() -> str:
 
 
 def render_python() -> str:
-    """The reference of the public names of `memwal`, from their signatures and docstrings."""
+    """Return the reference of the public names of `memwal`, from their signatures and docstrings."""
     return "\n".join(_python_reference()) + "\n"
 
 
@@ -93,7 +93,7 @@ def _python_reference() -> Iterator[str]:
 
 
 def _described(title: str, name: str, what: Callable[..., Any]) -> Iterator[str]:
-    """A heading, the call, and the docstring of a function or class."""
+    """Yield a heading, the call, and the docstring of a function or class."""
     signature = inspect.signature(what)
     given: list[str] = []
     for each in signature.parameters.values():
@@ -111,7 +111,7 @@ def _described(title: str, name: str, what: Callable[..., Any]) -> Iterator[str]
 
 
 def between_markers(text: str, begins: str = BEGIN, ends: str = END) -> str:
-    """What stands between the markers of a document. Raises: ValueError when they are missing."""
+    """Return the text between the markers of a document. Raises: ValueError if they are missing."""
     _, begin, rest = text.partition(begins)
     body, end, _ = rest.partition(ends)
     if not begin or not end:

@@ -1,7 +1,7 @@
-"""`memwal doctor`: is this machine fit to run a configuration? Every check by name, and how to mend what is wrong.
+"""`memwal doctor`: check whether this machine can run a configuration, and print a remedy for every problem.
 
-It makes the checks of `config check`, and those that need the machine: libraries, storage, clock, disk, memory, open
-files, daemons. Nothing is left behind: what it writes to storage to see whether conditional writes work, it deletes.
+It runs the checks of `config check`, and those of the machine: libraries, storage, clock, disk, memory, open files,
+daemons. It leaves nothing behind: it deletes the objects that it writes to storage to test conditional writes.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from memwal.wal.layout import PROBE_PREFIX
 State = Literal["ok", "notice", "wrong"]
 _STYLES: Mapping[State, str] = {"ok": "green", "notice": "yellow", "wrong": "bold red"}
 SKEW_MOST = 60.0
-"""Seconds. Ages of files are told by storage's clock (`gc`), and S3 refuses requests that are 15 minutes off."""
+"""Seconds. `gc` computes ages of files by storage's clock, and S3 rejects requests that are 15 minutes off."""
 FILES_LEAST = 1024
-"""Descriptors: a daemon with two regions uses some 90, and one more for each file that a read opens at the time."""
+"""Descriptors. A daemon with two regions uses about 90, and one more for each file that a read has open."""
 DISK_LEAST = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. `text`: for "wrong" and "notice" how to mend it too."""
+    """The result of one check. `text`: for "wrong" and "notice" with the remedy."""
 
     check: str
     state: State
@@ -53,15 +53,15 @@ class Finding:
 
 
 class Wrong(Exception):
-    """A check failed; the text says how to mend it."""
+    """A check failed; the text states the remedy."""
 
 
 class Notice(Exception):
-    """Something works now, but may not last; the text says what to change."""
+    """Something works now but may fail later; the text states what to change."""
 
 
 def show(pipelines: Mapping[str, Settings], environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
-    """Print what every check finds, as it is found; return 2 if something is wrong, else 0."""
+    """Print the result of every check as it completes; return 2 if something is wrong, else 0."""
     found: dict[str, list[Finding]] = {}
     for name, settings in pipelines.items():
         if not as_json:
@@ -78,7 +78,7 @@ def show(pipelines: Mapping[str, Settings], environ: Mapping[str, str], console:
 
 
 def examine(settings: Settings, environ: Mapping[str, str], tell: Callable[[Finding], None]) -> None:
-    """Make every check, and `tell` what each found. Raises nothing that a check raises."""
+    """Run every check and pass each result to `tell`. Errors of checks become results."""
 
     def check(name: str, work: Callable[..., str], *args: Any) -> None:
         try:
@@ -87,7 +87,7 @@ def examine(settings: Settings, environ: Mapping[str, str], tell: Callable[[Find
             tell(Finding(name, "notice", str(notice)))
         except Wrong as wrong:
             tell(Finding(name, "wrong", str(wrong)))
-        except Exception as error:  # noqa: BLE001 - told like any other problem
+        except Exception as error:  # noqa: BLE001 - reported like any other problem
             tell(Finding(name, "wrong", "; ".join(lines_of(classify(error)))))
 
     def checked(name: str, found: Any, problem: MemWalError | None) -> None:
@@ -99,7 +99,7 @@ def examine(settings: Settings, environ: Mapping[str, str], tell: Callable[[Find
 
     check("libraries", _libraries)
     base, _ = find_problems(settings, environ, starts=False, checked=checked)
-    with suppress(Invalid):  # told with the table
+    with suppress(Invalid):  # reported with the table
         check("storage", _storage, settings, settings.storage_options(environ))
     check("regions", _regions, settings, base)
     if base is not None:
@@ -122,7 +122,7 @@ def _verdict(wrong: int, notices: int) -> str:
 
 
 def _said(name: str, found: Any) -> str:
-    """What a check of the configuration says when nothing is wrong."""
+    """Return the text of a successful check of the configuration."""
     if isinstance(found, BaseTable):
         return f"{found.uri}, version {found.version}, {count(found.buckets, 'region')}"
     if name == "table":
@@ -136,7 +136,7 @@ def _said(name: str, found: Any) -> str:
 
 
 def _libraries() -> str:
-    """Compare what is installed with what this memwal asks for."""
+    """Compare the installed libraries with the requirements of memwal."""
     from packaging.requirements import Requirement
 
     wanted = [Requirement(line) for line in requires("memwal") or ()]
@@ -187,7 +187,7 @@ def _storage(settings: Settings, options: Mapping[str, str]) -> str:
 
 @contextmanager
 def _scratch(settings: Settings, options: Mapping[str, str]) -> Iterator[wal.ObjectStore]:
-    """Yield a store to try things in: the table's on S3, else a directory on its disk that is removed in the end."""
+    """Yield a store for tests: the table's on S3, else a directory on its disk that is removed at the end."""
     store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
     if store.remote:
         yield store
@@ -197,7 +197,7 @@ def _scratch(settings: Settings, options: Mapping[str, str]) -> Iterator[wal.Obj
 
 
 def _existing(path: Path) -> Path:
-    """The nearest directory at or above `path` that exists, outside of a table."""
+    """Return the nearest existing directory at or above `path`, outside of a table."""
     return next(each for each in path.absolute().parents if each.is_dir())
 
 
@@ -214,7 +214,7 @@ def _daemons(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def _disk(settings: Settings) -> str:
-    """Look at the disks of the table, the checkpoint and temporary files."""
+    """Check the free space of the disks of the table, the checkpoint and temporary files."""
     places = [tempfile.gettempdir(), *([settings.checkpoint] if has_source(settings) else [])]
     if "://" not in settings.table.uri:
         places.append(settings.table.uri)
@@ -229,7 +229,7 @@ def _disk(settings: Settings) -> str:
 
 
 def _memory(settings: Settings, regions: int) -> str:
-    """Compare the limits of the settings with this machine's memory, or that of its container."""
+    """Compare the limits in the settings with the memory of this machine, or of its container."""
     wanted = {
         "table.cache_max": settings.table.cache_max,
         "flush.cache_max": settings.flush.cache_max,

@@ -1,4 +1,4 @@
-"""How a command ends: with an exit code and, if it failed, one line per problem on standard error.
+"""The end of a command: an exit code and, after a failure, one line per problem on standard error.
 
 Exit code 2: the user can correct the request or the configuration. 1: anything else. `MEMWAL_TRACEBACK` in the
 environment adds the traceback.
@@ -19,13 +19,13 @@ def exit_code(command: Callable[[], int | None]) -> int:
     """Run `command`, report its error if it fails, and return its exit code."""
     try:
         code = command() or 0
-        sys.stdout.flush()  # what cannot be written is an error of the command
+        sys.stdout.flush()  # a failed write is an error of the command
     except typer.Exit as ended:
         return ended.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BaseException as error:  # noqa: BLE001 - the edge of the program
-        from memwal.wal.panics import as_exception  # not above: most commands begin sooner without the storage packages
+        from memwal.wal.panics import as_exception  # not above: most commands start faster without the storage packages
 
         return _report(as_exception(error))
     return code
@@ -45,7 +45,7 @@ def _report(error: BaseException) -> int:
 
 
 def lines_of(error: MemWalError) -> tuple[str, ...]:
-    """Return one line per problem; for an internal error, whose text may be anything, one line in all."""
+    """Return one line per problem; for an internal error one line in total, since its text is arbitrary."""
     if not isinstance(error, Internal):
         return error.lines
     return (f"{error.lines[0]}; this is a bug in memwal: please report it with the output of MEMWAL_TRACEBACK=1",)

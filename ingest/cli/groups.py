@@ -1,4 +1,4 @@
-"""`memwal pause` and `resume`, and the groups of commands: `memwal config`, `dlq`, `index`, `regions`."""
+"""`memwal pause` and `resume`, and the command groups `memwal config`, `dlq`, `index`, `regions`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memwal index`: the indexes of a table, listed, added and dropped, whoever serves it."""
+"""`memwal index`: list, add and drop the indexes of a table, with or without daemons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from memwal.ingest.table import indexes
 
 
 def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, as_json: bool) -> int:
-    """Print the indexes that memwal keeps, and the others that the base table has. Raises: Invalid if it is absent."""
+    """Print the indexes that memwal keeps, and the other indexes of the base table. Raises: Invalid if the table is
+    absent."""
     base, _ = open_base(settings, environ)
     listed, others = flush.list_indexes(base), flush.undeclared(base)
     if as_json:
@@ -44,7 +45,7 @@ def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole
 
 
 def not_kept(base: flush.BaseTable) -> list[str]:
-    """Return a line for each index that only Lance keeps, so that rows above the base table are searched without it."""
+    """Return a line for each index that only Lance keeps; searches of rows above the base table do not use it."""
     can = "`memwal index add` on its column takes it over"
     return [f"not kept by memwal: {name}: {reason or can}" for name, reason in flush.undeclared(base).items()]
 
@@ -70,7 +71,7 @@ def add(
 
 
 def drop(settings: Settings, environ: Mapping[str, str], console: CommandConsole, name: str) -> int:
-    """Drop an index. Raises: Invalid if there is none; flush errors."""
+    """Drop an index. Raises: Invalid if it does not exist; flush errors."""
     base, _ = open_base(settings, environ)
     column = next((spec.column for spec in base.indexes if spec.name == name), None)
     indexes.dropped(base, name, wal.SystemClock())

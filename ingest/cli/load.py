@@ -1,13 +1,15 @@
-"""`memwal load`: files into the base table past the log, in one version and exactly once by a token.
+"""`memwal load`: load files into the base table past the log, in one version and exactly once by a token.
 
-1. Find the files, and the token: the one given, else one made of their contents. A token that has landed ends it here.
-2. Check every row as a put would (`ingest.loads.checked`). Nothing is written before all are right.
-3. Note an attempt (`flush.commits.load_notes`): automatic commits and deletes with a filter wait from now on.
-4. Flush and commit what was acknowledged before, through the daemons that own the regions; if none answers, by claiming
-   the regions that hold rows. What the log held when this began must be in the base, or the load ends.
-5. Load (`flush.commits.load`); the files are read once more meanwhile. If others ended the attempt: back to 3.
+1. Find the files, and the token: the given one, or a hash of their contents. If the token has landed, the command
+   ends.
+2. Check every row as a put would (`ingest.loads.checked`). Nothing is written before all rows are valid.
+3. Note an attempt (`flush.commits.load_notes`): from now on automatic commits and deletes with a filter wait.
+4. Flush and commit previously acknowledged rows, through the daemons that own the regions; if none answers, by
+   claiming the regions that hold rows. Rows that the log held at the start of this step must be in the base, or the
+   load ends.
+5. Load (`flush.commits.load`), which reads the files once more. If another process ended the attempt, return to 3.
 
-*Crash anywhere: the same command again loads what was not loaded, and nothing twice.*
+*After a crash at any point, the same command loads the missing rows, and none twice.*
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from memwal.ingest.threads import Periodic
 TOKEN_MAX = 200
 _SETTLE_ATTEMPTS = 5
 _TOLD_EVERY = 100_000
-"""Rows between two lines of progress, where standard error is no terminal."""
+"""Rows between two lines of progress, if standard error is not a terminal."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _landed(
     on_replay: Callable[..., None] | None,
     tell: Callable[[str], None],
 ) -> flush.LoadReport:
-    """Steps 3 to 5."""
+    """Run steps 3 to 5."""
     for left in reversed(range(settings.commit.retries + 1)):
         with _attempt(base, store, token, clock) as attempt:
             tell("committing what was put before")
@@ -133,8 +135,10 @@ def _landed(
 def _attempt(
     base: flush.BaseTable, store: wal.ObjectStore, token: str, clock: wal.Clock
 ) -> Iterator[flush.LoadAttempt]:
-    """Note an attempt, renew its note while the block runs, and withdraw it. After an error the note stays: what was
-    asked of storage may still be done, so others end the attempt before they go on.
+    """Note an attempt, renew its note during the block, and withdraw it.
+
+    After an error the note stays, because storage may still execute pending requests. Other processes end the attempt
+    before they continue.
     """
     newest = flush.BaseTable.open(base.uri, base.storage_options)
     attempt = flush.begin_load(store, newest, load_id(token), clock, wal.SystemIds())
@@ -144,7 +148,7 @@ def _attempt(
         yield attempt
     finally:
         renewing.stop()
-    with suppress(wal.WalError):  # it says nothing any more
+    with suppress(wal.WalError):  # the note has no further effect
         attempt.withdraw(store)
 
 
@@ -163,7 +167,7 @@ def _finish(settings: Settings, base: flush.BaseTable, store: wal.ObjectStore, t
 
 def _checked_missing(text: str | None) -> Missing | None:
     if text is None or text == "null":
-        return text  # type: ignore[return-value]  # checked just now
+        return text  # type: ignore[return-value]  # checked above
     raise Invalid(
         f"--missing {text[:40]}: write null; a load replaces whole rows, so it cannot keep stored values: put the rows "
         'instead, for example by `memwal run --once` with sink.missing = "keep"'
@@ -186,12 +190,12 @@ def _settle(
     clock: wal.Clock,
     on_replay: Callable[..., None] | None,
 ) -> None:
-    """Step 4. Raises: Unavailable if rows that the log held when this began stay there."""
+    """Run step 4. Raises: Unavailable if rows that the log held at the start stay there."""
     tips = {region: tip(base, store, region) for region in wal.regions(store)}
     options = settings.wal.options()
     for _ in range(_SETTLE_ATTEMPTS):
         _flush(settings, environ, on_replay)
-        # Before the commit: what another process publishes while it runs is flushed, and not committed.
+        # Before the commit: SSTs that another process publishes during it are flushed, but not committed.
         left = [region for region, upto in tips.items() if holds_rows(base, store, region, upto, options)]
         flush.commit(
             base.uri,
@@ -212,7 +216,7 @@ def _settle(
 
 
 def _flush(settings: Settings, environ: Mapping[str, str], on_replay: Callable[..., None] | None) -> None:
-    """Publish the memtables, and rows of logs that no process owns. `on_replay`: as of `open_table`."""
+    """Publish the memtables, and rows of logs that no process owns. `on_replay`: see `open_table`."""
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
         with found:
@@ -226,7 +230,7 @@ def _flush(settings: Settings, environ: Mapping[str, str], on_replay: Callable[.
 
 
 class _Progress:
-    """Tells on standard error what is done now: one line that changes, or lines where that is no terminal."""
+    """Prints the current step to standard error: one changing line on a terminal, otherwise several lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -243,7 +247,7 @@ class _Progress:
             self._status.stop()
 
     def tell(self, what: str) -> None:
-        """Tell the next step."""
+        """Show the next step."""
         self._told = 0
         if self._status is not None:
             self._status.update(what)
@@ -251,7 +255,7 @@ class _Progress:
             self._console.out(what, highlight=False)
 
     def rows(self, read: int, file: str) -> None:
-        """Tell how many rows were read so far, now of `file`."""
+        """Show the number of rows read so far, and the current file."""
         what = f"{count(read, 'row')} read, of {file}"
         if self._status is not None:
             self._status.update(what)

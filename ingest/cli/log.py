@@ -89,7 +89,7 @@ def show_diff(
 
 
 def _tokens(store: wal.ObjectStore, history: History) -> dict[str, str]:
-    """Return the tokens of the loads in `history` by load id; a load whose note is gone has none."""
+    """Return the tokens of the loads in `history` by load id; a load whose note was deleted has none."""
     actions = (action for change in history.changes for action in change.actions or ())
     loads = {action.details["load"] for action in actions if action.kind in _LOADS}
     return {load: token for load in loads if (token := noted_token(store, UUID(load))) is not None}
@@ -115,7 +115,7 @@ def render(uri: str, history: History, regions: Mapping[str, str], limit: int) -
         state = change.state
         size = decimal(state.bytes) if state.bytes else "-"
         when = _when(state.seconds)
-        same_year = when.year == _when(history.changes[0].state.seconds).year  # the headline says it
+        same_year = when.year == _when(history.changes[0].state.seconds).year  # the headline shows the year
         shown = when.strftime("%m-%d %H:%M:%S" if same_year else "%Y-%m-%d")
         rows, fragments = f"{state.rows:,}", f"{len(state.fragments):,}"
         if newer - state.version > 1:

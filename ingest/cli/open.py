@@ -1,4 +1,4 @@
-"""Opening the table of a command: through its owner, or from storage."""
+"""Open the table of a command: through its owner, or from storage."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def open_base(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Bas
 
 
 def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable:
-    """Return a client of the daemons that own the table's regions; if some region has no owner, the table on storage.
+    """Return a client of the daemons that own the table's regions; if a region has no owner, the table on storage.
 
-    Raises: Invalid if the table does not exist, or an owner refuses the token.
+    Raises: Invalid if the table does not exist, or if an owner rejects the token.
     """
     base, store = open_base(settings, environ)
     configured = expanded(settings.daemon.endpoints, settings.daemon.workers)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what every command begins with."""
+"""Arguments and options that several commands share, and the common start of every command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage
 
 
 def console() -> CommandConsole:
-    """Return the console of the present command."""
+    """Return the console of the current command."""
     return CommandConsole()
 
 

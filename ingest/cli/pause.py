@@ -1,4 +1,4 @@
-"""`memwal pause` and `memwal resume`: hold the ingestion into a table, or its automatic commits."""
+"""`memwal pause` and `memwal resume`: stop and continue the ingestion into a table, or its automatic commits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESUME: Mapping[What, str] = {"ingestion": "memwal resume CONFIG", "commits": "
 
 
 def pause(settings: Settings, environ: Mapping[str, str], console: Console, what: What, reason: str) -> int:
-    """Pause `what` of the table, and print what that means. Raises: Invalid if the table does not exist; wal errors."""
+    """Pause `what` of the table, and print the effect. Raises: Invalid if the table does not exist; wal errors."""
     found, new = _pauses(settings, environ).pause(what, _here(), reason)
     told = text_of(what, found.told())
     done = f"{_DONE[what]}; `{_RESUME[what]}` ends the pause" if new else "nothing was changed"
@@ -32,7 +32,7 @@ def pause(settings: Settings, environ: Mapping[str, str], console: Console, what
 
 
 def resume(settings: Settings, environ: Mapping[str, str], console: Console, what: What) -> int:
-    """End the pause of `what`, and print what was paused. Raises: as `pause`."""
+    """End the pause of `what`, and print what was paused. Raises: errors of `pause`."""
     pauses = _pauses(settings, environ)
     ended = pauses.resume(what)
     if ended is None:
@@ -51,7 +51,7 @@ def _pauses(settings: Settings, environ: Mapping[str, str]) -> Pauses:
 
 
 def _here() -> str:
-    """Return who runs this command, for others to ask."""
+    """Return who runs this command, so that others can contact them."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container may run as a user without a name

@@ -1,4 +1,4 @@
-"""How commands print: tables, cells, counts, ranges, JSON and CSV."""
+"""Output of commands: tables, cells, counts, ranges, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def columns(title: str, names: Iterable[str], rows: Iterable[Iterable[Any]], emp
     table = plain_table()
     for place, name in enumerate(names):
         numeric = all(type(row[place]) in (int, float) for row in listed)
-        # Wide values, such as a region's id, are folded and never cut: they are there to be copied.
+        # Wide values, such as a region's id, are folded and never cut, so that users can copy them.
         table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
     for row in listed:
         table.add_row(*map(cell, row))
-    return Group(Text(title, style="bold"), table)  # a title of the table's own would be folded to its width
+    return Group(Text(title, style="bold"), table)  # a title of the table itself would be folded to its width
 
 
 def first_rows(rows: pa.Table, total: int) -> RenderableType:
@@ -85,9 +85,9 @@ def as_rich(rows: pa.Table, width: int = 48) -> Table:
 
 
 def cell(value: Any, width: int = CELL_WIDTH, *, grouped: bool = True) -> Text:
-    """Return a value for a table, cut to `width` characters; of a list the first three values and the length.
+    """Return a value for a table, cut to `width` characters; of a list, the first three values and the length.
 
-    `grouped`: integers with thousands separators, as counts have them; values of the user's columns have none.
+    `grouped`: print integers with thousands separators. True for counts, False for values of the user's columns.
     """
     if value is None:
         return Text("null", style="dim")
@@ -101,7 +101,7 @@ def cell(value: Any, width: int = CELL_WIDTH, *, grouped: bool = True) -> Text:
 
 
 def printable(text: str) -> str:
-    """Return `text` with everything that a terminal would act on, or that would begin a line, as an escape."""
+    """Return `text` with control characters and line breaks escaped."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
@@ -140,7 +140,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def write_json(value: Any, *, indent: int | None = 2, ascii_only: bool = True) -> None:
-    """Write `value` to standard output as JSON; what JSON has no type for becomes text."""
+    """Write `value` to standard output as JSON; values without a JSON type become texts."""
     sys.stdout.write(json.dumps(value, default=str, indent=indent, ensure_ascii=ascii_only) + "\n")
     sys.stdout.flush()
 

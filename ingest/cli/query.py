@@ -26,7 +26,8 @@ _SEVERAL = "COLUMN^BOOST,COLUMN=words, such as --match 'title^3,body=web server'
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One read as typed: `keys`, or any of `filter`, `near` and `match`; these two together are a hybrid search."""
+    """One read as typed: `keys`, or any of `filter`, `near` and `match`. `near` and `match` together are a hybrid
+    search."""
 
     keys: tuple[str, ...]
     filter: str | None
@@ -38,7 +39,7 @@ class Query:
     order_by: str | None = None
     offset: int = 0
     how: Mapping[str, Any] = field(default_factory=dict)
-    """How to search, by names of arguments of `Reads.search`; None where an option was not given."""
+    """Search parameters by the argument names of `Reads.search`; None if an option was not given."""
 
 
 def answer(
@@ -50,8 +51,10 @@ def answer(
     *,
     explain: bool = False,
 ) -> int:
-    """Run `query`, print its rows and return the exit code. `explain`: then print its explanation, to standard error
-    where standard output is for programs. Raises: Invalid for options that do not go together.
+    """Run `query`, print its rows and return the exit code.
+
+    `explain`: then print its explanation, to standard error if standard output is for programs. Raises: Invalid for
+    options that cannot be combined.
     """
     _check(query)
     told: list[Explanation] = []
@@ -126,7 +129,7 @@ def _order(text: str | None, names: Container[str]) -> list[tuple[str, str]] | N
 
 
 def _distances(text: str | None) -> tuple[float | None, float | None] | None:
-    """Return the ends of --distance-range, None for one that is left out."""
+    """Return the ends of --distance-range; None for an omitted end."""
     if text is None:
         return None
     low, comma, high = text.partition(",")
@@ -147,9 +150,9 @@ def _column_and_text(option: str, text: str) -> tuple[str, str]:
 
 
 def _columns_and_text(text: str, known: Sequence[str]) -> tuple[str | dict[str, float], str]:
-    """Return the columns of --match, with their boosts, and the words. `known`: the columns of the table."""
+    """Return the columns of --match with their boosts, and the words. `known`: the columns of the table."""
     named, words = _column_and_text("--match", text)
-    if named in known:  # the name of a column may have commas
+    if named in known:  # column names may contain commas
         return named, words
     boosts: dict[str, float] = {}
     for part in named.split(","):

@@ -1,4 +1,4 @@
-"""`--quiet`, which every command has: results and errors are printed, progress, hints and notes are not."""
+"""`--quiet`, an option of every command: print results and errors, but no progress, hints or notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUIET: ContextVar[bool] = ContextVar("memwal_quiet", default=False)
 
 
 class CommandConsole(Console):
-    """Standard output of a command; `notes` takes what `--quiet` leaves out.
+    """Standard output of a command; `notes` receives the output that `--quiet` suppresses.
 
     Without emoji: a path may contain `FILE:a:`.
     """
@@ -30,12 +30,12 @@ class CommandConsole(Console):
         self.notes: Console = Console(emoji=False, quiet=True) if self.is_quiet else self
 
     def status(self, status: RenderableType, **how: Any) -> Status:
-        """Return the line that is shown on a terminal while a step runs."""
+        """Return the line that is shown on a terminal during a step."""
         return self.notes.status(status, **how) if self.is_quiet else super().status(status, **how)
 
     @property
     def on_replay(self) -> Callable[..., None] | None:
-        """What to call during the replay of a log: nothing that prints, if quiet; None shows a bar on a terminal."""
+        """Callback for the replay of a log: one that prints nothing, if quiet; None shows a bar on a terminal."""
         return (lambda *_: None) if self.is_quiet else None
 
 
@@ -43,7 +43,7 @@ class Commands(typer.Typer):
     """A group of commands that all have `--quiet`."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[C], C]:
-        """Register a function as a command, with `--quiet` behind its own options."""
+        """Register a function as a command, with `--quiet` after its own options."""
         register = super().command(name, **options)
 
         def added(function: C) -> C:
@@ -54,7 +54,7 @@ class Commands(typer.Typer):
 
 
 def _with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with the parameter `quiet`, by which its `CommandConsole`s are quiet."""
+    """Return `function` with the parameter `quiet`, which makes its `CommandConsole`s quiet."""
 
     @wraps(function)
     def quieted(*, quiet: bool, **arguments: Any) -> Any:

@@ -25,7 +25,7 @@ def resize(settings: Settings, environ: Mapping[str, str], console: Console, *, 
     if not 1 <= to <= flush.BUCKETS_MAX:
         raise Invalid(f"--to {to}: give a number of regions from 1 to {flush.BUCKETS_MAX}")
     uri, options, clock = settings.table.uri, settings.storage_options(environ), wal.SystemClock()
-    # Goes back from versions that a power cut left torn: a resize that was cut off too is finished by this command.
+    # Recover from versions that a power cut left torn: this command also finishes a resize that was interrupted then.
     flush.BaseTable.find(uri, options, to_write=True)
     with console.status("asking the daemon to flush and commit") as shown:
         _empty_memtables(settings, environ)
@@ -61,7 +61,7 @@ def describe(uri: str, report: flush.ResizeReport) -> str:
 
 
 def _empty_memtables(settings: Settings, environ: Mapping[str, str]) -> None:
-    """If a daemon answers, let it flush and commit first: this shortens the pause of writes."""
+    """If a daemon answers, let it flush and commit first, which shortens the pause of writes."""
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):
         with (

@@ -17,7 +17,7 @@ from memwal.ingest.settings.load import Settings
 def answer(
     settings: Settings, environ: Mapping[str, str], query: str, level: str, form: str, console: CommandConsole
 ) -> int:
-    """Run `query` (- for standard input), print its rows as they come, and return the exit code. Raises: Invalid."""
+    """Run `query` (- for standard input), print its rows as they arrive, and return the exit code. Raises: Invalid."""
     text = sys.stdin.read() if query == "-" else query
     table = open_for_reading(settings, environ)
     with table.sql(text, level=level) as rows:
@@ -28,7 +28,7 @@ def answer(
 
 
 def _gathered(rows: RowStream) -> Iterator[pa.Table]:
-    """Yield the rows in tables of at least ROWS_PER_PART, so that small batches share the head of a table."""
+    """Yield the rows in tables of at least ROWS_PER_PART, so that small batches share one table header."""
     waiting: list[pa.RecordBatch] = []
     for batch in rows:
         waiting.append(batch)

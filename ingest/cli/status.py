@@ -53,7 +53,7 @@ def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent
 
 
 def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the status as `Table.status()` does, or as `StoredTable.status()` if no daemon serves the table."""
+    """Return the status by `Table.status()`, or by `StoredTable.status()` if no daemon serves the table."""
     table = open_for_reading(settings, environ)
     if isinstance(table, RemoteTable):
         with table:
@@ -107,7 +107,7 @@ def _ttl(status: Mapping[str, Any]) -> list[str]:
 
 
 def _owners(status: Mapping[str, Any]) -> list[str]:
-    """Return one line per daemon with the regions it serves; addresses are too long for a column."""
+    """Return one line per daemon with its regions; addresses are too long for a column."""
     served: dict[str | None, list[int]] = {}
     for region in status["regions"]:
         served.setdefault(region["owner"], []).append(region["bucket"])
@@ -135,7 +135,8 @@ def _trouble(region: Mapping[str, Any]) -> str | None:
 
 
 def _last_error(region: Mapping[str, Any]) -> str:
-    """Return one line about the newest error of a region, which may be over; the owner remembers it until it ends."""
+    """Return one line about the newest error of a region. The error may be resolved; the owner reports it until it
+    ends."""
     what, last = max(region["last_errors"].items(), key=lambda item: item[1]["at"])
     at = datetime.fromtimestamp(last["at"], UTC)
     return f"region {region['bucket']}: last error at {at:%Y-%m-%d %H:%M:%S} UTC, {what}: {last['error']}"
@@ -155,7 +156,7 @@ def _pending_ssts(region: Mapping[str, Any]) -> str:
 
 
 def _behind(region: Mapping[str, Any]) -> str:
-    """Return the age of the oldest row that is not in the base table; only an owner knows it."""
+    """Return the age of the oldest row that is not in the base table. Only an owner knows it."""
     behind = region["behind"]
     return "-" if behind is None else f"{behind['committed']:.1f} s"
 
@@ -167,7 +168,7 @@ def _storage(status: Mapping[str, Any]) -> list[str]:
 
 
 def space_line(found: Mapping[str, int], factor: float, time: float) -> str:
-    """Return bytes by kind and their factor in one line. `time`: of the measurement, unix seconds."""
+    """Return bytes by kind and their factor in one line. `time`: of the measurement, in unix seconds."""
     names = {"newest": "newest version", "older": "older versions", "ssts": "SSTs", "log": "log", "orphans": "orphans"}
     parts = ", ".join(f"{names[kind]} {decimal(number)}" for kind, number in found.items())
     at = datetime.fromtimestamp(time, UTC)

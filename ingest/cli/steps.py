@@ -67,7 +67,7 @@ def describe(uri: str, report: flush.CommitReport) -> str:
         )
         if number
     )
-    # A pass that only deletes writes no data file.
+    # a pass that only deletes writes no data file
     files = f"{decimal(report.bytes_written)} written to {count(report.files_written, 'file')} in "
     ssts = f"{count(report.ssts, 'SST')} of {count(len(report.regions), 'region')}"
     return (
@@ -77,10 +77,10 @@ def describe(uri: str, report: flush.CommitReport) -> str:
 
 
 def flush_table(settings: Settings, environ: Mapping[str, str], console: CommandConsole) -> int:
-    """Flush the memtables to SSTs: through the daemon that owns the regions if one answers, else by claiming them
-    here, which fences an owner that does not answer. If the log is empty, no region is claimed.
+    """Flush the memtables to SSTs.
 
-    Raises: Invalid if the table does not exist; wal errors.
+    Uses the daemon that owns the regions if one answers. Otherwise it claims the regions, which fences an owner that
+    does not answer; if the log is empty, it claims none. Raises: Invalid if the table does not exist; wal errors.
     """
     found = open_for_reading(settings, environ)
     if isinstance(found, RemoteTable):

@@ -1,4 +1,4 @@
-"""`memwal tail`: prints the changes of a table, through a daemon if one serves it, else from storage."""
+"""`memwal tail`: print the changes of a table, through a daemon if one serves it, else from storage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from memwal.ingest.settings.load import Settings
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What to print, as typed."""
+    """The arguments of one `memwal tail`."""
 
     since: str
     images: str
@@ -35,9 +35,10 @@ class Tail:
 
 
 def tail(settings: Settings, environ: Mapping[str, str], asked: Tail, form: str, console: CommandConsole) -> int:
-    """Print changes up to the end or the limit, with `follow` until interrupted; then the position, to standard error.
+    """Print changes up to the end or the limit, with `follow` until interrupted. Then print the position to standard
+    error.
 
-    Raises: Invalid, `changes_gone` among it.
+    Raises: Invalid, also with the reason `changes_gone`.
     """
     table = open_for_reading(settings, environ)
     since = _since(asked.since)
@@ -52,10 +53,10 @@ def tail(settings: Settings, environ: Mapping[str, str], asked: Tail, form: str,
 
 
 class _Printer:
-    """Prints the batches of `changes`, and keeps the position before the first row that was not printed.
+    """Prints the batches of `changes`, and tracks the position before the first row that was not printed.
 
     A position names a WAL entry. If printing ends inside an entry, the position is before that entry, and `repeated`
-    counts its rows that were printed.
+    counts its printed rows.
     """
 
     def __init__(self, changes: Changes, form: str, console: CommandConsole, limit: int | None) -> None:
@@ -64,7 +65,7 @@ class _Printer:
         self.position, self.repeated = changes.position, 0
 
     def run(self) -> None:
-        """Print until the changes or the limit end."""
+        """Print until the end of the changes or the limit."""
         for batch in self._changes:
             printed = 0
             for part in in_parts(pa.Table.from_batches([batch])):
@@ -95,7 +96,7 @@ class _Printer:
                 write_json(row, indent=None)
         elif form == "csv":
             writer = csv.writer(sys.stdout)
-            if rows.column_names != self._head:  # a change of the columns starts a new head
+            if rows.column_names != self._head:  # a change of the columns starts a new header
                 self._head = rows.column_names
                 writer.writerow(self._head)
             writer.writerows(row.values() for row in shown_rows(rows, form))
@@ -106,7 +107,7 @@ class _Printer:
 
 
 def _since(text: str) -> Any:
-    """Return "earliest", "latest" or the position that a JSON text or a file holds."""
+    """Return "earliest", "latest", or the position in a JSON text or a file."""
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8").strip()

@@ -1,6 +1,6 @@
-"""Values of rows as commands print them: no digits that nobody wrote, binary as hex, JSON that every parser reads.
+"""Values of rows in the output of commands: shortest floats, binary as hex, JSON that every parser accepts.
 
-- A float32 is printed by the shortest decimal number that reads back to it: 76.1, not 76.0999984741211.
+- A float32 is printed as the shortest decimal number that reads back to it: 76.1, not 76.0999984741211.
 - Binary is printed as hexadecimal digits, two for each byte.
 - JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity", as in protobuf's JSON.
 """
@@ -20,7 +20,8 @@ _Convert = Callable[[Any], Any]
 
 
 def shown_values(column: pa.ChunkedArray | pa.Array, form: str) -> list[Any]:
-    """Return the values of a column for the output format `form`: as `python_values`, and converted as above.
+    """Return the values of a column for the output format `form`: those of `python_values`, converted by the rules
+    above.
 
     For "table" binary stays bytes, which a cell cuts to its width.
     """
@@ -35,7 +36,7 @@ def shown_rows(rows: pa.Table, form: str) -> list[dict[str, Any]]:
 
 
 def _converter(kind: pa.DataType, form: str) -> _Convert | None:
-    """Return what a value of a type becomes; None if it stays as it is."""
+    """Return the conversion of a type's values; None if they stay unchanged."""
     json = form in ("json", "ndjson")
     if pa.types.is_floating(kind):
         narrow = np.float32 if pa.types.is_float32(kind) else np.float16 if pa.types.is_float16(kind) else None
@@ -66,7 +67,7 @@ def _list(convert: _Convert | None) -> _Convert | None:
     if convert is None:
         return None
     return lambda values: (
-        values  # a text where Python could not hold a time in it
+        values  # a text where Python cannot represent a time
         if isinstance(values, str)
         else [None if value is None else convert(value) for value in values]
     )

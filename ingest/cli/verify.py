@@ -1,4 +1,4 @@
-"""`memwal verify`: check what is on storage against the invariants, and print a remedy for each violation."""
+"""`memwal verify`: check storage against the invariants, and print a remedy for each violation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _summary(found: Verified, seconds: float) -> Text:
 
 @contextmanager
 def _progress(console: CommandConsole, *, wanted: bool) -> Iterator[OnProgress | None]:
-    """Show a progress bar on a terminal while the context lasts; elsewhere nothing."""
+    """Show a progress bar on a terminal during the context; elsewhere nothing."""
     if not wanted or not console.is_terminal:
         yield None
         return

@@ -1,1 +1,1 @@
-"""The methods of a table through its daemons."""
+"""The methods of a table, executed by its daemons."""

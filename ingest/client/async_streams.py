@@ -1,4 +1,4 @@
-"""What `scan` and `changes` of an asynchronous table return: streams of record batches for `async for`."""
+"""Streams of record batches for `async for`: the results of `scan` and `changes` of an asynchronous table."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 
 class Calls(Protocol):
-    """Makes a blocking call in a thread of the table."""
+    """Runs a blocking call in a thread of the table."""
 
     def __call__(self, call: Callable[[], T], caller: Caller | None = None, /) -> Awaitable[T]:
-        """Return its result. If the await is cancelled, or `caller` leaves, the call is given up."""
+        """Return the call's result. The call is abandoned if the await is cancelled or `caller` leaves."""
         ...
 
 
 class AsyncRowStream:
-    """The rows of one read, as `RowStream` gives them, for `async for`: batch by batch, each row once.
+    """The rows of one read as a `RowStream` for `async for`: batch by batch, each row once.
 
-    A batch is read when it is asked for, so none is ahead of the caller but what the daemon has sent (about 4 MB), and
-    a stream that nobody reads holds no thread. `close`, the last row, an error, a cancelled read, or dropping the
-    stream lets its moment go.
+    A batch is read when it is requested, so only the rows that the daemon has sent (about 4 MB) are ahead of the
+    caller, and a stream without a reader holds no thread. `close`, the last row, an error, a cancelled read, or
+    dropping the stream releases the snapshot.
 
     Thread safety. One task at a time; `close` from any task, also while another one reads.
-    Errors. As `RowStream`. After a cancelled read: Invalid, since a batch may be lost; make the read again.
+    Errors. As `RowStream`. After a cancelled read: Invalid, since a batch may be lost; start the read again.
     """
 
     def __init__(self, rows: RowStream, calls: Calls) -> None:
-        """Use `AsyncTable.scan`."""
+        """Use `AsyncTable.scan` instead."""
         self._rows, self._calls = rows, calls
 
     @property
@@ -59,27 +59,27 @@ class AsyncRowStream:
         return await anext(self)
 
     async def read_all(self) -> pa.Table:
-        """Return all rows that are left as a table in memory. Raises also: Invalid if every row was read before."""
+        """Return all remaining rows as a table in memory. Raises also: Invalid if every row was read before."""
         return await self._read(self._rows.read_all)
 
     async def to_table(self) -> pa.Table:
-        """As `read_all`."""
+        """See `read_all`."""
         return await self._read(self._rows.read_all)
 
     async def read_pandas(self, **options: Any) -> Any:
-        """As `to_pandas`; `options`: those of `pyarrow.Table.to_pandas`."""
+        """See `to_pandas`. `options`: those of `pyarrow.Table.to_pandas`."""
         return await self._read(lambda: self._rows.read_pandas(**options))
 
     async def to_pandas(self) -> Any:
-        """Return all rows that are left as a pandas frame. Raises: Invalid if pandas is not installed."""
+        """Return all remaining rows as a pandas frame. Raises: Invalid if pandas is not installed."""
         return await self._read(self._rows.to_pandas)
 
     async def to_polars(self) -> Any:
-        """Return all rows that are left as a Polars frame. Raises: Invalid if Polars is not installed."""
+        """Return all remaining rows as a Polars frame. Raises: Invalid if Polars is not installed."""
         return await self._read(self._rows.to_polars)
 
     async def close(self) -> None:
-        """Let the moment go. Returns at once; another task that waits for rows gets Invalid."""
+        """Release the snapshot. Returns at once; another task that waits for rows gets Invalid."""
         self._rows.close()
 
     async def __aenter__(self) -> Self:
@@ -100,17 +100,18 @@ class AsyncRowStream:
 
 
 class AsyncChanges:
-    """The changes of a table, as `Changes` gives them, for `async for`.
+    """The changes of a table as `Changes` for `async for`.
 
-    A feed that follows waits in the event loop, and holds a thread only while it looks. A cancelled read loses
-    nothing: the next one goes on from `position`. Each batch has its own schema; there is no `schema` here, since the
-    first one is known only when it was read.
+    A feed that follows waits in the event loop, and holds a thread only while it reads. A cancelled read loses
+    nothing: the next one continues from `position`. Each batch has its own schema; the feed has none, since the first
+    schema is known only after the first read.
 
-    Thread safety. One task at a time; `close` from any task. Errors. As `Changes`; Invalid after `close`.
+    Thread safety. One task at a time; `close` from any task.
+    Errors. As `Changes`; Invalid after `close`.
     """
 
     def __init__(self, changes: Changes, calls: Calls) -> None:
-        """Use `AsyncTable.changes`."""
+        """Use `AsyncTable.changes` instead."""
         self._changes, self._calls = changes, calls
         self._position = changes.position
         self._steps: Iterator[pa.RecordBatch | float] | None = None
@@ -118,7 +119,7 @@ class AsyncChanges:
 
     @property
     def position(self) -> dict[str, Any]:
-        """The position after the last batch that was returned, a value for JSON: `changes(since=position)` goes on."""
+        """The position after the last returned batch, as a JSON value; `changes(since=position)` continues there."""
         return self._position
 
     def __aiter__(self) -> Self:
@@ -157,7 +158,7 @@ class AsyncChanges:
         try:
             result = await self._calls(call, self._caller)
         except BaseException as error:
-            # The thread may still take a piece over into `changes`, after this was cancelled.
+            # After the cancellation, the thread may still add a piece to `changes`.
             self._changes, self._steps = resumed(changes, self._position), None
             if self._closed and isinstance(error, MemWalError):
                 raise Invalid(_CLOSED) from None

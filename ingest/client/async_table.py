@@ -1,7 +1,7 @@
-"""`memwal.connect_async`: the table that `memwal.connect` returns, with methods to await.
+"""`memwal.connect_async`: the table of `memwal.connect`, with methods to await.
 
-Each method is that of the synchronous table, made in a thread of its own (`ingest.threads`) for a caller who may leave
-(`ingest.caller`); so there is one client, and one line here for each method.
+Each method calls the synchronous method in a thread of its own (`ingest.threads`), for a caller who may leave
+(`ingest.caller`). So there is one client implementation, and one line here for each method.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 AT_ONCE = 32
 """Threads of a table for reads, and as many for writes and steps, so that reads do not wait behind puts that wait for
-room. A call holds one while it is made; group commit makes one request of the puts that wait together."""
+room. A call holds one thread while it runs; group commit combines the puts that wait together into one request."""
 _CLOSED = "the table is closed; connect again"
 
 
@@ -82,18 +82,18 @@ def _as_it_is(answer: R, _: Calls) -> R:
 class AsyncTable:
     """A table for asynchronous programs: the methods of the table that `memwal.connect` returns, to await.
 
-    Cancelling. A cancelled call returns to its task at once, and is given up: what has not begun is not done. A put or
-    delete that a daemon has begun may be applied, as after UnknownOutcome: repeat it with its token. `flush`, `commit`
-    and the building of an index go on at the daemon, once begun. A read that a daemon has begun ends there with its
-    present step. A cancelled call holds its thread only until a running step in this process ends.
-    Threads. At most 32 reads and 32 other calls are made at a time; further ones wait. The `timeout` of a put begins
-    with the call; `asyncio.timeout` counts the wait too. `rerank` of `hybrid` is called in such a thread.
+    Cancelling. A cancelled call returns to its task at once, and work that has not begun is not done. A put or delete
+    that a daemon has begun may be applied, as after UnknownOutcome: repeat it with its token. `flush`, `commit` and the
+    building of an index continue at the daemon once begun. A read ends at the daemon with its current step. A cancelled
+    call holds its thread only until a running step in this process ends.
+    Threads. At most 32 reads and 32 other calls run at a time; further ones wait. The `timeout` of a put begins with
+    the call; `asyncio.timeout` includes the wait. `rerank` of `hybrid` runs in one of these threads.
     Thread safety. Any task, of any event loop, of the process that connected.
     Errors. Only `ingest.errors` kinds, raised by the await; a call after `close`: Invalid.
     """
 
     def __init__(self, table: RemoteTable | StoredTable) -> None:
-        """Use `memwal.connect_async`."""
+        """Use `memwal.connect_async` instead."""
         self._table = table
         self._reads, self._writes = CallThreads("async-read", AT_ONCE), CallThreads("async-write", AT_ONCE)
         self._callers: WeakSet[Caller] = WeakSet()
@@ -129,7 +129,7 @@ class AsyncTable:
         return self._table.key
 
     async def close(self) -> None:
-        """Close the connections; the daemons go on. Calls under way are given up, and raise an error."""
+        """Close the connections; the daemons keep running. Pending calls end with an error."""
         if self._closed:
             return
         self._closed = True
@@ -188,10 +188,10 @@ async def connect_async(
     tls_cert: str | Path | None = None,
     tls_key: str | Path | None = None,
 ) -> AsyncTable:
-    """As `connect`, for asynchronous programs: the methods of the table are awaited, `async with` closes it.
+    """Connect as `connect` does, for asynchronous programs: await the table's methods; `async with` closes it.
 
-    `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once; a cancelled put
-    may be applied: repeat it with its token. Raises: as `connect`.
+    `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once. A cancelled put
+    may be applied: repeat it with its token. Raises: errors of `connect`.
     """
     made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key)
     threads, caller = CallThreads("async-connect", 1), Caller()

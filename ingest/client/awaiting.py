@@ -1,4 +1,4 @@
-"""How a coroutine awaits a call that a thread makes."""
+"""Await, in a coroutine, a call that runs in a thread."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ T = TypeVar("T")
 
 
 async def answer_of(job: Future[T], caller: Caller) -> T:
-    """Return what `job` returns, or raise its error. If this is cancelled, `caller` leaves, the call does not begin if
-    it has not, and an answer that comes all the same is closed.
+    """Return the result of `job`, or raise its error.
 
-    Works in any event loop. Raises: asyncio.CancelledError; concurrent.futures.CancelledError if the threads closed.
+    If this coroutine is cancelled, `caller` leaves, a call that has not begun is cancelled, and a result that still
+    arrives is closed. Works in any event loop.
+    Raises: asyncio.CancelledError; concurrent.futures.CancelledError if the threads were closed.
     """
     loop = asyncio.get_running_loop()
     settled = loop.create_future()
     job.add_done_callback(lambda _: _tell(loop, settled))
     try:
         await settled
-    except BaseException:  # cancelled, or the coroutine was closed because its loop has ended
+    except BaseException:  # cancelled, or closed with its event loop
         caller.leave()
         if not job.cancel():
             job.add_done_callback(_dropped)
@@ -33,7 +34,7 @@ async def answer_of(job: Future[T], caller: Caller) -> T:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, settled: asyncio.Future[None]) -> None:
-    with suppress(RuntimeError):  # the loop was closed: nobody waits
+    with suppress(RuntimeError):  # the loop was closed: no task waits
         loop.call_soon_threadsafe(partial(_wake, settled))
 
 
@@ -43,7 +44,7 @@ def _wake(settled: asyncio.Future[None]) -> None:
 
 
 def _dropped(job: Future[Any]) -> None:
-    """Close an answer that nobody takes: a stream holds its moment, a table connections."""
+    """Close an unused result: a stream holds a snapshot, a table holds connections."""
     if not job.cancelled() and job.exception() is None:
         close = getattr(job.result(), "close", None)
         if close is not None:

@@ -1,4 +1,4 @@
-"""Changes of a table through its daemons: any daemon reads them from storage, for all regions."""
+"""Changes of a table through its daemons. Any daemon reads them from storage, for all regions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from memwal.ingest.api.changes import ChangesRequest, Piece, Position, unpacked
 from memwal.ingest.rpc.connection import Connection
 
 Ask = Callable[[Callable[[Connection, float], Any]], Any]
-"""Makes a call to a daemon, again where that is safe; the call gets the seconds that it may take."""
+"""Makes a call to a daemon, repeated where that is safe. The call receives the seconds that it may take."""
 
 
 class RemoteChanges:
-    """Changes of a table, asked of one of its daemons. A daemon keeps what it has read for the next piece.
+    """Changes of a table, read through one of its daemons, which caches what it read for the next piece.
 
     Thread safety. Any thread. Errors. Only `ingest.errors` kinds.
     """

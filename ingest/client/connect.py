@@ -1,8 +1,8 @@
-"""`memwal.connect`: a client of a table's daemons, by their addresses or found by the table's own notes.
+"""`memwal.connect`: a client of a table's daemons, by their addresses or by the table's owner notes.
 
-Given a table's address: the owners' notes on storage name daemons, which are asked what they own; a note proves
-nothing. If they do not own all regions by claims as new as the notes, no daemon serves the table, and `fallback`
-decides. The command line finds daemons here too.
+For the address of a table, the owner notes on storage name daemons. Since notes may be stale, the client asks these
+daemons for their regions. If they do not own all regions with claims at least as new as the notes, no daemon serves
+the table, and `fallback` decides. The command line finds daemons the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memwal.ingest.table.public import Table
 from memwal.ingest.table.stored import StoredTable
 
 OWNER_PATIENCE = 2.0
-"""Seconds that a daemon has to describe its table; a serving one answers in milliseconds."""
+"""Seconds for a daemon to describe its table; a serving daemon answers in milliseconds."""
 FALLBACKS = ("error", "durable")
 _ON_STORAGE = re.compile(r"file://|s3://|memory://|s3a://|gs://|az://")
 _HOST_AND_PORT = re.compile(r"[\w.\-\[\]:]+:\d+(,.*)?")
@@ -45,12 +45,12 @@ def connect(
 ) -> Table:
     """Connect to the daemons of a table.
 
-    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or separated by commas, of which
-    some may be down: the daemons name each other. Or the path or URL of the table: its daemons are found by their
-    owners' notes (with `storage_options`: Lance's own), now and whenever a region has no owner. `token`: sent as a
-    bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: most bytes of rows in flight; a put that finds
-    no room waits. `fallback`: for the address of a table that no daemon serves: "error" raises, "durable" reads
-    storage. `tls_cert`, `tls_key`: PEM files of the certificate that the client presents, and of its private key.
+    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or separated by commas. Some of them
+    may be down, because the daemons name each other. Or the path or URL of the table: the owner notes on storage name
+    its daemons (`storage_options`: Lance's own, for that storage), now and whenever a region has no owner. `token`:
+    sent as a bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: maximum bytes of rows in flight; a
+    put without room waits. `fallback`: for the address of a table without daemons: "error" raises, "durable" reads
+    storage. `tls_cert`, `tls_key`: PEM files of the client's certificate and of its private key.
     Raises: Invalid for a wrong location or certificate, Unavailable if no daemon answers.
     """
     return Table(connected(location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key))
@@ -66,7 +66,7 @@ def connected(
     tls_cert: str | Path | None = None,
     tls_key: str | Path | None = None,
 ) -> RemoteTable | StoredTable:
-    """Return the table behind that of `connect`, with all its parts. Raises: as `connect`."""
+    """Return the table behind that of `connect`, with all its methods. Raises: errors of `connect`."""
     location = str(location) if isinstance(location, os.PathLike) else location
     if not isinstance(location, str | Sequence):
         raise Invalid(f"location = {brief(location)}: write grpc://host:port, or the address of the table")
@@ -105,7 +105,7 @@ def _tls(ca: str | Path | bytes | None, certificate: str | Path | None, key: str
 
 
 def is_table(location: str | Sequence[str]) -> bool:
-    """Return whether `location` is the address of a table, and not of daemons."""
+    """Return whether `location` is the address of a table rather than of daemons."""
     if not isinstance(location, str):
         return False
     if "://" in location:
@@ -122,9 +122,10 @@ def served_table(
 ) -> RemoteTable | None:
     """Return a client of the daemons that own every region of `base`; None if no daemons do.
 
-    `access`: returns the credentials for `RemoteTable`, called only if notes name daemons. `also`: further daemons to
-    ask. `find`: see `Router`. Raises: Invalid if a daemon refuses the token or cannot be trusted, since it may serve
-    newer rows than storage shows.
+    `access`: returns the credentials for `RemoteTable`; called only if notes name daemons. `also`: further daemons to
+    ask. `find`: see `Router`.
+    Raises: Invalid if a daemon rejects the token or cannot be trusted, since it may serve newer rows than storage
+    has.
     """
     notes = owners.find(store, base.regions, also)
     if notes is None:
@@ -135,17 +136,17 @@ def served_table(
         if notes.are_of(owner.identity, table):
             return owner
         owner.close()
-    except MemWalError as error:  # stale notes: no daemon answers there any more
+    except MemWalError as error:  # stale notes: no daemon answers there
         reason = error.details.get("reason")
         if reason == UNAUTHENTICATED or (reason == PROTOCOL and error.details.get("table", table) == table):
             raise
         if error.details.get("untrusted"):
-            raise Invalid(str(error)) from error  # it lives, and must not count as ended
+            raise Invalid(str(error)) from error  # the daemon is alive and must not count as ended
     return None
 
 
 def nobody_serves(base: flush.BaseTable, store: wal.ObjectStore) -> str:
-    """Return the error message of a table without daemons."""
+    """Return the error message for a table without daemons."""
     last = "; ".join(f"its notes say {owner}" for owner in noted_owners(owners.read(store, base.regions)))
     return (
         f"no daemon serves {base.uri}{f' ({last})' if last else ''}: start `memwal serve`, or read storage with "

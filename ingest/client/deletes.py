@@ -1,4 +1,4 @@
-"""The steps of a delete by filter that the owners of the regions take; see `ingest.api.deletes`."""
+"""The steps of a delete by filter that the owners of the regions execute; see `ingest.api.deletes`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memwal.ingest.api.tokens import Receipt, Token
 
 
 class RoutedDeletes:
-    """Sends pieces of keys and tokens to the owners of their regions. Thread safety. One thread."""
+    """Sends pieces of keys, and tokens, to the owners of their regions. Thread safety. One thread."""
 
     def __init__(
         self,
@@ -20,22 +20,24 @@ class RoutedDeletes:
         record: Callable[[Token, bool, float | None], Iterable[Mapping[str, int]]],
         version: Callable[[], int],
     ) -> None:
-        """`write`, `record`, `version`: send a request of the op "delete", the action "record" or "base_version", as
-        often as it takes.
+        """Use the given senders. Each of them retries.
+
+        `write`: sends a request of the op "delete". `record`: the action "record". `version`: the action
+        "base_version".
         """
         self._write, self._record, self._version = write, record, version
 
     def base_version(self) -> int:
-        """Return the newest version of the base table. Raises: as a read."""
+        """Return the newest version of the base table. Raises: errors of a read."""
         return self._version()
 
     def piece(
         self, keys: pa.Table, where: Where, *, durable: bool, token: Token | None, timeout: float | None
     ) -> Receipt:
-        """Delete those of `keys` whose newest row passes `where`. Raises: as `RemoteTable.put`."""
+        """Delete those of `keys` whose newest row passes `where`. Raises: errors of `RemoteTable.put`."""
         request = {"op": "delete", "filter": where.filter, "version": where.version, "durable": durable}
         return self._write(keys, request, token, timeout)
 
     def record(self, token: Token, *, durable: bool, timeout: float | None) -> dict[str, int]:
-        """Record `token` in every region; return their WAL positions. Raises: as `RemoteTable.put`."""
+        """Record `token` in every region and return their WAL positions. Raises: errors of `RemoteTable.put`."""
         return {region: at for owner in self._record(token, durable, timeout) for region, at in owner.items()}

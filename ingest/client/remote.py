@@ -1,9 +1,9 @@
-"""What `memwal.connect` returns: the methods of `Table`, through the daemons that own its regions.
+"""The table that `memwal.connect` returns: the methods of `Table`, executed by the daemons that own its regions.
 
-A client keeps a list of its table's daemons and of the regions that each owns (`ingest.client.router`). If one daemon
-owns all, a call is one call to it. Else rows go by their bucket to their owners, in parallel, and the answer to a read
-is merged from the answers for disjoint regions. A Spark task opens one stream per region (`open_stream`), so that a
-micro-batch is applied whole.
+A client keeps a list of its table's daemons and the regions that each of them owns (`ingest.client.router`). If one
+daemon owns all regions, each call goes to it unchanged. Otherwise the client sends rows to the owners of their
+buckets in parallel, and merges the answers to a read; they come from disjoint regions. A Spark task opens one stream
+per region (`open_stream`), so that each region applies its part of a micro-batch whole.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ from memwal.wal import Clock, Ids
 T = TypeVar("T")
 
 STATUS_TIMEOUT, READ_TIMEOUT, WRITE_TIMEOUT, STEP_TIMEOUT = 10.0, 120.0, 120.0, 1800.0
-"""Seconds after which a call with all its attempts is abandoned. The limit of a write is longer than the default put
-timeout and retry budget; a step (flush, commit) may build an index."""
+"""Seconds after which a call with all its attempts fails. The limit of a write exceeds the default put timeout and
+retry budget. A step (flush, commit) may build an index."""
 ANSWER_TIMEOUT = 5.0
-"""Seconds beyond a put's own timeout in which the daemon can still answer, since its error says more than none."""
+"""Additional seconds beyond a put's own timeout, so that the daemon can answer with its own, more precise error."""
 
 IN_FLIGHT_MAX = 64 << 20
 
 
 class _Sent(NamedTuple):
-    """What goes with a read: its rows, as `ReadKind.sends`, and who is told its explanation."""
+    """The parts of a read besides its request: the rows that it sends (`ReadKind.sends`), and the receiver of its
+    explanation."""
 
     rows: pa.Table | None
     explain: Watch | None
@@ -84,10 +85,11 @@ class RemoteTable(Reads):
         in_flight_max: int = IN_FLIGHT_MAX,
         find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """See `connect`. `patience`: seconds to wait for the first answer, None for no limit. `wait`: seconds for which
-        to ask again while no daemon answers (a single daemon: with `restarts` only). `restarts`: see `Attempts`.
-        `table`, `id`: its address and id, None for any.
-        `find`: see `Router`.
+        """Connect to the daemons at `location`; see `connect`.
+
+        `patience`: seconds to wait for the first answer; None for no limit. `wait`: seconds to retry while no daemon
+        answers (with a single daemon: only if `restarts` is set). `restarts`: see `Attempts`. `table`, `id`: the
+        table's expected address and id; None for any. `find`: see `Router`.
         """
         opened = partial(Connection, token=token, tls=tls)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
@@ -97,7 +99,7 @@ class RemoteTable(Reads):
 
     @property
     def endpoint(self) -> str:
-        """The known daemons, in the form that `connect` takes."""
+        """The known daemons, in the form that `connect` accepts."""
         return ",".join(self.router.endpoints)
 
     @property
@@ -120,8 +122,10 @@ class RemoteTable(Reads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """As `Table.put`. A put of which surely nothing was applied is sent again until `timeout` (two minutes without
-        one), one that may be applied only with its `token`. Raises also: UnknownOutcome if an owner was lost before its
+        """See `Table.put`.
+
+        The client repeats a put that was certainly not applied until `timeout` (two minutes without one). It repeats
+        a put that may be applied only with its `token`. Raises also: UnknownOutcome if an owner was lost before its
         answer.
         """
         rule = missing_rule(missing, self.key, self.upsert)
@@ -145,7 +149,7 @@ class RemoteTable(Reads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """As `Table.delete`; sent again as a put is, a delete by filter piece by piece."""
+        """See `Table.delete`. Repeated as a put is; a delete by filter, piece by piece."""
         if (where := keys_or_filter(keys, filter)) is not None:
             deletes = RoutedDeletes(self._write, self._record, self._base_version)
             return FilterDelete(self, deletes, where, self.clock).run(token, durable=durable, timeout=timeout)
@@ -165,18 +169,17 @@ class RemoteTable(Reads):
         rows: int | None = None,
         nulls: Sequence[str] = (),
     ) -> RegionStream:
-        """Start the stream of one region and micro-batch; nothing is applied before `finish`.
+        """Start the stream of one region and micro-batch. Nothing is applied before `finish`.
 
-        `columns`: the columns of the rows, in the order of the schema, None for all; stored values of the others are
-        kept, except that the columns `nulls` become null. `deletes`: whether the rows have a last column `_tombstone`,
-        true where a row deletes its key.
-        `routing`: version of the routing by which the caller found `region`.
-        `rows`: number of rows that will be written, if known; the region applies nothing of a stream with another.
-        `timeout`: seconds from now to the ack, after which the stream is abandoned; None for no limit.
+        `columns`: the columns of the rows, in the order of the schema; None for all. Other columns keep their stored
+        values, except that the columns `nulls` become null. `deletes`: whether the rows have a last column
+        `_tombstone`, true where a row deletes its key. `routing`: version of the routing that the caller used to find
+        `region`. `rows`: number of rows that will be written, if known; the region rejects a stream with a different
+        number. `timeout`: seconds from now to the ack, after which the stream is abandoned; None for no limit.
         """
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         if deletes:
-            nullable = row_schema(schema, self.key)  # all columns but the key's may be null
+            nullable = row_schema(schema, self.key)  # all columns except the key may be null
             schema = nullable.with_metadata(schema.metadata)
         router, limit = self.router, seconds("timeout", timeout) or float("inf")
         attempts = Attempts(router.clock, router.ids, limit, repeatable=True, restarts=self._restarts)
@@ -204,17 +207,18 @@ class RemoteTable(Reads):
 
     @translate_errors
     def flush(self) -> None:
-        """As `Table.flush`, at every owner; again where a region has changed its owner meanwhile."""
+        """See `Table.flush`. Flushes at every owner, and again where a region changed its owner meanwhile."""
         self._patiently(lambda within: self._of_owners("flush", {}, within), STEP_TIMEOUT)
 
     @translate_errors
     def commit(self) -> CommitReport:
-        """As `Table.commit`, by the owner of bucket 0, which commits for all; no rows pass through the client."""
+        """See `Table.commit`. The owner of bucket 0 commits for all regions; no rows pass through the client."""
         return known(CommitReport, self._patiently(partial(self._of_first, "commit", {}), STEP_TIMEOUT))
 
     @translate_errors
     def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
-        """As `Table.create_index`, by the owner of bucket 0; other owners follow at their next read or commit."""
+        """See `Table.create_index`. The owner of bucket 0 creates it; other owners use it from their next read or
+        commit."""
         request = {"column": column, "kind": kind, "parameters": parameters}
         name: str = self._patiently(partial(self._of_first, "create_index", request), STEP_TIMEOUT)
         self.refresh()
@@ -222,19 +226,19 @@ class RemoteTable(Reads):
 
     @translate_errors
     def drop_index(self, name: str) -> None:
-        """As `Table.drop_index`, by the owner of bucket 0."""
+        """See `Table.drop_index`. The owner of bucket 0 drops it."""
         self._patiently(partial(self._of_first, "drop_index", {"name": name}), STEP_TIMEOUT, repeatable=False)
         self.refresh()
 
     @translate_errors
     def list_indexes(self) -> list[dict[str, Any]]:
-        """As `Table.list_indexes`."""
+        """See `Table.list_indexes`."""
         listed: list[dict[str, Any]] = self._patiently(partial(self._of_first, "indexes", {}), READ_TIMEOUT)
         return listed
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """As `Table.status`, merged from the answers of all daemons that answer."""
+        """See `Table.status`. Merges the statuses of all daemons that answer."""
         router = self.router
         answering = router.endpoints if router.alone else tuple(router.asked())
         calls = [partial(router.connection(each).act, "status", None, STATUS_TIMEOUT) for each in answering]
@@ -248,18 +252,18 @@ class RemoteTable(Reads):
 
     @translate_errors
     def applied(self, producer: str, timeout: float = READ_TIMEOUT, *, logged: bool = False) -> Applied:
-        """As `Table.applied`, of all regions. `timeout`: seconds to wait for regions without an owner."""
+        """See `Table.applied`, for all regions. `timeout`: seconds to wait for regions without an owner."""
         request = {"producer": producer, **({"logged": True, "needs": ["logged"]} if logged else {})}
         found = self._patiently(partial(self._of_owners, "applied", request), timeout)
         return Applied.together(Applied(*each[: len(Applied._fields)]) for each in found)
 
     @translate_errors
     def refresh(self, *, look: bool = True) -> None:
-        """Take the table's columns over into `schema`. `look`: let a daemon look first whether they were changed."""
+        """Update `schema` to the table's columns. `look`: let a daemon check storage for changed columns first."""
         self._patiently(lambda within: self._describe({"look": True} if look else {}, within), READ_TIMEOUT)
 
     def close(self) -> None:
-        """Close the connections; the daemons go on."""
+        """Close the connections; the daemons keep running."""
         self.router.close()
 
     def __enter__(self) -> Self:
@@ -272,13 +276,13 @@ class RemoteTable(Reads):
 
     @cached_property
     def splitter(self) -> Splitter:
-        """Routes rows; created when rows first go to several daemons, and again after a change of columns."""
+        """Routes rows. Created when rows first go to several daemons, and again after a change of columns."""
         return Splitter(self.schema, self.key, self._description)
 
     def _nulls(self, given: Sequence[str], rule: Missing | None) -> dict[str, Any]:
-        """Return what a request says of columns that its rows lack. Raises: as `CallersColumns.nulls`."""
+        """Return the fields of a request for columns that its rows lack. Raises: errors of `CallersColumns.nulls`."""
         if not set(given) <= set(self.schema.names):
-            return {"nulls": []}  # the owner refuses the unknown column, by its name
+            return {"nulls": []}  # the owner rejects the unknown column and names it
         try:
             nulls = self._callers_columns.nulls(given, self.schema, self.key, self.required, rule)
         except Invalid:
@@ -309,8 +313,9 @@ class RemoteTable(Reads):
     def _patiently(
         self, call: Callable[[float], T], limit: float, *, repeatable: bool = True, reads: bool = False
     ) -> T:
-        """Return the result of `call`, repeated as `ingest.client.retry` decides; it gets the seconds that it may
-        take.
+        """Return the result of `call`, repeated as `ingest.client.retry` decides.
+
+        `call` receives the seconds that it may take.
         """
         router = self.router
         attempts = Attempts(
@@ -324,7 +329,7 @@ class RemoteTable(Reads):
                 self._before_next(attempts, error, seen)
 
     def _before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
-        """As `Router.before_next`; after a resize take over the table's new routing."""
+        """Call `Router.before_next`; after a resize, load the table's new routing."""
         try:
             self.router.before_next(attempts, error, seen)
         except MemWalError as last:
@@ -350,7 +355,7 @@ class RemoteTable(Reads):
                 raise write.outcome(error) from None
 
     def _record(self, token: Token, durable: bool, timeout: float | None) -> list[dict[str, int]]:
-        """Record `token` in every region; return the owners' answers. Sent again until it is recorded."""
+        """Record `token` in every region and return the owners' answers. Repeated until it is recorded."""
         request = {"token": str(token), "durable": durable}
         return self._patiently(partial(self._of_owners, "record", request), timeout or WRITE_TIMEOUT)
 
@@ -367,7 +372,7 @@ class RemoteTable(Reads):
         return RemoteChanges(lambda call: self._patiently(partial(self._any, call), READ_TIMEOUT, reads=True))
 
     def _any(self, call: Callable[[Connection, float], T], within: float) -> T:
-        """Return the answer of the daemon that owns the first region to a call that needs no owner."""
+        """Return the answer to a call that needs no particular owner, from the daemon of the first region."""
         router = self.router
         to, first = router.sole or router.owner(router.regions[0]), router.regions[0]
         return self._all_of([Call(to, [first], partial(call, to, within))])[0]
@@ -392,7 +397,7 @@ class RemoteTable(Reads):
     def _of_owners(self, name: str, request: dict[str, Any], within: float, sent: _Sent | None = None) -> list[Any]:
         """Return the answers of every owner to a read of all regions, or to "flush". Raises: `deciding_failure`."""
         router, (rows, explain) = self.router, sent or (None, None)
-        routing = router.routing  # before the regions: should they change now, the daemons refuse it
+        routing = router.routing  # read before the regions: if they change now, the daemons reject this version
         calls: list[Call[Any]] = []
         for endpoint, regions in router.owners(router.regions).items():
             to, asking = router.connection(endpoint), {**request, "regions": regions, "routing": routing}
@@ -402,7 +407,7 @@ class RemoteTable(Reads):
         return self._all_of(calls)
 
     def _of_first(self, action: str, request: dict[str, Any], within: float) -> Any:
-        """Return the answer of the owner of bucket 0, which acts for all."""
+        """Return the answer of the owner of bucket 0, which acts for all regions."""
         first = self.router.regions[0]
         to = self.router.owner(first)
         return self._all_of([Call(to, [first], partial(to.act, action, request, within))])[0]
@@ -421,14 +426,14 @@ class RemoteTable(Reads):
         return [answer for answer in answers if not isinstance(answer, MemWalError)]
 
     def _get(self, read: str, sent: _Sent, request: dict[str, Any], within: float) -> pa.Table:
-        """Ask the owner of each key's region."""
+        """Read each key from the owner of its region."""
         router, splitter, columns, keys = self.router, self.splitter, request["columns"], sent.rows
         assert keys is not None
         buckets = splitter.buckets(keys)
         present = np.unique(buckets).tolist() or [0]
         wanted = None if columns is None else [*dict.fromkeys([*columns, *self.key])]
         calls: list[Call[Any]] = []
-        # All by the splitter: the router may have met another routing meanwhile.
+        # Regions come from the splitter: the router may have loaded another routing meanwhile.
         for endpoint, regions in router.owners(splitter.regions[bucket] for bucket in present).items():
             mine = [bucket for bucket in present if splitter.regions[bucket] in regions]
             asked, to = keys.filter(pa.array(np.isin(buckets, mine))), router.connection(endpoint)

@@ -1,33 +1,33 @@
-"""Decide whether a call to the owners of regions is made again, as a pure function, and pause between attempts.
+"""Decide, as a pure function, whether a failed call to the owners of regions is repeated; pause between attempts.
 
 ==================  ==========================================================  =========================
-the error           what it means                                               what to do
+error               meaning                                                     action
 ==================  ==========================================================  =========================
 flush_failing       the owner's memtables are full, and its flushes fail        raise; the sink waits
-busy                the owner's back-pressure, or too many calls at it; nothing wait, ask it again
-                    was applied; "retry_after" says how long to wait at least
-moved               the region has another, known owner; the token settles it   ask that one
-not_owner           another or no daemon has the region; nothing applied        learn who owns it
-draining, FENCED    the owner ends, or was replaced; nothing was applied        learn who owns it
-lost, UNAVAILABLE   no answer to a call that applied nothing, or storage fails  learn who owns it
-UNKNOWN_OUTCOME     rows may be applied: only their token settles it            learn, if it has a token
+busy                back-pressure of the owner, or too many concurrent calls;   wait, ask it again
+                    nothing was applied; "retry_after": minimum wait
+moved               the region has another, known owner; the token decides      ask that owner
+not_owner           another or no daemon owns the region; nothing was applied   learn the owners
+draining, FENCED    the owner stops, or was replaced; nothing was applied       learn the owners
+lost, UNAVAILABLE   no answer to a call that applied nothing, or storage fails  learn the owners
+UNKNOWN_OUTCOME     rows may be applied; only their token decides               learn, if it has a token
 resized             the table has other regions; nothing was applied            raise: open it again
 any other           another attempt would get the same answer                   raise
 ==================  ==========================================================  =========================
 
-A read is not sent to a third daemon after two have ended while they answered it: it may be what ended them. If the
-process that the client knew still answers at its endpoint, only the connection was lost (`Router`).
+A read is not sent to a third daemon after two have ended while they answered it, because the read may be the cause.
+If the process that the client knew still answers at its endpoint, only the connection was lost (`Router`).
 
-If the table has a single daemon, nobody else takes its regions over. Then a call waits only for what passes by itself:
-`busy`, and `not_owner` while its regions are being claimed. With `restarts` (the sink knows that the daemon is
-restarted when it ends) it also waits for a restart, for a while; but not after a fence, since a newer writer then has
-the regions.
+If the table has a single daemon, no other daemon takes over its regions. Then a call waits only for temporary states:
+`busy`, and `not_owner` while the regions are being claimed. With `restarts` (the sink knows that its daemon is
+restarted) it also waits for a restart, for a limited time; but not after a fence, because a newer writer owns the
+regions.
 
-A call to a daemon that stands still (it was stopped, its machine froze) is abandoned when its region has a new owner.
-The client cannot see that a daemon stands still: the kernel still takes bytes for it, and no answer comes, as from a
-busy one. But the other daemons notice, and claim its regions (`ingest.daemon.placement`). So a client whose call takes
-long asks them several times a second whether they have the region. The epoch makes it safe to believe them: from their
-claim on the older owner's appends are refused, and rows that it took before are recognised by their token.
+A call to a daemon that hangs (stopped process, frozen machine) is abandoned when its region has a new owner. The
+client cannot detect a hanging daemon: the kernel still accepts bytes, and no answer arrives, as from a busy daemon.
+The other daemons detect it and claim its regions (`ingest.daemon.placement`). Therefore a client asks them several
+times a second during a long call whether they own the region. The epoch makes their answers safe: after their claim
+the appends of the older owner are rejected, and the token identifies rows that it applied before.
 """
 
 from __future__ import annotations
@@ -55,21 +55,20 @@ from memwal.wal import Clock, Ids
 from memwal.wal.retries import Backoff
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
-"""Pauses in seconds, doubling. A planned hand-over takes tens of milliseconds, a take-over a second or two."""
+"""Pauses in seconds, doubling. A planned handover takes tens of milliseconds, a takeover one or two seconds."""
 FIRST_PATIENCE = 30.0
-"""Seconds that the first attempt may take if another daemon may take the region over, doubling. This limit matters only
-if the machine vanished or sleeps, and no other daemon claims the region before."""
+"""Seconds for the first attempt if another daemon can take over the region; doubles with each attempt. The limit
+matters only if the machine vanished or sleeps and no other daemon has claimed the region by then."""
 
 ENDED_MAX = 2
-"""Daemons that may end while they answer one read."""
+"""Maximum daemons that may end while they answer one read."""
 
 Verdict = Literal["raise", "wait", "learn"]
 
 
 def verdict(error: MemWalError, *, repeatable: bool, alone: bool) -> Verdict:
-    """Return what to do after `error`. `repeatable`: a read, or rows with a token; `alone`: no other daemon is
-    known.
-    """
+    """Return the action after `error`. `repeatable`: a read, or rows with a token. `alone`: no other daemon is
+    known."""
     reason = error.details.get("reason")
     if reason == MOVED and repeatable:
         return "wait"
@@ -84,15 +83,16 @@ class Attempts:
     """The attempts at one call, until its deadline.
 
     Thread safety. One thread.
-    Invariants. No attempt begins after the deadline; two attempts always have a pause between them.
+    Invariants. No attempt begins after the deadline; a pause separates every two attempts.
     """
 
     def __init__(
         self, clock: Clock, ids: Ids, seconds: float, *, repeatable: bool, restarts: float = 0.0, reads: bool = False
     ) -> None:
-        """The deadline is `seconds` from now. `ids`: the source of the pauses' jitter, without which clients that were
-        refused together would come back together. `restarts`: seconds from the first failure in which a single daemon
-        may be restarted, and is waited for. `reads`: the call is a read.
+        """Set the deadline `seconds` from now.
+
+        `ids`: source of the jitter of pauses, so that clients rejected together do not return together. `restarts`:
+        seconds from the first failure to wait for the restart of a single daemon. `reads`: the call is a read.
         """
         self._reads, self._ended = reads, list[str]()
         self._clock, self._repeatable = clock, repeatable
@@ -102,7 +102,7 @@ class Attempts:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline, 0 past it."""
+        """Seconds until the deadline; 0 after it."""
         return max(0.0, self._until - self._clock.monotonic())
 
     def patience(self, *, alone: bool) -> float:
@@ -110,8 +110,9 @@ class Attempts:
         return self.left if alone else min(self.left, self._patience)
 
     def after(self, error: MemWalError, *, alone: bool) -> bool:
-        """Pause before the next attempt; return whether to learn the owners again. Raises: `error` if there is no
-        next.
+        """Pause before the next attempt; return whether to learn the owners again.
+
+        Raises: `error` if no attempt follows.
         """
         what = verdict(error, repeatable=self._repeatable, alone=alone and not self._comes_back(error))
         if self._restarts and error.details.get("reason") == FLUSH_FAILING:
@@ -125,7 +126,7 @@ class Attempts:
         return what == "learn"
 
     def ended(self, daemons: Sequence[str], error: MemWalError) -> None:
-        """Note daemons that ended while they answered. Raises: Internal if a read has ended two."""
+        """Record daemons that ended while they answered. Raises: Internal if a read has ended two."""
         self._ended += daemons
         if self._reads and len(self._ended) >= ENDED_MAX:
             raise Internal(
@@ -144,26 +145,26 @@ class Attempts:
 T = TypeVar("T")
 
 LOOK_AFTER, LOOK_EVERY = 0.5, 0.25
-"""Seconds after which a call counts as long, and between two looks then."""
+"""Seconds after which a call counts as long, and the interval of checks from then on."""
 
 
 def abandon_if_moved(moved: Callable[[], bool], call: Callable[[], T]) -> T:
-    """Return or raise what `call` does, as `wait_unless_moved`."""
+    """Run `call` with the rules of `wait_unless_moved`."""
     return wait_unless_moved(start(call), moved)
 
 
 def start(call: Callable[[], T]) -> Future[T]:
-    """Start `call` in a thread of its own."""
+    """Start `call` in a new thread."""
     done: Future[T] = Future()
     Worker("call", partial(_settle, done, carried(call)))
     return done
 
 
 def wait_unless_moved(done: Future[T], moved: Callable[[], bool], grace: float = 0.0) -> T:
-    """Return or raise the result of `done`; if it takes long and `moved` is true, raise UnknownOutcome ("moved").
+    """Return or raise the result of `done`. Raise UnknownOutcome ("moved") if it takes long and `moved` returns true.
 
-    `grace`: seconds to wait after that for the answer of a daemon that lives.
-    An abandoned call goes on until its own deadline, and its result is dropped.
+    `grace`: additional seconds to wait for the answer of a daemon that is alive. An abandoned call continues until
+    its own deadline, and its result is dropped.
     """
     patience = LOOK_AFTER
     while not wait([done], patience).done:

@@ -1,11 +1,12 @@
-"""Find out which daemon owns which region, and send a call that met the wrong daemon to the right one.
+"""Find the daemon that owns each region, and redirect calls that reached the wrong daemon.
 
-1. Every known daemon is asked, in parallel, what it owns (action "regions"); none of them has to answer.
-2. If two daemons claim a region, the higher epoch is believed. The answers are kept until a call fails because of them.
-3. Such a failure (`ingest.client.retry`) makes the client ask again, once for all calls that failed together; the call
-   is made again, until its deadline. If the daemon that refused it names the owner, that one is tried first, at once.
+1. The client asks every known daemon, in parallel, for its regions (action "regions"). Daemons may fail to answer.
+2. If two daemons claim a region, the higher epoch wins. The answers are kept until a call fails because of them.
+3. After that failure (`ingest.client.retry`) the client asks again, once for all calls that failed together, and
+   repeats the call until its deadline. If the daemon that rejected it names the owner, the client first calls that
+   one, at once.
 
-Correctness does not depend on these beliefs: a daemon refuses regions that it does not own, and the epoch stops one
+Correctness does not depend on these answers: a daemon rejects regions that it does not own, and the epoch fences one
 that is wrong.
 """
 
@@ -28,15 +29,15 @@ from memwal.wal import Clock, Ids, SystemClock, SystemIds, WalError
 T = TypeVar("T")
 
 PROBE_TIMEOUT = 1.0
-"""Seconds that a daemon has to say what it owns; a live one answers in milliseconds, whatever else it does."""
+"""Seconds for a daemon's answer to "regions". A live daemon answers in milliseconds, even under load."""
 DESCRIBE_TIMEOUT = 10.0
-"""Seconds that each of several daemons has to describe the table; the first one that does is enough."""
+"""Seconds for each of several daemons to describe the table. The first description is enough."""
 AT_ONCE = 32
-"""Calls of one client in parallel, in addition to the callers' own threads."""
+"""Maximum parallel calls of one client, in addition to the callers' own threads."""
 
 
 class Owner(NamedTuple):
-    """The owner of a region, as it said itself."""
+    """The owner of a region, by its own answer."""
 
     endpoint: str
     epoch: int
@@ -44,7 +45,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One call to a daemon about `regions`, which it owns by its last answer."""
+    """One call to a daemon about `regions`, which it owned by its last answer."""
 
     to: Connection
     regions: Sequence[str]
@@ -52,7 +53,7 @@ class Call(Generic[T]):
 
 
 def endpoints_of(location: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses in `location`, a list or a text separated by commas, each once. Raises: Invalid."""
+    """Return the distinct addresses in `location`, a list or a comma-separated string. Raises: Invalid."""
     listed = location.split(",") if isinstance(location, str) else list(location)
     endpoints = tuple(dict.fromkeys(str(each).strip() for each in listed if str(each).strip()))
     if not endpoints:
@@ -61,10 +62,11 @@ def endpoints_of(location: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def believed(answers: Iterable[tuple[str, Mapping[str, Any]]], table: str | None) -> dict[str, Owner]:
-    """Return the owners by region, from answers to "regions" by endpoint: the highest epoch, of equal ones the first.
+    """Return the owners by region from answers to "regions" by endpoint. The highest epoch wins; among equal epochs,
+    the first answer.
 
-    For a region without owner the daemon that is claiming it, with epoch 0: it lets calls wait for the claim.
-    Answers of daemons with another `table` are ignored, since ports are reused.
+    A region without an owner maps to the daemon that is claiming it, with epoch 0: calls there wait for the claim.
+    Answers for another `table` are ignored, since ports are reused.
     """
     owners: dict[str, Owner] = {}
     for endpoint, answer in answers:
@@ -80,8 +82,8 @@ class Router:
     """The daemons of one table and the regions they own, by their last answers.
 
     Thread safety. Every method from any thread.
-    Invariants. `sole` is set exactly while one daemon owns every region, or is the only one, so that a call needs one
-    look.
+    Invariants. `sole` is set exactly while one daemon owns every region or is the only known daemon, so that a call
+    needs no lookup by region.
     """
 
     def __init__(
@@ -92,8 +94,10 @@ class Router:
         ids: Ids | None = None,
         find: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """`connect`: makes a connection, which connects on first use. `find`: returns further endpoints if the known
-        daemons do not have every region; without it no others are looked for. Raises: Invalid for a wrong address.
+        """Create connections to `endpoints`.
+
+        `connect`: creates a connection, which connects on first use. `find`: returns further endpoints if the known
+        daemons do not own every region; without it no others are searched. Raises: Invalid for a malformed address.
         """
         self.clock, self.ids = clock or SystemClock(), ids or SystemIds()
         self._connect, self._find = connect, find
@@ -102,17 +106,17 @@ class Router:
         self._pool = ThreadPoolExecutor(AT_ONCE, "router")
         self._owners: dict[str, Owner] = {}
         self._processes: dict[str, str] = {}
-        """By endpoint the process that answered there last."""
+        """By endpoint, the process that answered there last."""
         self._rounds = 0
         self._followed: dict[str, int] = {}
         self.regions: tuple[str, ...] = ()
-        """The region of bucket n at n."""
+        """The region of bucket n, at index n."""
         self.routing = 1
         """Version of the routing of rows to these regions. (model: Resize!Route)"""
         self.table: str | None = None
         """The table's address."""
         self.id: str | None = None
-        """The table's id; calls about regions' rows name it."""
+        """The table's id, which calls carry."""
         self.sole: Connection | None = None
 
     @property
@@ -122,16 +126,16 @@ class Router:
 
     @property
     def alone(self) -> bool:
-        """Whether the table has one daemon only, so that no other takes its regions over."""
+        """Whether the table has one daemon only, so no other daemon can take over its regions."""
         return len(self._connections) == 1 and self._find is None
 
     @property
     def rounds(self) -> int:
-        """How often the daemons were asked; `learn` compares with it."""
+        """How often the daemons were asked; see `learn`."""
         return self._rounds
 
     def connection(self, endpoint: str) -> Connection:
-        """Return the connection to `endpoint`, one for all calls."""
+        """Return the connection to `endpoint`, shared by all calls."""
         with self._changing:
             if endpoint not in self._connections:
                 self._connections[endpoint] = self._connect(endpoint)
@@ -140,10 +144,10 @@ class Router:
             return connection
 
     def describe(self, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
-        """Return the table's description by the first daemon that answers, and take over what it says. Raises: if none
-        does, the error of one that refuses us, else the last one.
+        """Return the description of the table from the first daemon that answers, and apply it to this router.
 
-        Descriptions that come later are dropped: one call must not go by the regions of two routings.
+        Later descriptions are dropped, so that one call never mixes the regions of two routings.
+        Raises: if no daemon answers, the error of a daemon that rejects this client, else the last error.
         """
         connections = list(self._connections.values())
         if len(connections) == 1:
@@ -156,7 +160,7 @@ class Router:
                 return self._described(asked[answered], answered.result())
             except Exception as failed:  # noqa: BLE001 - raised below if no other daemon answers
                 errors.append(failed)
-        for error in errors:  # what those say that have ended tells nothing
+        for error in errors:  # errors of stopped daemons carry no information
             if self._speaks_otherwise(error) or getattr(error, "details", {}).get("reason") == UNAUTHENTICATED:
                 raise error
         error = errors[-1]
@@ -177,12 +181,14 @@ class Router:
         return found
 
     def owner(self, region: str) -> Connection:
-        """Return the connection to the owner of `region`. Raises: as `owners`."""
+        """Return the connection to the owner of `region`. Raises: errors of `owners`."""
         return self.sole or self.connection(next(iter(self.owners([region]))))
 
     def answers(self, calls: Sequence[Call[T]], grace: float = 0.0) -> list[T | MemWalError]:
-        """Return what each call returned or failed with. A long call is abandoned if another daemon has its regions
-        (`ingest.client.retry`; `grace`: as there): the daemon called stands still, or its work is void.
+        """Return the result or the error of each call.
+
+        A long call is abandoned if another daemon has claimed its regions (`ingest.client.retry.wait_unless_moved`,
+        with the same `grace`): the called daemon hangs, or its work has no effect.
         """
         if self.alone:
             return self.in_parallel([call.make for call in calls])
@@ -191,9 +197,10 @@ class Router:
         return [_settled(partial(wait_unless_moved, *each, grace)) for each in zip(started, watches, strict=True)]
 
     def watch(self, endpoint: str, regions: Iterable[str]) -> Callable[[], bool]:
-        """Return a check whether another daemon than `endpoint` has claimed one of `regions` since now (higher epoch).
+        """Return a check whether a daemon other than `endpoint` has claimed one of `regions` since now, with a higher
+        epoch.
 
-        If that is not known, the check asks the other daemons, and believes them.
+        If the router knows no claim of this kind, the check asks the other daemons and applies their answers.
         """
         since = {region: self._owners[region] for region in regions if region in self._owners}
 
@@ -204,7 +211,7 @@ class Router:
         return lambda: newer(self._owners) or newer(self._heard_beside(endpoint))
 
     def _heard_beside(self, endpoint: str) -> Mapping[str, Owner]:
-        """Ask all daemons except `endpoint` what they own, and believe what is newer; return their answers."""
+        """Ask all daemons except `endpoint` for their regions, apply the newer claims, and return the answers."""
         others = [(at, each) for at, each in list(self._connections.items()) if at != endpoint]
         answers = self.in_parallel([partial(each.act, "regions", None, PROBE_TIMEOUT) for _, each in others])
         told = zip((at for at, _ in others), answers, strict=True)
@@ -219,15 +226,16 @@ class Router:
         return {region: owner.epoch for region, owner in self._owners.items() if owner.epoch}
 
     def learn(self, seen: int) -> None:
-        """Ask every daemon what it owns, unless they were asked since `rounds` was `seen`."""
+        """Ask every daemon for its regions, unless they were asked since `rounds` was `seen`."""
         with self._asking:
             if self._rounds == seen:
                 self._ask()
                 self._rounds += 1
 
     def before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
-        """Return when a failed call may be made again; `seen`: `rounds` before the call. Raises: `error` if never, and
-        what `Attempts.ended` raises.
+        """Return when a failed call may be repeated. `seen`: `rounds` before the call.
+
+        Raises: `error` if it may not be repeated; errors of `Attempts.ended`.
         """
         processes = dict(self._processes)
         if attempts.left and self._rounds == seen and self._follow(error):
@@ -236,11 +244,11 @@ class Router:
             self.learn(seen)
             lost = error.details.get("ended", ())
             attempts.ended([each for each in lost if self._has_ended(each, processes.get(each))], error)
-            if not attempts.left:  # asking took the rest of the time
+            if not attempts.left:  # asking used the remaining time
                 raise error
 
     def _has_ended(self, endpoint: str, process: str | None) -> bool:
-        """Return whether `process`, a daemon that listened at `endpoint`, has ended; False where that is not known."""
+        """Return whether `process`, a daemon that listened at `endpoint`, has ended; False if unknown."""
         try:
             answer = self.connection(endpoint).act("regions", None, PROBE_TIMEOUT)
         except MemWalError as error:
@@ -248,19 +256,19 @@ class Router:
         return process is not None and answer["process"] != process
 
     def asked(self) -> dict[str, Mapping[str, Any]]:
-        """Ask every daemon; return the answers by endpoint."""
+        """Ask every daemon and return the answers by endpoint."""
         with self._asking:
             answers = self._ask()
             self._rounds += 1
             return answers
 
     def in_parallel(self, calls: Sequence[Callable[[], T]]) -> list[T | MemWalError]:
-        """Run calls in parallel, the first in this thread; return what each returned or failed with."""
+        """Run calls in parallel, the first in this thread. Return the result or error of each."""
         others: list[Future[T]] = [self._pool.submit(carried(call)) for call in calls[1:]]
         return [_settled(call) for call in (*calls[:1], *(other.result for other in others))]
 
     def close(self) -> None:
-        """Close every connection; the daemons go on."""
+        """Close every connection; the daemons keep running."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for connection in list(self._connections.values()):
             connection.close()
@@ -276,7 +284,8 @@ class Router:
         return answers
 
     def _found(self) -> list[str]:
-        """Return the endpoints of unknown daemons; none if storage does not answer, without which no daemon serves."""
+        """Return the endpoints of unknown daemons; none if storage does not answer, since daemons cannot serve
+        without storage."""
         assert self._find is not None
         try:
             return [endpoint for endpoint in self._find() if endpoint not in self._connections]
@@ -288,7 +297,7 @@ class Router:
         return bool(answers) and all(region in owners for region in self.regions)
 
     def _answers(self, endpoints: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-        """Return the answers of `endpoints`, when all have answered or failed, or all regions have new claims."""
+        """Return the answers of `endpoints`, once all have answered or failed, or every region has a new claim."""
         asked = {
             self._pool.submit(self.connection(each).act, "regions", None, PROBE_TIMEOUT): each for each in endpoints
         }
@@ -296,7 +305,7 @@ class Router:
         for answered in as_completed(asked):
             if (error := answered.exception()) is not None:
                 if self._speaks_otherwise(error):
-                    raise error  # no later answer of it will be another
+                    raise error  # a later answer cannot differ
                 continue
             answer = answered.result()
             if self.table in (None, answer.get("table", self.table)):  # ports are reused
@@ -306,13 +315,13 @@ class Router:
         return answers
 
     def _speaks_otherwise(self, error: BaseException) -> bool:
-        """Return whether a daemon of this table refused us, or we it, for the version of the protocol."""
+        """Return whether the versions of the protocol prevent calls between this process and a daemon of this table."""
         if not isinstance(error, MemWalError) or error.details.get("reason") != PROTOCOL:
             return False
         return self.table is None or error.details.get("table", self.table) == self.table
 
     def _follow(self, error: MemWalError) -> bool:
-        """Believe the owner that a refusal names, once between two rounds; return whether it named a known one."""
+        """Apply the owner that a rejection names, once per region and round. Return whether it named a known daemon."""
         if not isinstance(error, Unavailable) or error.details.get("reason") not in (NOT_OWNER, DRAINING):
             return False
         region, owner = str(error.details.get("region")), str(error.details.get("owner"))
@@ -331,7 +340,7 @@ class Router:
         )
 
     def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over the daemons and owners in `answers`. Raises: Unavailable (reason "resized") after a resize."""
+        """Apply the daemons and owners in `answers`. Raises: Unavailable (reason "resized") after a resize."""
         for answer in answers.values() if self.regions else ():
             if answer["table"] == self.table:
                 expect_routing(answer["table"], self.routing, answer["routing_version"])
@@ -340,7 +349,7 @@ class Router:
         self._believe(believed(answers.items(), self.table))
 
     def _description(self, daemon: Connection, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
-        """Return the table's description by this daemon. Raises: Invalid for another table."""
+        """Return this daemon's description of the table. Raises: Invalid for another table."""
         described: dict[str, Any] = daemon.act("schema", request, patience)
         there = described["identity"]["table"]
         if self.id not in (None, described.get("id", self.id)):
@@ -350,8 +359,9 @@ class Router:
         return described
 
     def _described(self, connection: Connection, described: dict[str, Any]) -> dict[str, Any]:
-        """Take over a description, and return it. Raises: Unavailable for one by a routing that was replaced: the
-        daemon has not met the resize yet.
+        """Apply a description and return it.
+
+        Raises: Unavailable for a description with an older routing: the daemon has not applied the resize yet.
         """
         there, version = described["identity"]["table"], described["routing_version"]
         with self._changing:
@@ -368,9 +378,8 @@ class Router:
         return described
 
     def _meet(self, answers: Collection[Mapping[str, Any]]) -> None:
-        """Add the daemons that `answers` name, except those that answered: these are known, maybe by another host
-        name.
-        """
+        """Add the daemons that `answers` name. Daemons that answered are known already, possibly by another host
+        name."""
         own = {answer["endpoint"] for answer in answers}
         for endpoint in dict.fromkeys(each for answer in answers for each in answer["endpoints"]):
             if endpoint not in own:

@@ -1,9 +1,9 @@
-"""Split the rows of one call by bucket, and merge the answers of several daemons to one. Pure.
+"""Split the rows of one call by bucket, and merge the answers of several daemons. Pure functions.
 
-Each daemon has its own regions, so the rows of several answers are disjoint.
+Each daemon owns its own regions, so the rows of several answers are disjoint.
 
-No daemon may write its part before all parts are valid. A single daemon checks all rows (`ingest.table.writes`); of
-several each sees its own part only, so the client checks the whole, without storage, before it sends anything.
+No daemon may write its part before all parts are valid. A single daemon checks all rows (`ingest.table.writes`). Each
+of several daemons sees only its own part, so the client checks all rows, without storage, before it sends any.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _ROW, _AT = "_memwal_row", "_memwal_at"
 def merged(
     kind: ReadKind, answers: Sequence[Any], request: dict[str, Any], key: Sequence[str], *, whole: bool = False
 ) -> pa.Table | RowStream:
-    """Merge the answers of several owners to one read. `key`: the key columns; `with_key` makes a request for them.
-    `whole`: read streams to their end, where their explanations are, also beyond a limit, which each owner keeps too.
-    Raises: Unavailable if columns changed in between.
+    """Merge the answers of several owners to one read.
+
+    `key`: the key columns; `with_key` adds them to the request. `whole`: read streams to their end, beyond a limit
+    too, because the explanations follow the last rows. Raises: Unavailable if columns changed in between.
     """
     parts = _alike(answers)
     if kind.streams and (order := request.get("order_by")):
@@ -57,7 +58,7 @@ def merged(
 
 
 def with_key(kind: ReadKind, request: dict[str, Any], key: Sequence[str]) -> dict[str, Any]:
-    """Return a request of rows with scores with the key among its columns, as `merged` needs; others as they are."""
+    """Return a request for scored rows with the key among its columns, as `merged` needs; other requests unchanged."""
     columns = request.get("columns")
     if columns is None or not (kind.arms or kind.score):
         return request
@@ -65,8 +66,10 @@ def with_key(kind: ReadKind, request: dict[str, Any], key: Sequence[str]) -> dic
 
 
 def one_after_another(answers: Sequence[RowStream], limit: int | None, *, whole: bool = False) -> RowStream:
-    """Return the rows of all streams, at most `limit`. The owners captured all of them before; each waits for its turn,
-    with as many rows on their way as gRPC holds.
+    """Return the rows of all streams, at most `limit`.
+
+    All owners captured their snapshots before. A stream that waits for its turn holds as many rows in transit as gRPC
+    buffers.
     """
 
     def cancel() -> None:
@@ -97,7 +100,7 @@ def _alike(answers: Sequence[Any]) -> Sequence[Any]:
 
 
 def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge several daemons' statuses: of a region that two report the higher epoch, of the base table the newest."""
+    """Merge the statuses of several daemons: the higher epoch of a region, the newest base table."""
     newest = max(found, key=lambda status: int(status["base_version"]))
     regions: dict[str, Any] = {}
     for region in (region for status in found for region in status["regions"]):
@@ -121,9 +124,9 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
-    """Return the rows that several owners found for the keys `asked`, in the order of the keys' first occurrence.
+    """Return the rows that several owners found for the keys `asked`, in the order of each key's first occurrence.
 
-    `found`: at least one table, each with all key columns. Raises: as `merged`.
+    `found`: at least one table, each with all key columns. Raises: errors of `merged`.
     """
     rows = pa.concat_tables(_alike(found))
     if len(found) == 1 or not rows.num_rows:
@@ -132,8 +135,8 @@ def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
     numbered = asked.append_column(_ROW, pa.array(np.arange(asked.num_rows)))
     first = numbered.group_by(key).aggregate([(_ROW, "min")])
     at = pa.array(np.arange(rows.num_rows))
-    # Only keys are joined: Arrow cannot join rows with list columns, such as vectors. They are copied, because Arrow
-    # prints a warning on the user's terminal about buffers that are unaligned, as they came off the wire.
+    # Join keys only, because Arrow cannot join rows with list columns such as vectors. Copy them, because buffers
+    # from the network are unaligned and Arrow would print a warning on the user's terminal.
     keys = rows.select(key).take(at).cast(asked.schema).append_column(_AT, at)
     joined = keys.join(first, key, join_type="inner")
     order = pc.sort_indices(joined.column(f"{_ROW}_min"))
@@ -141,7 +144,7 @@ def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
 
 
 def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool, key: Sequence[str]) -> pa.Table:
-    """Return the best `k` of several rankings, each best first; equal scores are ordered by `key`, NaN comes last."""
+    """Return the best `k` rows of several rankings, each best first. `key` orders equal scores; NaN is last."""
     rows = pa.concat_tables(found)
     scores = rows.column(score).to_numpy()
     ties = rows.select(list(key)) if key else rows.drop_columns([score])
@@ -149,14 +152,14 @@ def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool, k
 
 
 class Splitter:
-    """Checks and routes rows of one table. Thread safety: any thread; immutable."""
+    """Checks and routes rows of one table. Thread safety. Any thread; immutable."""
 
     def __init__(self, schema: pa.Schema, key: Sequence[str], described: Mapping[str, Any]) -> None:
-        """`described`: a daemon's description of the table (`ingest.daemon.service`, action "schema")."""
+        """Prepare from a daemon's description of the table (`ingest.daemon.service`, action "schema")."""
         self.routing: int = described["routing_version"]
         """Version of the routing to these buckets."""
         self.regions: tuple[str, ...] = tuple(described["ids"])
-        """The region of bucket n at n."""
+        """The region of bucket n, at index n."""
         self._key = tuple(key)
         self._keeps, self._on_duplicate = keeps(key, described["upsert"]), described["on_duplicate"]
         indexes = [known(IndexSpec, each) for each in described["indexes"]]
@@ -166,9 +169,9 @@ class Splitter:
         self._bucket = Routing.parse(described["routing"]).hash(schema)
 
     def checked(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of a put in the table's columns, with equal keys settled by the table's rule. Columns that
-        they lack are left out, unless the table can only set these to null.
+        """Return the rows of a put in the table's columns, with equal keys resolved by the table's rule.
 
+        Columns that the rows lack are left out, unless the table can only set them to null.
         Raises: InvalidRows or Invalid, naming column and row.
         """
         whole, given = self._checker.check(rows), set(rows.column_names)
@@ -185,5 +188,5 @@ class Splitter:
         return keys
 
     def buckets(self, rows: pa.Table) -> npt.NDArray[np.int32]:
-        """Return the bucket of every row of `rows`, whole rows or keys."""
+        """Return the bucket of every row of `rows`, which are whole rows or keys."""
         return self._bucket(rows)

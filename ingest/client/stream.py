@@ -1,8 +1,9 @@
-"""Stream one region's rows of one micro-batch to the present owner of the region.
+"""Stream one region's rows of one micro-batch to the current owner of the region.
 
-The rows are kept until the ack: their iterator gives them once, and if the owner is lost, or releases the region, the
-rows are sent again instead of the whole micro-batch. The daemon holds as many at that moment. The token makes it safe:
-rows that were applied before an answer was lost are not applied again.
+The client keeps the rows until the ack, because their iterator yields them only once. If the owner is lost, or
+releases the region, it sends these rows again instead of the whole micro-batch. The daemon holds the same rows
+meanwhile. The token makes the repetition safe: rows that were applied before an answer was lost are not applied
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class RegionStream:
-    """Rows of one region under one token; applied whole by `finish`, not at all otherwise.
+    """Rows of one region under one token. `finish` applies all of them; otherwise none is applied.
 
     Thread safety. One thread at a time.
     """
@@ -37,9 +38,10 @@ class RegionStream:
         within: Callable[[Callable[[], Any]], Any],
         clock: Clock,
     ) -> None:
-        """Use `RemoteTable.open_stream`. `open_put`: opens the stream at the present owner. `again`: returns when
-        another attempt may begin, or raises the error given. `within`: runs a call and returns its result, or abandons
-        it (`ingest.client.retry`).
+        """Use `RemoteTable.open_stream` instead.
+
+        `open_put`: opens the stream at the current owner. `again`: returns when another attempt may begin, or raises
+        the given error. `within`: runs a call and returns its result, or abandons it (`ingest.client.retry`).
         """
         self._region, self.schema = region, schema
         self._open_put, self._again, self._within, self._clock = open_put, again, within, clock
@@ -50,8 +52,9 @@ class RegionStream:
         self._patiently(lambda _: None)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows of the stream's columns, in the order of the schema. Raises also: Invalid for a value that does not
-        fit its column exactly.
+        """Send rows with the stream's columns, in the order of the schema.
+
+        Raises also: Invalid for a value that does not fit its column exactly.
         """
         batch = batch if batch.schema == self.schema else self._cast(batch)
         self._patiently(lambda put: put.write(batch))
@@ -79,13 +82,13 @@ class RegionStream:
         return StreamReceipt(self._region, *acked, took, answer["skipped"], answer.get("newest"), repeated)
 
     def abort(self) -> None:
-        """Drop the stream; the region applies nothing of it."""
+        """Drop the stream; the region applies nothing."""
         put, self._put, self._kept = self._put, None, []
         if put is not None:
             put.abort()
 
     def _patiently(self, act: Callable[[OpenPut], T]) -> T:
-        """Return the result of `act` on the open stream, or on a new one to which all kept rows were sent."""
+        """Return the result of `act` on the open stream, or on a new stream after all kept rows were sent to it."""
         while True:
             step = partial(self._step, self._put, tuple(self._kept), act)
             try:
@@ -104,7 +107,7 @@ class RegionStream:
     def _step(
         self, put: OpenPut | None, kept: Sequence[pa.RecordBatch], act: Callable[[OpenPut], T]
     ) -> tuple[OpenPut, T]:
-        """Do one attempt. It changes nothing of this object, because it may run on after it was abandoned."""
+        """Run one attempt. It does not change this object, because an abandoned attempt may still be running."""
         opened = put or self._open_put()
         try:
             for batch in kept if put is None else ():

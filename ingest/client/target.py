@@ -25,8 +25,10 @@ class Target:
 
 @lru_cache(maxsize=8)
 def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
-    """Return the target table, opened once per Python worker and version of its routing: its key never changes, and the
-    owner checks rows again by its columns (see `reopened`). Raises: Unavailable if the table has another routing.
+    """Return the target table, opened once per Python worker and version of its routing.
+
+    The cached object stays valid: the key never changes, and the owner checks rows again by its own columns (see
+    `reopened`). Raises: Unavailable if the table has another routing.
     """
     secrets = {name: SecretStr(value) for name, value in options}
     base = BaseTable.open(uri, resolve(secrets, os.environ))
@@ -36,7 +38,8 @@ def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> 
 
 
 def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:
-    """Return the table as it is now, for rows with a column that `target` lacks: it may have been added."""
+    """Return the table's current state, for rows with a column that `target` lacks and that may have been added
+    since."""
     if target.base.latest().shape == target.base.shape:
         return target
     opened.cache_clear()

@@ -1,7 +1,7 @@
-"""Send one put or delete to the owners of its rows, in as many attempts as it takes.
+"""Send one put or delete to the owners of its rows, in repeated attempts.
 
-Rows that were surely not applied are sent again, maybe to other owners. Rows that may be applied are sent again only
-with their token, by which every region recognises them; without one the caller gets UnknownOutcome.
+Rows that were certainly not applied are sent again, possibly to other owners. Rows that may be applied are sent again
+only with their token, so that every region recognises them; without a token the caller gets UnknownOutcome.
 
 `InFlight` limits the bytes that the callers of one client have in flight.
 """
@@ -31,7 +31,8 @@ Part = tuple[Connection, Sequence[str], pa.Table]
 """A daemon, its regions, and their rows."""
 
 LIVING = 5.0
-"""Seconds that a daemon which lost a region has to answer for rows without a token: no one else can."""
+"""Seconds to wait for the answer of a daemon that lost a region, for rows without a token: only this daemon knows
+whether it applied them."""
 
 
 class RoutedWrite:
@@ -47,9 +48,11 @@ class RoutedWrite:
         *,
         may_go_down: bool = False,
     ) -> None:
-        """`request`: of the op "write" or "delete", for all parts. `grace`: seconds to wait for an answer beyond the
-        call's timeout. `may_go_down`: the token's number may be below an earlier one of its name, so regions are asked
-        first.
+        """Prepare a write of `rows`.
+
+        `request`: of the op "write" or "delete", for all parts. `grace`: seconds to wait for an answer beyond the
+        call's timeout. `may_go_down`: the token's number may be below an earlier one of its name, so the regions are
+        asked first.
         """
         self._may_go_down = may_go_down
         self._router, self._splitter, self._request, self._grace = router, splitter, request, grace
@@ -61,12 +64,12 @@ class RoutedWrite:
         self._unknown: UnknownOutcome | None = None
 
     def attempt(self, within: float) -> Receipt:
-        """Send the rows not acknowledged yet; return the receipt. Raises: `deciding_failure`."""
+        """Send the rows that are not acknowledged yet and return the receipt. Raises: `deciding_failure`."""
         parts = self._parts()
         self._refuse_going_down(parts, within)
         request = self._request if self._request["timeout"] is None else {**self._request, "timeout": within}
         if self._checked:
-            request = {**request, "routing": self._routing}  # rows that were split belong to its regions
+            request = {**request, "routing": self._routing}  # split rows belong to the regions of this routing
         whole = within + self._grace
         calls = [Call(to, regions, partial(to.write, rows, request, whole)) for to, regions, rows in parts]
         answers = self._router.answers(calls, LIVING if request["token"] is None else 0.0)
@@ -78,7 +81,7 @@ class RoutedWrite:
             elif (rest := self._rest(rows, answer)) is not None:
                 self._acks.append(answer.details)
                 self._waiting.append(rest)
-                failed.append(Unavailable(answer.message, answer.details))  # its meaning for the rest of the rows
+                failed.append(Unavailable(answer.message, answer.details))  # retryable for the remaining rows
             else:
                 self._waiting.append(rows)
                 self._unknown = answer if isinstance(answer, UnknownOutcome) else self._unknown
@@ -88,7 +91,8 @@ class RoutedWrite:
         return self._receipt()
 
     def _refuse_going_down(self, parts: Sequence[Part], within: float) -> None:
-        """Compare once what all owners have applied, since each compares its own regions only. Raises: Invalid."""
+        """Compare the newest applied tokens of all owners once, since each owner compares only its own. Raises:
+        Invalid."""
         token = Token.parse(self._request["token"])
         if token is None or len(parts) < 2 or not self._may_go_down:
             return
@@ -106,9 +110,8 @@ class RoutedWrite:
         self._may_go_down = False
 
     def outcome(self, error: MemWalError) -> MemWalError:
-        """Return the caller's error after `error` ended the attempts; all but UnknownOutcome mean that nothing
-        applied.
-        """
+        """Return the error for the caller after `error` ended the attempts. Every kind except UnknownOutcome means
+        that nothing was applied."""
         if isinstance(error, UnknownOutcome) or (self._unknown is None and not self._acks):
             return error
         if not self._acks and self._unknown is not None:
@@ -122,7 +125,7 @@ class RoutedWrite:
         )
 
     def _parts(self) -> list[Part]:
-        """Return the unsent rows by owner; they are routed only if no daemon owns all regions."""
+        """Return the unsent rows by owner. Rows are routed only if no daemon owns all regions."""
         rows = self._waiting[0] if len(self._waiting) == 1 else pa.concat_tables(self._waiting)
         router, self._routing = self._router, self._router.routing
         if (sole := router.sole) is not None:
@@ -140,9 +143,10 @@ class RoutedWrite:
         return parts
 
     def _rest(self, rows: pa.Table, answer: MemWalError) -> pa.Table | None:
-        """Return the rows that were not applied, if `answer` names the regions that applied theirs; else None.
+        """Return the rows that were not applied, if `answer` names the regions that applied their rows; else None.
 
-        After a resize the same region ids have other rows, so an answer by another routing than ours does not count.
+        After a resize the same region ids contain other rows, so an answer with another routing than the splitter's
+        is ignored.
         """
         if not isinstance(answer, UnknownOutcome) or "positions" not in answer.details:
             return None
@@ -154,7 +158,7 @@ class RoutedWrite:
         return rows.filter(pa.array(~np.isin(buckets, have)))
 
     def _bucketed(self, rows: pa.Table, splitter: Splitter) -> tuple[pa.Table, npt.NDArray[np.int32]]:
-        """Return rows, checked before the first split, and their buckets."""
+        """Return rows and their buckets. Rows are checked before the first split."""
         if not self._checked:
             deletes = self._request["op"] == "delete" or self._request["delete"]
             rows = splitter.checked_keys(rows) if deletes else splitter.checked(rows)
@@ -163,13 +167,13 @@ class RoutedWrite:
 
     def _receipt(self) -> Receipt:
         positions = {region: position for ack in self._acks for region, position in ack["positions"].items()}
-        # Rows that an unanswered attempt of this call applied are reported as repeated to a later one, though this call
-        # applied them.
+        # An attempt without an answer may have applied rows, which a later attempt of this call reports as repeated.
+        # They count as applied by this call.
         ours = self._unknown is not None
         applied = any(ack["applied"] for ack in self._acks) or not self._acks or ours
         told = {region: counts for ack in self._acks for region, counts in ack.get("regions", {}).items()}
         regions = {region: _counts(known(RegionCounts, counts), ours=ours) for region, counts in told.items()}
-        counted = self._request.get("delete") and not ours  # what a lost attempt has deleted is in no later count
+        counted = self._request.get("delete") and not ours  # no later count includes rows that a lost attempt deleted
         rows = sum(ack["rows"] for ack in self._acks) if counted else self._given
         return Receipt(rows, applied, positions, sum(ack["skipped"] for ack in self._acks), regions)
 
@@ -180,7 +184,8 @@ def _counts(told: RegionCounts, *, ours: bool) -> RegionCounts:
 
 
 def deciding_failure(failed: Sequence[MemWalError], *, repeatable: bool, alone: bool) -> MemWalError:
-    """Return the failure that decides what is next: one that ends the call before one that may pass."""
+    """Return the failure that decides the next step: a failure that ends the call takes precedence over a temporary
+    one."""
     order = {"raise": 0, "learn": 1, "wait": 2}
 
     def weight(error: MemWalError) -> tuple[int, bool]:
@@ -190,19 +195,19 @@ def deciding_failure(failed: Sequence[MemWalError], *, repeatable: bool, alone: 
 
 
 class InFlight:
-    """A limit on bytes in flight; callers wait for room. Rows larger than the limit go alone.
+    """A limit on bytes in flight; callers wait for room. A call larger than the limit runs alone.
 
     Thread safety. Any thread.
     """
 
     def __init__(self, most: int) -> None:
-        """`most`: bytes."""
+        """Set the limit to `most` bytes."""
         self._most, self._taken = most, 0
         self._freed = threading.Condition()
 
     @contextmanager
     def of(self, size: int, timeout: float) -> Iterator[None]:
-        """Hold `size` bytes of room. Raises: Unavailable without room for `timeout` seconds; nothing was sent."""
+        """Hold `size` bytes of room. Raises: Unavailable after `timeout` seconds without room; nothing was sent."""
         with self._leaving(), self._freed:
             if not self._freed.wait_for(lambda: self._has_room(size), timeout):
                 raise Unavailable(
@@ -222,7 +227,7 @@ class InFlight:
         return not self._taken or self._taken + size <= self._most or (caller is not None and caller.left)
 
     def _leaving(self) -> AbstractContextManager[None]:
-        """A context in which this thread wakes when its caller leaves."""
+        """Return a context that wakes this thread when its caller leaves."""
         caller = present()
         return nullcontext() if caller is None else caller.ending(self._wake)
 

@@ -1,4 +1,4 @@
-"""A child daemon: `python -m memwal.ingest.daemon`, which its parent starts (`memwal.ingest.daemon.child`)."""
+"""A child daemon: `python -m memwal.ingest.daemon`, started by its parent (`memwal.ingest.daemon.child`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> int:
 
     silence_grpc()
     try:
-        settings, take_over = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - our parent wrote it
+        settings, take_over = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - the parent wrote it
         replaying = Unhurried(lambda *told: _say({"replaying": in_words(*told)}), SystemClock())
         return serve(
             settings,

@@ -1,29 +1,36 @@
-"""Keep a daemon's share of a table's regions: watch the peers; claim, ask for and release regions by the placement.
+"""Maintain a daemon's share of a table's regions: watch the peers; claim, request and release regions by the
+placement.
 
-What must hold, whatever dies when:
+Invariants, whichever process dies at whichever step:
 
-1. A daemon acks a durable write only with an entry that storage took under its epoch (`ingest.region.core`). This does
-   not depend on the balancer, so a wrong belief costs a fence and a retry, never a row.
-2. After a release is answered, the former owner acks nothing of the region (`ingest.table.regions`).
-3. A daemon claims a region only when no peer that answers says that it has it. So two daemons that see each other never
-   fence each other.
+1. A daemon acks a durable write only with an entry that storage accepted under its epoch (`ingest.region.core`). This
+   does not depend on the balancer, so wrong information costs a fence and a retry, never a row.
+2. After the answer to a release, the former owner acks nothing of the region (`ingest.table.regions`).
+3. A daemon claims a region only if no answering peer reports that it has the region. So two daemons that see each
+   other never fence each other.
 
-A take-over, in steps: a peer refuses two looks, or is silent for three (`ingest.daemon.placement`) -> each of its
-regions is claimed by the daemon it now belongs to: epoch, sentinel, replay of what was not read before
-(`ingest.daemon.standby`) -> it serves. *Crash in between: the claimer is a dead peer as well, and the next daemon
-claims. The dead peer was only asleep: its appends are refused, its callers get the fence; its own next look sees the
-higher epoch, it drops that writer, and asks for its share.*
+Takeover, in steps:
 
-A planned hand-over (SIGTERM), in steps:
+1. A peer refuses two connections, or gives no answer three times (`ingest.daemon.placement`).
+2. Each of its regions is claimed by the daemon that it now belongs to: epoch, sentinel, replay of the entries that
+   were not read before (`ingest.daemon.standby`). *If the claimer crashes, it counts as dead too, and the next daemon
+   claims.*
+3. The claimer serves the region. *If the dead peer only hung: its appends are rejected, its callers get the fence;
+   its next check sees the higher epoch, drops that writer, and requests its share.*
 
-1. The daemon stops claiming and tells its peers to look: they see that it is draining, and ask for the regions that now
-   belong to them. From then on a call for such a region waits at the asker until it serves.
-2. Regions that peers ask for are released, and claimed by the asker. The others are served on. *Crash: a take-over,
-   from there.* Regions that no peer asks for are released in the end, and the peers are told to look again.
-3. Calls under way end; the process ends. Without peers the regions stay until then.
+Planned handover (SIGTERM), in steps:
 
-A daemon that starts asks the owners for its share. *The asker dies after the release: no daemon has the region; the one
-it belongs to next claims it, as soon as it sees that. The owner dies while it releases: a take-over.*
+1. The daemon stops claiming and asks its peers to check it. They see that it is draining, and request the regions
+   that now belong to them. From then on, calls for a requested region wait at the requester until it serves the
+   region.
+2. The daemon releases requested regions, and the requester claims them. The daemon still serves the others. *After a
+   crash, a takeover follows.* Finally the daemon releases regions that no peer requested, and asks the peers to check
+   again.
+3. Running calls end; the process ends. Without peers it keeps its regions until then.
+
+A starting daemon requests its share from the owners. *If the requester dies after the release, no daemon has the
+region; the daemon that it belongs to next claims it as soon as it sees that. If the owner dies during the release, a
+takeover follows.*
 """
 
 from __future__ import annotations
@@ -50,18 +57,18 @@ from memwal.ingest.threads import Worker
 
 _LOG = logging.getLogger("memwal.balancer")
 SLEPT, CHECK_EVERY = 2.0, 1.0
-"""Seconds without a step after which peers may have taken our regions: less than `SILENCES` looks take. And seconds
-between two looks at the region manifests while a peer is silent, which may have taken our regions."""
+"""SLEPT: seconds without a step after which peers may have taken regions of this daemon; less than `SILENCES` checks
+take. CHECK_EVERY: seconds between two reads of the region manifests while a silent peer may have taken regions."""
 ASKED_WITHIN = 2.0
-"""Seconds that an ending daemon waits for the next request of a peer; then it releases the rest."""
+"""Seconds that an ending daemon waits for the next request of a peer before it releases the remaining regions."""
 AT_ONCE = 8
-"""Regions that are claimed or asked for at the same time; most of a claim is waiting for storage."""
+"""Regions that are claimed or requested concurrently; a claim mostly waits for storage."""
 _STEP = 0.02
-"""Seconds between two requests after a refused one, and between two looks at the regions left."""
+"""Seconds between two requests after a rejected one, and between two checks of the remaining regions."""
 
 
 class Balancer:
-    """Claims and releases regions of `table`, so that this process has those that belong to it.
+    """Claims and releases regions of `table`, so that this process owns those that belong to it.
 
     Thread safety. Every method from any thread.
     """
@@ -75,10 +82,10 @@ class Balancer:
         access: Access | None = None,
         read_ahead: float = 0.0,
     ) -> None:
-        """`endpoints`: of all daemons of the table, our own, `me`, among them; `access`: how to reach them.
-        `read_ahead`: as `daemon.read_ahead`.
+        """Prepare the balancer; nothing happens before `start`.
 
-        Nothing happens before `start`.
+        `endpoints`: all daemons of the table, including `me`, this daemon. `access`: credentials for the others.
+        `read_ahead`: see `daemon.read_ahead`.
         """
         self._access = access or Access()
         others = [endpoint for endpoint in endpoints if endpoint != me]
@@ -96,7 +103,7 @@ class Balancer:
         self._standby = Standby(table, self.inherited, read_ahead)
 
     def start(self) -> None:
-        """Begin to look and to claim. Requires: the daemon answers calls."""
+        """Start the checks and claims. Requires: the daemon answers calls."""
         table = self._table.identity["table"]
         self._table.regions.hint, self._table.regions.assure = self.owner, self.assure
         self._table.upkeep.others = self.waiting
@@ -107,18 +114,22 @@ class Balancer:
         self._standby.start()
 
     def wait_settled(self, timeout: float) -> bool:
-        """Wait until every region that belongs to this daemon is here, or could not be claimed; return False if not."""
+        """Wait until every region of this daemon's share is claimed, or failed to be. Return False after `timeout`
+        seconds."""
         return self._settled.wait(timeout)
 
     def owner(self, region: UUID) -> str | None:
-        """Return the endpoint that has `region`, or should have it; None if that is not known."""
+        """Return the endpoint that has `region`, or should have it; None if unknown."""
         with self._lock:
             owner = self._watch.owner(region)
             return owner[0] if owner is not None else target(region, self._watch.live(self._clock.monotonic()))
 
     def peers(self) -> list[dict[str, Any]]:
-        """Return the other daemons as this one sees them: `endpoint`, `state` (`PeerState`), `answered` (seconds since
-        the last answer, None if there was none) and its `waiting` SSTs, of the region that has the most."""
+        """Return the other daemons as this one sees them.
+
+        Fields: `endpoint`, `state` (`PeerState`), `answered` (seconds since the last answer, None without one), and
+        `waiting` (the largest number of uncommitted SSTs of one of its regions).
+        """
         now = self._clock.monotonic()
         with self._lock:
             return [
@@ -133,19 +144,19 @@ class Balancer:
 
     @property
     def refusal(self) -> MemWalError | None:
-        """Why we and a peer that lives do not call each other; None if we call all."""
+        """Why this daemon and a live peer do not call each other; None if all peers are compatible."""
         lives = self._watch.answers
         found = (peer.refusal for peer in list(self._peers.values()) if lives(peer.endpoint))
         return next((refusal for refusal in found if refusal is not None), None)
 
     def served_elsewhere(self, region: UUID) -> tuple[str, int] | None:
-        """Return the endpoint and the epoch of the peer that serves `region`, None if none is known to."""
+        """Return the endpoint and the epoch of the peer that serves `region`; None if unknown."""
         with self._lock:
             owner = self._watch.owner(region)
         return None if owner is None else owner[:2]
 
     def missing(self) -> list[UUID]:
-        """Return regions that belong to this daemon and that no daemon is known to have."""
+        """Return the regions that belong to this daemon and that no daemon is known to have."""
         have = {writer.region for writer in self._table.regions.alive}
         with self._lock:
             live = [self._me, *self._watch.live(self._clock.monotonic())]
@@ -158,7 +169,7 @@ class Balancer:
             return inherited(self._me, self._table.regions.order, self._watch, self._clock.monotonic())
 
     def assure(self) -> None:
-        """Look at the region manifests if this process may have slept, so that no read shows a former state.
+        """Read the region manifests if this process may have been suspended, so that no read returns a former state.
 
         Raises: the error of reading a manifest.
         """
@@ -168,11 +179,12 @@ class Balancer:
             self._stepped = self._instant()
 
     def _instant(self) -> tuple[float, float]:
-        """Return the time of both clocks: the monotonic one stops in a suspended machine, the other may be set back."""
+        """Return the time of both clocks: the monotonic clock stops in a suspended machine, the other may be set
+        back."""
         return self._clock.monotonic(), self._clock.now()
 
     def waiting(self) -> list[Backlog]:
-        """Return the backlogs of the peers that answer and that know our last commit."""
+        """Return the backlogs of the peers that answer and that know this daemon's last commit."""
         if self._table.upkeep.held_back_elsewhere:
             return []
         version = self._table.upkeep.caught_up
@@ -183,12 +195,12 @@ class Balancer:
     # ---- requests of peers ---------------------------------------------------------------------------------------
 
     def heard(self, endpoint: str) -> None:
-        """Note that the peer at `endpoint` looked at us, so it is alive."""
+        """Record that the peer at `endpoint` checked this daemon, so it is alive."""
         with self._lock:
             self._watch.heard(endpoint, self._clock.monotonic())
 
     def look(self, endpoint: str) -> None:
-        """Look at the peer at `endpoint` now: its state changed."""
+        """Check the peer at `endpoint` now, because its state changed."""
         if endpoint in self._peers:
             self._peers[endpoint].look()
         self._table.look_at_commits()
@@ -205,7 +217,7 @@ class Balancer:
             return True
 
     def tell(self) -> None:
-        """Have the peers that answer look at us now."""
+        """Ask the answering peers to check this daemon now."""
         for peer in list(self._peers.values()):
             if self._watch.sees(peer.endpoint):
                 peer.tell()
@@ -213,8 +225,9 @@ class Balancer:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def hand_over(self) -> None:
-        """Do steps 1 and 2 of a planned hand-over. A region that cannot be released stays until the table is closed."""
-        before = self._table.regions.writers  # peers may ask for some while we stop claiming others
+        """Execute steps 1 and 2 of a planned handover. A region that cannot be released stays until the table is
+        closed."""
+        before = self._table.regions.writers  # read first: peers may request some while the claims stop
         self._table.regions.draining = True
         self._stop_claiming()
         with self._lock:
@@ -230,7 +243,7 @@ class Balancer:
             _LOG.info("region %s is handed over", writer.region)
 
     def _wait_asked(self) -> None:
-        """Wait while peers ask for our regions."""
+        """Wait while peers request regions of this daemon."""
         regions, clock = self._table.regions, self._clock
         left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
         while left and clock.monotonic() < until:
@@ -239,7 +252,8 @@ class Balancer:
                 left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
 
     def _let_go(self, writer: RegionWriter) -> bool:
-        """Release the region of `writer` unasked, and tell the peers; return whether it could be released."""
+        """Release the region of `writer` without a request and notify the peers; return whether the release
+        succeeded."""
         try:
             self._table.release(writer.region)
         except MemWalError as error:
@@ -250,7 +264,7 @@ class Balancer:
         return True
 
     def stop(self) -> None:
-        """End all threads."""
+        """Stop all threads."""
         self._stop_claiming()
         self._standby.stop()
         for peer in self._peers.values():
@@ -269,10 +283,10 @@ class Balancer:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self.assure()  # before the step, which resets the time by which a sleep is noticed
+                self.assure()  # before the step, which resets the times that reveal a suspension
                 self._step()
                 self._stepped = self._instant()
-            except BaseException as error:  # noqa: BLE001 - an error here would silently end all take-overs
+            except BaseException as error:  # noqa: BLE001 - an error here would silently stop all takeovers
                 _LOG.warning("placement failed, will try again: %s", classify(error))
             self._wake.wait(LOOK_EVERY)
             self._wake.clear()
@@ -290,15 +304,14 @@ class Balancer:
             self._settled.set()
 
     def _check(self, regions: Sequence[UUID]) -> wal.WalError | None:
-        """Look at the manifests of `regions`, drop those that another process has claimed; return an error of
-        reading.
-        """
+        """Read the manifests of `regions` and drop those that another process has claimed. Return an error of
+        reading."""
         failed = None
         for region in regions:
             try:
                 self._table.regions.writer(region).refresh()
             except (wal.Fenced, MemWalError):
-                continue  # it is dropped below, or was released meanwhile
+                continue  # dropped below, or released meanwhile
             except wal.WalError as error:
                 failed = error
         if regions:
@@ -323,13 +336,13 @@ class Balancer:
             return steps
 
     def _drop_ended(self) -> None:
-        """Drop writers that were fenced, or stopped themselves after a storage failure: both need a new claim."""
+        """Drop writers that were fenced, or stopped themselves after a storage failure. Both need a new claim."""
         for writer in self._table.regions.writers:
             if writer.failure is not None:
                 self._begin(writer.region, self._drop, writer)
 
     def _drop(self, writer: RegionWriter) -> None:
-        """Close a failed writer. Its threads may take a while to end, waiting for storage; no claim begins before."""
+        """Close a failed writer. Its threads may wait for storage for a while; no claim begins before they end."""
         _LOG.warning("region %s is dropped: %s", writer.region, writer.failure)
         with suppress(MemWalError):
             self._table.release(writer.region)
@@ -341,7 +354,7 @@ class Balancer:
                 self._taken.lost(writer.region, now)
 
     def _begin(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
-        """Start `work` in the background, unless other work on `region` is under way."""
+        """Start `work` in the background, unless other work on `region` is running."""
         with self._lock:
             if region in self._busy or self._stopped.is_set():
                 return
@@ -361,7 +374,7 @@ class Balancer:
             self._wake.set()
 
     def _take(self, region: UUID, owner: Peer | None) -> None:
-        """Claim the region; ask its `owner` for it first, if it has one."""
+        """Claim the region; first request it from its `owner`, if it has one."""
         with self._table.regions.expecting(region):
             before = self._table.before_claim(region)  # while its owner, if any, still serves it
             if owner is not None:

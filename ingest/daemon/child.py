@@ -1,13 +1,13 @@
-"""A daemon as a child process on loopback: what `memwal run` uses when no endpoints are configured.
+"""A daemon as a child process on loopback, for `memwal run` without configured endpoints.
 
 The parent writes the configuration, pickled (secrets stay references), as one line to the child's standard input and
 keeps that pipe open: it is the child's lifeline. The child answers with lines of JSON on its standard output: any
 number of `{"replaying"}`, then `{"endpoint"}` or an error.
 
-`RestartingDaemon` restarts a child that exits, on its old port, where a stream under way finds it again. Acknowledged
-rows are in the log, and others are sent again with their token (`ingest.client.retry`), so an exit costs time only. If
-the child cannot start, it gives up: at once if an operator must fix the reason (another process has the port), else
-after as long as a micro-batch waits (storage does not answer).
+`RestartingDaemon` restarts a child that exits, on its old port, where open streams reconnect. Acknowledged rows are
+in the log, and clients send the others again with their token (`ingest.client.retry`), so an exit costs only time. If
+the child cannot start, the parent stops restarting it: at once if an operator must fix the cause (another process
+uses the port), otherwise after the waiting time of a micro-batch (storage does not answer).
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from memwal.wal import Clock, SystemClock
 class ChildDaemon:
     """A running child daemon.
 
-    Thread safety. Any thread. Invariants. The child ends with this process, also when this process is killed.
+    Thread safety. Any thread.
+    Invariants. The child ends with this process, even if this process is killed.
     """
 
     def __init__(self, process: subprocess.Popen[str], endpoint: str) -> None:
-        """Use `start_child`."""
+        """Use `start_child` instead."""
         self._process = process
         self.endpoint = endpoint
         self.pid = process.pid
 
     def exit_code(self) -> int | None:
-        """The child's exit code (negative: the signal that ended it), None while it runs."""
+        """Return the exit code of the child (negative: the signal that ended it); None while it runs."""
         return self._process.poll()
 
     def stop(self, timeout: float = 30.0) -> int:
@@ -63,7 +64,7 @@ def start_child(
 ) -> ChildDaemon:
     """Start a daemon for `settings` and wait until it serves.
 
-    `replaying`: called with texts that say how far its regions are opened. `take_over`: as for `serve`.
+    `replaying`: called with texts about the progress of opening regions. `take_over`: see `serve`.
     Raises: the error that `serve` raised in the child.
     """
     process = subprocess.Popen(
@@ -71,7 +72,7 @@ def start_child(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C goes to the parent only, which then ends the child in order
+        start_new_session=True,  # Ctrl-C reaches only the parent, which ends the child in order
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -88,7 +89,7 @@ def start_child(
 
 
 def how_it_ended(code: int) -> str:
-    """Return an exit code in words; negative: the signal that ended the process."""
+    """Return a description of an exit code; a negative one is the signal that ended the process."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
@@ -109,13 +110,15 @@ PAUSE_FIRST, PAUSE_MOST = 0.1, 5.0
 class RestartingDaemon:
     """A child daemon that is restarted on its old port when it exits.
 
-    Thread safety. Any thread. Invariants. One process at a time; each has the address of the first.
+    Thread safety. Any thread.
+    Invariants. One process at a time; each has the address of the first.
     """
 
     def __init__(
         self, settings: Settings, replaying: Callable[[str], None] = lambda _: None, clock: Clock | None = None
     ) -> None:
-        """Start the child, and return when it serves. `replaying`: as for `start_child`. Raises: as `start_child`."""
+        """Start the child, and return when it serves. `replaying`: see `start_child`. Raises: errors of
+        `start_child`."""
         self._clock = clock or SystemClock()
         self._patience = settings.sink.stream_timeout
         self._child = start_child(settings, replaying)
@@ -128,16 +131,16 @@ class RestartingDaemon:
 
     @property
     def pid(self) -> int:
-        """Process id of the present child."""
+        """Process id of the current child."""
         return self._child.pid
 
     @property
     def failure(self) -> MemWalError | None:
-        """Why it is no longer restarted, None while it runs or restarts."""
+        """Why the child is not restarted; None while it runs or restarts."""
         return self._failure
 
     def stop(self, timeout: float = 30.0) -> int:
-        """Stop the child as `ChildDaemon.stop`, and do not restart it."""
+        """Stop the child as `ChildDaemon.stop` does, and do not restart it."""
         self._stopped.set()
         self._keeper.wait()
         return self._child.stop(timeout)
@@ -160,7 +163,7 @@ class RestartingDaemon:
             try:
                 self._child = start_child(self._settings)
                 return True
-            except Exception as error:  # noqa: BLE001 - raised by the readers of `failure`
+            except Exception as error:  # noqa: BLE001 - readers of `failure` raise it
                 found = classify(error)
                 may_pass = isinstance(found, Unavailable | UnknownOutcome) and self._clock.monotonic() < until
                 if not may_pass:

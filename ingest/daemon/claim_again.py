@@ -1,17 +1,18 @@
-"""A single daemon after another writer took regions of it: it claims them again, or ends.
+"""Claim regions again after another writer has taken them from a single daemon, or end.
 
-A fenced writer serves no more calls, and no other daemon may do so either. In steps:
+A fenced writer rejects all calls, and no other daemon can serve them. In steps:
 
-1. **It is noticed** by the next write, by a request of /health/readyz, or by a look at the region manifests every
-   `LOOK_EVERY` seconds. Calls get the fence meanwhile, and /health/readyz reports it.
-2. **`daemon.claim_again` later** the owners' notes tell who has the regions (`ingest.table.live_owners`). If that
-   writer lives, or may live, it keeps them: this daemon ends with exit code 1. If it is about to end, we wait.
-3. **Its note says that it has gone**: the regions are claimed again, and their logs replayed. *Rows that it acked are
-   in the log; rows that we did not ack may be missing.*
-4. **It left no note** (Lance's own writers do not): its regions must not have changed for a whole pause, since a claim
-   would fence a writer in the middle of its work. So we wait as long as it writes.
+1. **Detection**: by the next write, by a request to /health/readyz, or by a read of the region manifests every
+   `LOOK_EVERY` seconds. Meanwhile calls fail with the fence, and /health/readyz reports it.
+2. **After `daemon.claim_again`** the owner notes identify the current owner (`ingest.table.live_owners`). If that
+   writer is or may be alive, it keeps the regions: this daemon ends with exit code 1. If it is about to end, this
+   daemon waits.
+3. **If its note shows that it has gone**, this daemon claims the regions again and replays their logs. *Rows that it
+   acked are in the log; rows that it did not ack may be missing.*
+4. **If it left no note** (Lance's own writers write none), its regions must not have changed for a whole pause, since
+   a claim would fence a writer that is still working. This daemon waits as long as the writer writes.
 
-A resize fences regions too, and ends by itself: it is not another writer (`ingest.table.resize`).
+A resize also fences regions. It ends by itself and does not count as another writer (`ingest.table.resize`).
 """
 
 from __future__ import annotations
@@ -30,39 +31,40 @@ from memwal.ingest.table.live_owners import LiveOwners
 
 _LOG = logging.getLogger("memwal.daemon")
 LOOK_EVERY = 10.0
-"""Seconds between two looks at the region manifests if nobody asks whether this daemon is ready. A look reads a few
-small objects of each region and writes nothing."""
+"""Seconds between two reads of the region manifests if no caller asks whether this daemon is ready. Each reads a few
+small objects of every region and writes nothing."""
 Seen = dict[UUID, tuple[int, int]]
 """By region: the version of its manifest and the newest position of its log."""
 
 
 class ClaimsAgain:
-    """Notices that another writer took regions of a table that this daemon serves alone, and claims them again.
+    """Detects that another writer took regions of a table that this daemon serves alone, and claims them again.
 
     Thread safety. `notice` from any thread, `look` from one.
     """
 
     def __init__(self, table: Table, owners: LiveOwners, clock: wal.Clock, pause: float) -> None:
-        """`pause`: seconds, `daemon.claim_again`."""
+        """Prepare for `table`. `pause`: seconds, `daemon.claim_again`."""
         self._table, self._owners, self._clock, self._pause = table, owners, clock, pause
         self._noticing = threading.Lock()
         self._noticed, self._since = clock.monotonic(), 0.0
         self._seen: Seen | None = None
 
     def notice(self, every: float = 0.0) -> None:
-        """Look at the region manifests, so that fenced writers fail; at most once in `every` seconds."""
+        """Read the region manifests, so that fenced writers fail; at most once in `every` seconds."""
         with self._noticing:
             now = self._clock.monotonic()
             if now - self._noticed < every:
                 return
             self._noticed = now
             for writer in self._table.regions.alive:
-                with suppress(wal.WalError, MemWalError):  # a fenced writer has its failure set now
+                with suppress(wal.WalError, MemWalError):  # a fenced writer now has its failure set
                     writer.refresh()
 
     def look(self) -> FencedError | None:
-        """Take one step of the module's docstring; return why this daemon has to end, None if it goes on. Raises:
-        errors of storage; then call it again.
+        """Run one step of the module's protocol. Return why this daemon has to end; None if it continues.
+
+        Raises: errors of storage; then call it again.
         """
         self.notice(LOOK_EVERY)
         fenced = [each for each in self._table.regions.writers if isinstance(each.failure, wal.Fenced)]
@@ -92,7 +94,7 @@ class ClaimsAgain:
         self._seen = None
 
     def _left_no_note(self, fenced: Sequence[RegionWriter]) -> bool:
-        """Return whether one of these regions was taken by a writer that left no note."""
+        """Return whether one of these regions was taken by a writer without a note."""
         epochs = self._owners.epochs()
         manifests = ((each.region, self._manifest(each.region)) for each in fenced)
         return any(found is not None and epochs.get(region, 0) < found.writer_epoch for region, found in manifests)

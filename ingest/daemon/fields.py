@@ -1,6 +1,5 @@
-"""What a daemon takes of a request, by its protocol and by the names of its fields (`ingest.rpc.protocol`), and what it
-tells of its table.
-"""
+"""Validate the fields of requests by protocol, name and form (`ingest.rpc.protocol`), and describe the daemon's
+table."""
 
 from __future__ import annotations
 
@@ -73,9 +72,11 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def expect(request: Mapping[str, Any], call: str = "") -> None:
-    """Raise Invalid if a request is of a protocol that this daemon does not talk to, needs a field that it does not
-    know, or has a field of another form. `call`: the action's name; those that ask who is here are always
-    answered.
+    """Validate a request.
+
+    `call`: the action's name; actions in `ASK_WHO` are answered for every protocol.
+    Raises: Invalid for an incompatible protocol, for a needed field that this daemon does not know, and for a field
+    of another form.
     """
     told, needs = request.get("protocol"), request.get("needs")
     if call not in ASK_WHO:
@@ -96,12 +97,12 @@ def given(request: Mapping[str, Any], name: str) -> Any:
 
 
 def arguments(read: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request that the read `read` takes."""
+    """Return the fields of a request that the read `read` accepts."""
     return {name: request[name] for name in _taken(read) if name in request}
 
 
 def names(request: Mapping[str, Any], field: str) -> list[str] | None:
-    """Return a field of a request that is a list of names, None if it is missing. Raises: Invalid."""
+    """Return a field of a request that is a list of names; None if it is missing. Raises: Invalid."""
     told = request.get(field)
     if told is None or (isinstance(told, list) and all(isinstance(name, str) for name in told)):
         return told
@@ -109,7 +110,7 @@ def names(request: Mapping[str, Any], field: str) -> list[str] | None:
 
 
 def described(table: Table) -> dict[str, Any]:
-    """Return what a client needs to know of the columns, rules and regions of `table`; the schema in hex."""
+    """Return the columns, rules and regions of `table` that a client needs; the schema in hex."""
     base = table.base
     return {
         "schema": base.schema.serialize().to_pybytes().hex(),

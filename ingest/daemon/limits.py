@@ -1,7 +1,7 @@
-"""What callers may take of a daemon: calls at a time, bytes of requests and of puts, time and memory of reads.
+"""Limits for callers of a daemon: concurrent calls, bytes of requests and of puts, time and memory of reads.
 
-Arrow Flight for Python sets no limits of gRPC's own: a message is in memory before a handler sees it. So a daemon
-refuses as early as it can, and one that others reach should have a limit of its memory (`configs/deploy`) as well.
+Arrow Flight for Python cannot set gRPC's own limits: a message is in memory before a handler sees it. A daemon
+rejects as early as it can; one that other machines can reach should have a memory limit (`configs/deploy`) as well.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from memwal.wal.errors import first_line
 from memwal.wal.panics import as_exception
 
 RETRY_AFTER = 0.1
-"""Seconds after which a caller that was refused for too many calls may ask again."""
+"""Seconds after which a caller that was rejected for too many calls may retry."""
 _BY_REASON: dict[str, Why] = {"role": "role", "size": "size", "late": "time", "memory": "memory"}
 
 
 class Calls:
-    """The calls under way, of which there may be only so many.
+    """Limits the number of concurrent calls.
 
     Thread safety. Any thread.
     """
@@ -38,7 +38,7 @@ class Calls:
         self._most, self._lock, self._under_way = most, threading.Lock(), 0
 
     def enter(self) -> Call:
-        """Begin a call. Raises: Unavailable (busy) if too many are under way; it was not looked at."""
+        """Begin a call. Raises: Unavailable (busy) at the limit, before the call is read."""
         with self._lock:
             if self._under_way >= self._most:
                 raise Unavailable(
@@ -54,21 +54,20 @@ class Calls:
 
 
 class Call:
-    """One call under way. It ends with its context, unless it is `kept`; at the latest when it is dropped: gRPC may
-    drop a stream that it has not begun.
-    """
+    """One running call. It ends with its context, unless it is `kept`, and at the latest when the object is deleted:
+    gRPC may drop a stream that it has not begun."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended: Callable[[], None] | None = ended
         self._kept = False
 
     def kept(self) -> Self:
-        """Return the call, which goes on after its context, until `end`."""
+        """Return the call, which continues after its context until `end`."""
         self._kept = True
         return self
 
     def end(self) -> None:
-        """End the call; once, however often it is called."""
+        """End the call. Further calls of this method have no effect."""
         ended, self._ended = self._ended, None
         if ended is not None:
             ended()
@@ -86,7 +85,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The settings of [daemon] that limit callers; 0 of a read: no limit."""
+    """The settings of [daemon] that limit callers. For reads, 0 means no limit."""
 
     calls: int
     message: int
@@ -104,22 +103,21 @@ class Limits:
         return Caller(gone, Allowance(monotonic, self.query_seconds, self.query_bytes))
 
     def take_message(self, size: int) -> None:
-        """Raises: Invalid for a message of more bytes than are allowed."""
+        """Check the bytes of a message. Raises: Invalid above the limit."""
         if size > self.message:
             raise _too_large("a message", size, "message_max", self.message, "send smaller batches, or fewer keys")
 
     def take_keys(self, rows: pa.Table, table: pa.Schema) -> None:
-        """Raises: Invalid for the rows of a request that take more bytes than a message may have, once they have the
-        types of `table`.
-        """
+        """Check the bytes of a request's rows, converted to the types of `table`. Raises: Invalid above the limit of
+        a message."""
         size = ConvertedSize(rows.schema, table, whole=False)
         self.take_message(sum(size.of(batch) for batch in rows.to_batches()))
 
     def counted(self, table: pa.Schema) -> Callable[[pa.RecordBatch], None]:
-        """Return a function that takes the batches of one put into a table with these columns.
+        """Return a function that checks the batches of one put into a table with these columns.
 
-        It raises Invalid for a batch of more bytes than are allowed, and for a put of more: the bytes of its rows so
-        far in the columns of the table, with nulls in columns that the batches lack. Nothing is applied.
+        It raises Invalid for a batch with too many bytes, and for a put with too many: the bytes of its rows so far
+        in the columns of the table, with nulls in columns that the batches lack. Nothing is applied then.
         """
         sizes, total = list[ConvertedSize](), 0
 
@@ -137,7 +135,7 @@ class Limits:
 
 
 def why_refused(error: MemWalError) -> Why | None:
-    """Return the reason by which a refusal counts; None for an error that is none."""
+    """Return the reason of a rejection for the counters; None for any other error."""
     reason = str(error.details.get("reason", ""))
     if reason == BUSY and "calls_max" in error.details:
         return "busy"
@@ -148,8 +146,10 @@ _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def classified(error: BaseException) -> MemWalError:
-    """Return the error of a call by its kind. A request that lacks a field, or has one of another type, fails in the
-    service: the table's methods raise no such errors.
+    """Return the error of a call by its kind.
+
+    A request that lacks a field, or has one of another type, fails in the service; the table's methods raise no such
+    errors.
     """
     found = classify(as_exception(error))
     if isinstance(found, Internal) and isinstance(error, _MALFORMED):

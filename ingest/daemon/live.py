@@ -1,4 +1,4 @@
-"""What the page of a daemon shows, read from the daemon's memory; its queries go to the table itself."""
+"""The data of a daemon's page, read from the daemon's memory; its queries go to the table itself."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class DaemonSource:
     def __init__(
         self, pages: DaemonPages, place: Place, uri: str, access: Access, clock: Clock, storage: StorageRates
     ) -> None:
-        """`uri`: of the table, shown until it is open. `access`: how to reach the other daemons."""
+        """Show the daemon at `place`. `uri`: of the table, shown until it is open. `access`: credentials for the
+        other daemons."""
         self._pages, self._place, self._uri, self._access, self._clock = pages, place, uri, access, clock
         self._storage = storage
 
     def sample(self) -> Sample:
-        """Return the counters of all regions that were ever here, and how far those here are behind."""
+        """Return the counters of all regions that this daemon ever served, and the lag of those that it serves now."""
         self._storage.sample()
         table = self._pages.table
         if table is None:
@@ -98,12 +99,13 @@ class DaemonSource:
         }
 
     def queryable(self) -> dict[str, Any] | None:
-        """Return what a query may name, None before the table is open."""
+        """Return the columns that a query may name; None before the table is open."""
         table = self._pages.table
         return None if table is None else query_box.describe(table.schema, table.key, table.regions.context.indexes)
 
     def ask(self, request: Mapping[str, Any]) -> Page:
-        """Return the rows of one query, of all regions: if this daemon has only some, it asks the others too."""
+        """Return the rows of one query over all regions. If this daemon has only some of them, it asks the others
+        too."""
         with self._reads() as table:
             return Page.of(query_box.answer(table, request, self._clock))
 
@@ -159,13 +161,13 @@ class DaemonSource:
 
 
 def worst(behind: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
-    """Return by level the oldest age of several regions, None without a region."""
+    """Return by level the oldest age of several regions; None without a region."""
     names = ("latest", "flushed", "committed")
     return {name: max((float(each[name]) for each in behind), default=None) for name in names}
 
 
 def _own(status: Mapping[str, Any], owner: str, size_max: int) -> dict[str, Any]:
-    """Return a region that is here, by its `status`."""
+    """Return the entry of a region that this daemon serves, from its `status`."""
     names = ("id", "bucket", "epoch", "state", "memtable_rows", "memtable_bytes")
     return {name: status[name] for name in names} | {
         "owner": owner,
@@ -177,7 +179,7 @@ def _own(status: Mapping[str, Any], owner: str, size_max: int) -> dict[str, Any]
 
 
 def _all_regions(table: Table, share: Balancer | None, here: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return every region of the table by bucket: those here, and of the others their owner and epoch if known."""
+    """Return every region of the table by bucket; of regions served elsewhere, the owner and epoch if known."""
     known = {UUID(region["id"]): region for region in here}
     return [known.get(region) or _elsewhere(table, share, region, at) for at, region in enumerate(table.regions.order)]
 

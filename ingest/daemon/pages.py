@@ -26,7 +26,7 @@ class TableCollector(Collector):
         self._table = table
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as of now."""
+        """Yield the current metrics."""
         meters = self._table.regions.context.meters
         yield from families(COUNTED, {str(region): meter for region, meter in meters.regions().items()}, "region")
         held = {writer.name: writer.status() for writer in self._table.regions.writers}
@@ -37,7 +37,7 @@ class TableCollector(Collector):
 
 
 class DaemonPages:
-    """The pages of a daemon, before and after it has its table.
+    """The pages of a daemon, before and after it has opened its table.
 
     Thread safety. Any thread.
     """
@@ -47,15 +47,17 @@ class DaemonPages:
         self.health.hold("claiming", "the regions are being claimed and their logs replayed")
         self.scrape, self.events = scrape, RecentEvents()
         self.table: Table | None = None
-        """The table that is shown, None before it is open."""
+        """The shown table; None before it is open."""
         self.share: Balancer | None = None
-        """Keeps this daemon's share of the regions; None for a single daemon, and until the regions are claimed."""
+        """Maintains this daemon's share of the regions; None for a single daemon, and until the regions are claimed."""
         self._shown: TableCollector | None = None
         self._notice: Callable[[], None] = lambda: None
 
     def shows(self, table: Table, notice: Callable[[], None] = lambda: None) -> None:
-        """Show `table`, which is open; its regions may still be claimed. It replaces a table shown before, now closed.
-        `notice`: called before this daemon is reported ready, to notice that another writer has taken regions.
+        """Show `table`, which is open; its regions may still be claimed. It replaces a table shown before, which is
+        closed.
+
+        `notice`: called before this daemon reports itself ready, to detect that another writer has taken regions.
         """
         if self._shown is not None:
             self.scrape.remove(self._shown)
@@ -63,12 +65,12 @@ class DaemonPages:
         self.scrape.add(self._shown)
 
     def serves(self, share: Balancer | None) -> None:
-        """Note that the regions are claimed. `share`: keeps the daemon's share, None if it has all regions."""
+        """Record that the regions are claimed. `share`: maintains the daemon's share; None if it has all regions."""
         self.share = share
         self.health.release("claiming")
 
     def reasons(self) -> list[Reason]:
-        """Return why this daemon is not ready; empty if it is. Asks storage once."""
+        """Return why this daemon is not ready; empty if it is. Sends one request to storage."""
         held = self.health.reasons()
         if self.table is None:
             return held
@@ -85,7 +87,7 @@ class DaemonPages:
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return what `memwal status --json` prints, without events. Raises: errors of reading the table."""
+        """Return the output of `memwal status --json`, without events. Raises: errors of reading the table."""
         if self.table is None:
             return {"regions": [], "not_ready": self.health.reasons()}
         return self.table.status()
@@ -95,7 +97,7 @@ class DaemonPages:
         return pages_of(self.scrape, self.reasons, self.status, self.paused)
 
     def acts(self) -> dict[str, Act]:
-        """Return the actions by path. Those of a flush are of the regions here, those of a commit of all."""
+        """Return the actions by path. A flush covers the regions of this daemon, a commit all regions."""
 
         def flush(*_: Any) -> dict[str, Any]:
             regions = [writer.status() for writer in self._open().regions.writers]
@@ -106,7 +108,7 @@ class DaemonPages:
         return pauses | {"/flush": flush, "/commit": lambda *_: asdict(self._open().commit())}
 
     def paused(self) -> Paused:
-        """Return what an operator holds, as of the last look."""
+        """Return what an operator has paused, as of the last read."""
         return {} if self.table is None else self.table.pauses.last
 
     def _open(self) -> Table:

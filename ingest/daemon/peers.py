@@ -1,8 +1,8 @@
-"""Look at the other daemons of a table, with one thread for each, so that a silent one delays no look at another.
+"""Check the other daemons of a table, with one thread for each, so that a silent one delays no other check.
 
-A look is the Flight action "regions". It returns the peer's regions, and shows the peer that we are alive. A refused
-connection means that the process has ended. No answer in time means stopped, busy or unreachable. A peer that denies us
-access lives, whatever it has.
+A check is the Flight action "regions". It returns the peer's regions, and shows the peer that this daemon is alive. A
+refused connection means that the peer's process has ended. A timeout means that it hangs, is busy or is unreachable.
+A peer that rejects the credentials counts as alive and keeps its regions.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from memwal.wal import Released, WalError
 
 _LOG = logging.getLogger("memwal.peers")
 LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.05, 1.0
-"""Seconds between two looks, until the next look after the first refused connection, and until a look counts as
-unanswered. A peer that refuses again is down, and looked at as seldom as one that answers: each try costs a client."""
+"""Seconds between two checks, until the next check after the first refused connection, and until a check times out. A
+peer that refuses again is down and checked at the normal interval, since each attempt needs a new client."""
 AT_ONCE = 16
-"""Peers that are asked at the same time, once, when a daemon starts."""
+"""Peers that are asked concurrently, once, when a daemon starts."""
 ASK_TIMEOUT = 5.0
-"""Seconds that a peer has to release a region; a later release shows at the next look."""
+"""Seconds for a peer to release a region. A later release shows at the next check."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
-"""Make each client connect anew; otherwise gRPC remembers a refused connection for seconds, for all clients."""
+"""Give each client its own connection state. Otherwise gRPC remembers a refused connection for seconds, for all
+clients."""
 _ROLE = "role"
-"""Reason of a daemon whose tokens give ours too few rights."""
+"""Reason of an error of a daemon whose tokens give this daemon's token too low a role."""
 _UNANSWERED = (flight.FlightTimedOutError, flight.FlightCancelledError)
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -61,10 +62,11 @@ class Peer:
         seen: Callable[[Peer, Answer | None, bool], None],
         access: Access,
     ) -> None:
-        """`me`, `table`: our own endpoint, and the address of the table, which the peer must serve too.
-        `seen`: called after every look, by a thread of this peer, with the answer, or with None and whether the
-        connection was refused. `access`: how to reach the peer. Raises: Invalid if a reference of it cannot be
-        resolved.
+        """Start to check the daemon at `endpoint`.
+
+        `me`: this daemon's endpoint. `table`: the address of the table, which the peer must serve too. `seen`: called
+        after every check, by a thread of this peer, with the answer, or with None and whether the connection was
+        refused. `access`: credentials for the peer. Raises: Invalid if a reference in `access` cannot be resolved.
         """
         self.endpoint, self.waiting, self.version = endpoint, Backlog(0, 0, None), 0
         self._me, self._table, self._seen = me, table, seen
@@ -72,9 +74,10 @@ class Peer:
         self._tls: ClientTls = shown["tls"]
         self._headers = bearer(endpoint, shown["token"])
         self.refusal: MemWalError | None = None
-        """Why we do not call it, None if we do: its version of the protocol, or that it denies us access."""
+        """Why this daemon does not call the peer; None if it does. The peer has another protocol, or rejects the
+        credentials."""
         self.denies = False
-        """Whether it denied us the last look."""
+        """Whether the peer rejected the credentials at the last check."""
         self._client: flight.FlightClient | None = None
         self._connecting = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()
@@ -82,26 +85,26 @@ class Peer:
         self._worker = Worker(f"peer-{endpoint.rpartition('/')[2]}", self._run)
 
     def look(self) -> None:
-        """Look now."""
+        """Check the peer now."""
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread; a look under way is finished first."""
+        """End the thread after a running check."""
         self._stopped.set()
         self._wake.set()
         self._worker.wait()
         self._drop()
 
     def tell(self) -> None:
-        """Tell the peer to look at us now, if it can be reached."""
+        """Ask the peer to check this daemon now, if it can be reached."""
         with suppress(*_ERRORS):
             self._act("look", LOOK_TIMEOUT)
 
     def ask(self, region: UUID, read: int) -> Released | None:
-        """Ask the peer to release `region`; return what it tells us for our claim, if it does. `read`: the position up
-        to which we have read its log.
+        """Ask the peer to release `region`. Return its information for the claim, if readable.
 
-        Raises: MemWalError if it does not release it.
+        `read`: the newest position of the region's log that this daemon has read. Raises: MemWalError if the peer keeps
+        it.
         """
         try:
             answer = self._act("release", ASK_TIMEOUT, region=str(region), read=read)
@@ -118,11 +121,11 @@ class Peer:
             self._wake.clear()
 
     def _look(self) -> bool:
-        """Look once; return False if the connection was refused, to look again soon."""
+        """Check the peer once. Return False if it refused the connection, to check again soon."""
         try:
             told = self._act("regions", LOOK_TIMEOUT)
             answer = self._understood(told)
-        except Exception as error:  # noqa: BLE001 - an error here would freeze our picture of the peer
+        except Exception as error:  # noqa: BLE001 - an error here would freeze the view of the peer
             self._drop()
             return self._missed(error)
         self.denies = False
@@ -130,7 +133,7 @@ class Peer:
         return True
 
     def _missed(self, error: Exception) -> bool:
-        """Note a look that failed; return as `_look`."""
+        """Record a failed check; return the result of `_look`."""
         denial = self._denial(error)
         self.denies, self.refusal = denial is not None, denial or self.refusal
         has_ended = isinstance(error, flight.FlightUnavailableError) and denial is None
@@ -142,16 +145,15 @@ class Peer:
         return not has_ended
 
     def _denial(self, error: Exception) -> MemWalError | None:
-        """Return why the peer, which lives, does not let us in; None if `error` does not say so."""
-        with suppress(Exception):  # an error that cannot be read
+        """Return why the live peer rejects the credentials; None if `error` has another cause."""
+        with suppress(Exception):  # an unreadable error
             problem = self._tls.translated(error, self.endpoint)
             return problem if denies_access(problem) or problem.details.get("reason") == _ROLE else None
         return None
 
     def _understood(self, told: Mapping[str, Any]) -> Answer:
-        """Return what an answer to a look says. Of a peer of another protocol only those fields are read that never
-        change their meaning.
-        """
+        """Return the content of an answer. For an incompatible protocol, read only the fields that never change their
+        meaning."""
         if told["table"] != self._table:
             raise ValueError(f"it serves {told['table']}, not this table; correct daemon.endpoints")
         self.refusal = refusal_of_daemon(told, self.endpoint)
@@ -162,7 +164,7 @@ class Peer:
             self.waiting, self.version = known(Backlog, told["waiting"]), int(told["base_version"])
         else:
             self.waiting, self.version = Backlog(0, 0, None), 0
-        # A region that it is claiming counts as its own; a request to release it waits for the claim.
+        # A region that the peer is claiming counts as its own; a request to release it waits for the claim.
         claiming = dict.fromkeys(map(UUID, told["claiming"]), 0)
         having = {UUID(region): epoch for region, epoch in told["regions"].items()}
         return Answer(claiming | having, told["draining"])
@@ -192,9 +194,10 @@ class Peer:
 
 
 def refuse_other_protocols(endpoints: Iterable[str], access: Access, table: str) -> None:
-    """Raise if one of the daemons at `endpoints` answers and speaks a protocol that we do not talk to, or denies us
-    access. `table`: the address of ours; a daemon that says that it serves another one counts for nothing, as ports are
-    reused. Raises: Invalid, also for files of `access`; Unavailable.
+    """Raise if a daemon at `endpoints` answers with an incompatible protocol, or rejects the credentials.
+
+    `table`: the table's address; a daemon that serves another table is ignored, as ports are reused.
+    Raises: Invalid, also for files of `access`; Unavailable.
     """
     shown = access.options()
 
@@ -212,8 +215,10 @@ def refuse_other_protocols(endpoints: Iterable[str], access: Access, table: str)
 
 
 def _released(told: Any, region: UUID) -> Released | None:
-    """Return what a peer tells about the region that it has released; None where it cannot be read: earlier releases
-    say only whether they have ended, and the claim asks storage then."""
+    """Return a peer's information about the region that it released; None if it cannot be read.
+
+    Earlier versions only report whether the writer has ended; the claim then reads storage.
+    """
     try:
         found = Released.of_json(told)
     except (WalError, ValueError, TypeError, KeyError):

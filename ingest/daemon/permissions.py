@@ -1,4 +1,4 @@
-"""Which role a call needs, and whether a caller's token allows it; what is refused, and what admins do, is logged."""
+"""Determine the role that a call needs, check it against the caller's token, and log rejections and admin actions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from memwal.wal import Clock
 
 _CALL_SHOWN = 60
 AUDITED = frozenset({"flush", "commit", "create_index", "drop_index", "release"})
-"""Actions of admins that are logged; the others are looks of peers, several a second."""
+"""Admin actions that are logged. The other admin actions are checks by peers, several a second."""
 UNCOUNTED = frozenset({"regions", "look", "release", "flush", "commit"})
-"""Actions that are taken however many calls are under way: a daemon that does not answer its peers looks dead, and what
-ends the waiting of puts must not wait for them."""
+"""Actions that are not limited by the number of concurrent calls: peers consider a daemon that does not answer dead,
+and the actions that make room for waiting puts must not wait for them."""
 COUNTS = frozenset(name for read, kind in READS.items() if kind.counts for name in (read, explained(read)))
-"""Actions that read rows; the other reads are no actions."""
+"""Actions that read rows; the other reads are not actions."""
 READ_ACTIONS = COUNTS | {"applied", "changes_position", "base_version", "status", "indexes", "schema", "regions"}
 
 
@@ -36,8 +36,9 @@ class Permissions:
         self._guard, self._log = guard, AccessLog(clock)
 
     def expect(self, context: flight.ServerCallContext, wanted: Role, call: str) -> None:
-        """Raises: Invalid if the caller's token does not allow `call`. What admins do is logged."""
-        role, named = role_of(context, self._guard), repr(call)[:_CALL_SHOWN]  # the caller's own words
+        """Check the role of the caller for `call`, and log admin actions. Raises: Invalid if the token does not
+        permit it."""
+        role, named = role_of(context, self._guard), repr(call)[:_CALL_SHOWN]  # the caller's own text
         if (refused := self._log.refusal(role, wanted, named, context.peer())) is not None:
             raise Invalid(refused, {"reason": "role", "role": role, "needs": wanted})
         if wanted == "admin" and call in AUDITED:
@@ -45,9 +46,9 @@ class Permissions:
 
 
 def role_for(action: str, request: Mapping[str, Any]) -> Role:
-    """Return the role that an action needs. An action that is not known is refused later, to admins only."""
+    """Return the role that an action needs. Unknown actions need admin; the service rejects them later."""
     if action == "regions" and "from" in request:
-        return "admin"  # a peer, whose word counts for who serves what
+        return "admin"  # a peer, whose call counts as a sign of life
     if action == "schema" and request.get("look"):
         return "write"
     return "read" if action in READ_ACTIONS else "write" if action == "record" else "admin"

@@ -1,4 +1,4 @@
-"""The place of a daemon among those of its table."""
+"""The position of a daemon among the daemons of its table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from memwal.wal import SystemIds
 
 @dataclass
 class Place:
-    """A daemon's endpoint, and the endpoints of all daemons of its table, its own among them. Callbacks for a peer that
-    looks at it (`heard`), wants to be looked at (`look`) or asks for a region (`gives` returns whether it gets it).
+    """A daemon's endpoint, and the endpoints of all daemons of its table, including its own.
+
+    The callbacks handle calls of peers: `heard` for a peer that checks this daemon, `look` for one that asks to be
+    checked, `gives` for one that requests a region (returns whether to release it).
     """
 
     endpoint: str = ""
@@ -21,6 +23,6 @@ class Place:
     look: Callable[[str], object] = lambda _: None
     gives: Callable[[UUID, str], bool] = lambda *_: True
     ends: Callable[[], bool] = lambda: False
-    """Returns whether the daemon was told to end."""
+    """Returns whether the daemon is stopping."""
     process: str = field(default_factory=lambda: SystemIds().entry_id())
-    """Identity of this process: a daemon that is started again at the same endpoint has another one."""
+    """Identity of this process. A daemon that is restarted at the same endpoint has another identity."""

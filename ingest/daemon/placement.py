@@ -1,26 +1,27 @@
-"""Which daemon serves which region: each daemon decides for itself, by pure functions, from what it sees of its peers.
+"""Decide which daemon serves which region. Each daemon decides for itself, by pure functions, from its view of its
+peers.
 
-The rule. A region belongs to the living daemon with the highest score, a hash of region and endpoint (rendezvous
-hashing): a daemon that leaves gives up its own regions only, a daemon that comes takes its own regions only. The
-daemons elect no leader and need not see the same peers: the writer epoch decides, whatever they believe. A daemon
+A region belongs to the live daemon with the highest score, a hash of region and endpoint (rendezvous hashing): a
+daemon that leaves affects only its own regions, and so does one that joins. The daemons elect no leader and need not
+see the same peers: the writer epoch keeps every view safe. A daemon
 
-1. claims a region that belongs to it and that no living daemon has;
-2. asks the daemon that has such a region to release it, and then claims it. *The asker dies in between: no daemon has
-   the region; the daemon that it belongs to next claims it at its next look;*
-3. asks a draining daemon like any other; a draining daemon gives a region to the one it belongs to without itself;
-4. looks at storage if a peer says that it has a region of ours with a higher epoch: this daemon slept, and was
-   replaced.
+1. claims a region that belongs to it and that no live daemon has;
+2. asks the daemon that has one of its regions to release it, and then claims it. *If the requester dies in between, no
+   daemon has the region; the daemon that it belongs to next claims it at its next check;*
+3. asks a draining daemon like any other; a draining daemon excludes itself when it decides where a region belongs;
+4. reads storage if a peer reports one of this daemon's regions with a higher epoch: this daemon was suspended, and
+   another one took over.
 
-Two daemons with different views do not take a region from each other for ever, because:
+Two daemons with different views do not take a region from each other indefinitely, because:
 
-- A peer that contacts us counts as alive, even if we cannot reach it (`Watch.heard`).
-- A peer that denies us access lives. What it had stays its own (`Watch.denied`).
-- A region that a daemon which we do not see took from us, or got from us, is left alone for a while, twice as long each
-  time (`Patience`), unless we see all daemons.
+- A peer that contacts this daemon counts as alive, even if this daemon cannot reach it (`Watch.heard`).
+- A peer that rejects this daemon's credentials counts as alive and keeps its regions (`Watch.denied`).
+- A region that an unseen daemon took or received from this one is left alone for a pause that doubles each time
+  (`Patience`), unless this daemon sees all peers.
 
-A peer counts as down after it refused `REFUSALS` connections in a row (its process ended), or gave no answer `SILENCES`
-times (it is stopped, or unreachable). A peer that was never looked at may have any region, so nothing is claimed before
-the first look at every peer.
+A peer counts as down after it refused `REFUSALS` connections in a row (its process ended), or gave no answer
+`SILENCES` times (it hangs, or is unreachable). A peer that was never checked may have any region, so nothing is
+claimed before the first check of every peer.
 """
 
 from __future__ import annotations
@@ -33,34 +34,35 @@ from uuid import UUID
 
 REFUSALS, SILENCES = 2, 3
 HEARD = 3.0
-"""Seconds for which a peer that contacted us counts as alive, though it does not answer; not if it refuses."""
+"""Seconds for which a peer that contacted this daemon counts as alive though it does not answer. Does not apply to a
+peer that refuses connections."""
 AWAY_FIRST, AWAY_MOST = 1.0, 30.0
-"""Seconds for which a region that was taken from us is left alone: the first time, and at most."""
+"""Seconds for which a region that was taken away is left alone: the first time, and at most."""
 FORGET = 4
-"""We must keep a region this many times as long as it was left alone before that is forgotten. Two daemons that take it
-from each other leave it alone for at most twice as long as the other, so they never forget."""
+"""A pause is forgotten after this daemon has kept the region for this many times the pause. Two daemons that take a
+region from each other have pauses that differ by a factor of two at most, so they never forget."""
 
 
 def score(region: UUID, endpoint: str) -> int:
-    """Return the score of `endpoint` for `region`: the same in every process, evenly spread, 64 bits."""
+    """Return the score of `endpoint` for `region`: equal in every process, evenly distributed, 64 bits."""
     return int.from_bytes(hashlib.blake2b(region.bytes + endpoint.encode(), digest_size=8).digest())
 
 
 def target(region: UUID, live: Iterable[str]) -> str | None:
-    """Return the endpoint of `live` that the region belongs to, None if `live` is empty."""
+    """Return the endpoint in `live` that the region belongs to; None if `live` is empty."""
     return max(live, key=lambda endpoint: (score(region, endpoint), endpoint), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A peer's answer to a look: the epochs of its regions, and whether it is about to end."""
+    """A peer's answer to a check: the epochs of its regions, and whether it is about to end."""
 
     regions: Mapping[UUID, int] = field(default_factory=dict)
     draining: bool = False
 
 
 PeerState = Literal["unknown", "serving", "draining", "denied", "silent", "ended"]
-"""Not looked at yet; it answers; it answers and is about to end; it denies us access; it gives no answer; it refuses
+"""Not checked yet; answers; answers and is about to end; rejects the credentials; gives no answer; refuses
 connections."""
 
 
@@ -86,26 +88,27 @@ class _Peer:
 
 
 class Watch:
-    """The state of a daemon's peers, as of its looks at them.
+    """The state of a daemon's peers, as of its last checks.
 
     Thread safety. None; times are those of one clock, in seconds.
     """
 
     def __init__(self, peers: Iterable[str]) -> None:
-        """`peers`: the other endpoints; nothing is known of them yet."""
+        """Begin with the endpoints `peers` in unknown state."""
         self._peers = {endpoint: _Peer() for endpoint in peers}
 
     def answered(self, endpoint: str, answer: Answer) -> bool:
-        """Note the answer to a look; return True if it differs from the one before."""
+        """Record the answer to a check; return whether it differs from the previous one."""
         peer = self._peers[endpoint]
         changed = peer.down or peer.answer != answer
         peer.answer, peer.refused, peer.silent, peer.denied = answer, 0, 0, False
         return changed
 
     def denied(self, endpoint: str) -> bool:
-        """Note that the peer answered a look by denying us access, so that it lives; return True if it was down before.
+        """Record that the peer rejected the credentials, so it is alive. Return whether it was down before.
 
-        It counts as having what it had. Of one that was down, whose regions others have taken, nothing is known.
+        It counts as having the regions that it had. If it was down, others have taken its regions, so it counts as
+        having none.
         """
         peer = self._peers[endpoint]
         changed = peer.down
@@ -115,33 +118,33 @@ class Watch:
         return changed
 
     def refused(self, endpoint: str) -> bool:
-        """Note a refused connection; return True if the peer counts as down now, and did not before."""
+        """Record a refused connection; return whether the peer has become down."""
         return self._missed(endpoint, refused=1)
 
     def silent(self, endpoint: str) -> bool:
-        """Note a look without answer; return True if the peer counts as down now, and did not before."""
+        """Record a check without an answer; return whether the peer has become down."""
         return self._missed(endpoint, silent=1)
 
     def heard(self, endpoint: str, now: float) -> None:
-        """Note a call of a peer to us."""
+        """Record a call of a peer to this daemon."""
         if endpoint in self._peers:
             self._peers[endpoint].heard = now
 
     def live(self, now: float) -> list[str]:
-        """Return the peers that take regions: not down, or heard from just now; not draining."""
+        """Return the peers that can own regions: neither down (unless they called recently) nor draining."""
         return [endpoint for endpoint, peer in self._peers.items() if self._lives(peer, now)]
 
     def sees(self, endpoint: str) -> bool:
-        """Return whether `endpoint` answers us."""
+        """Return whether `endpoint` answers this daemon."""
         peer = self._peers.get(endpoint)
         return peer is not None and peer.seen
 
     def answers(self, endpoint: str) -> bool:
-        """Return whether `endpoint` answers us, or denies us access."""
+        """Return whether `endpoint` answers this daemon, or rejects its credentials."""
         return self.sees(endpoint) or self._peers[endpoint].denied
 
     def state(self, endpoint: str) -> PeerState:
-        """Return what the looks at a peer have shown."""
+        """Return the state of a peer."""
         peer = self._peers[endpoint]
         if peer.down:
             return "ended" if peer.refused >= REFUSALS else "silent"
@@ -152,12 +155,13 @@ class Watch:
         return "draining" if peer.answer.draining else "serving"
 
     def misses_any(self) -> bool:
-        """Return whether a peer may be alive that we do not see: it does not answer, but does not refuse either."""
+        """Return whether an unseen peer may be alive: it does not answer, or rejects the credentials, but does not
+        refuse connections."""
         silent = (peer.silent >= SILENCES and peer.refused < REFUSALS for peer in self._peers.values())
         return any(silent) or any(peer.denied for peer in self._peers.values())
 
     def sees_all(self) -> bool:
-        """Return whether every peer answers us."""
+        """Return whether every peer answers this daemon."""
         return all(peer.seen for peer in self._peers.values())
 
     def known(self) -> bool:
@@ -165,9 +169,7 @@ class Watch:
         return all(peer.known for peer in self._peers.values())
 
     def owner(self, region: UUID) -> tuple[str, int, bool] | None:
-        """Return the peer that has `region`, its epoch, and whether it is draining; None if no peer is known to have
-        it.
-        """
+        """Return the peer that has `region`, its epoch, and whether it is draining; None if unknown."""
         having = [
             (peer.answer.regions[region], endpoint, peer.answer.draining)
             for endpoint, peer in self._peers.items()
@@ -206,13 +208,13 @@ class Patience:
         self._away: dict[UUID, tuple[float, float]] = {}
 
     def lost(self, region: UUID, now: float) -> None:
-        """Leave `region` alone, longer than the last time: it was taken from us, or could not be claimed."""
+        """Leave `region` alone, for longer than the last time: it was taken away, or could not be claimed."""
         _, pause = self._away.get(region, (0.0, AWAY_FIRST / 2))
         pause = min(2 * pause, AWAY_MOST)
         self._away[region] = (now + pause, pause)
 
     def kept(self, region: UUID, now: float) -> None:
-        """Note that we have `region`; after `FORGET` times its pause the pause is forgotten."""
+        """Record that this daemon has `region`. After `FORGET` times its pause the pause is forgotten."""
         until, pause = self._away.get(region, (0.0, 0.0))
         if now >= until + FORGET * pause:
             self._away.pop(region, None)
@@ -228,8 +230,9 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What to do now. `claim`: regions to claim; `ask`: regions to ask for before a claim, with their owners; `check`:
-    regions of ours that a peer has with a higher epoch; `settled`: no step is left, and every peer is known."""
+    """The next actions. `claim`: regions to claim; `ask`: regions to request before a claim, with their owners;
+    `check`: own regions that a peer reports with a higher epoch; `settled`: no action is left, and every peer is
+    known."""
 
     claim: Sequence[UUID] = ()
     ask: Sequence[tuple[UUID, str]] = ()
@@ -240,9 +243,8 @@ class Steps:
 def decide(
     me: str, regions: Sequence[UUID], ours: Mapping[UUID, int], watch: Watch, away: Collection[UUID], now: float
 ) -> Steps:
-    """Apply the rule in the module's docstring for the daemon `me`. `ours`: epochs of the regions that it has; `away`:
-    regions to leave alone.
-    """
+    """Apply the rules of the module to the daemon `me`. `ours`: epochs of its regions; `away`: regions to leave
+    alone."""
     live = [me, *watch.live(now)]
     claim, ask, check = [], [], []
     for region in regions:
@@ -269,7 +271,7 @@ def inherited(me: str, regions: Iterable[UUID], watch: Watch, now: float) -> lis
 
 
 def agrees(region: UUID, asker: str, me: str | None, watch: Watch, now: float) -> bool:
-    """Return whether `region`, which `me` has, belongs to `asker` as `me` sees it; the asker counts as alive.
+    """Return whether `region`, owned by `me`, belongs to `asker` in the view of `me`. The asker counts as alive.
 
     `me`: None for a daemon that is about to end.
     """

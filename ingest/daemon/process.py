@@ -1,12 +1,13 @@
-"""What a daemon sets in its process before anything else: malloc's arenas, and no pandas.
+"""Prepare a daemon's process before anything else: limit malloc's arenas, and keep pandas out.
 
-**Arenas.** glibc's malloc gives threads heaps of their own, up to eight for each processor, and keeps in each what was
-freed. A daemon has a hundred threads, of Lance, tantivy and gRPC, which take much memory for a moment, one after the
-other: half of a daemon's memory was such free memory. With two arenas for each processor, twice as many as threads can
-run at once, it is a fifth (figures: `daemon/README.md`, Decisions).
+**Arenas.** glibc's malloc gives threads their own heaps, up to eight for each processor, and keeps freed memory in
+each of them. A daemon has a hundred threads, of Lance, tantivy and gRPC, which use much memory for a moment, one
+after the other: half of a daemon's memory was freed memory. With two arenas for each processor, twice the number of
+threads that can run at once, it is a fifth (figures: `daemon/README.md`, Decisions).
 
-**pandas.** pyarrow imports it (a quarter of a second, a fifth of a daemon's start) when it makes its first array, to
-recognise pandas' values, and remembers if the import fails. A daemon gets its rows over Flight.
+**pandas.** pyarrow imports pandas when it creates its first array, to recognise pandas values. The import takes a
+quarter of a second, a fifth of a daemon's start. pyarrow remembers a failed import. A daemon receives rows over
+Flight.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ _ARENAS = 2
 
 
 def prepare_process() -> None:
-    """Bound malloc's arenas and leave pandas out. Call it before any other import of memwal and before a thread starts.
+    """Limit malloc's arenas and keep pandas out. Call it before any other import of memwal and before a thread
+    starts.
 
-    What the user set of glibc's arenas (`MALLOC_ARENA_MAX`, `GLIBC_TUNABLES`) stays; another C library has none. Where
-    pandas is imported already it stays; `import pandas` still works afterwards, conversions between Arrow and pandas
-    do not.
+    User settings of glibc's arenas (`MALLOC_ARENA_MAX`, `GLIBC_TUNABLES`) take precedence; other C libraries have
+    none. If pandas is imported already, it stays. `import pandas` still works afterwards; conversions between Arrow
+    and pandas do not.
     """
     _bound_arenas()
     _leave_pandas_out()

@@ -1,7 +1,7 @@
-"""The query box of the page: one read as JSON, its rows as texts for a table. It only reads, and few rows.
+"""The query box of the page: execute one read given as JSON and return a few rows as texts. It only reads.
 
 A request has any of `filter` (SQL condition), `words` (full text) and `near` (the key of a row whose vector is
-searched for); the last two together are a hybrid search. A page cannot show what a program could ask for beyond that.
+searched). `words` and `near` together are a hybrid search. Programs can do more than the page can show.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memwal.wal import Clock
 
 ROWS_MAX = 100
 CELL = 200
-"""Most characters of a cell."""
+"""Maximum characters of a cell."""
 _LISTED = 3
 _NAMES = ("filter", "words", "words_column", "near", "near_column", "level", "limit")
 
@@ -43,7 +43,7 @@ def answer(table: Reads, request: Mapping[str, Any], clock: Clock) -> dict[str, 
     """Return the rows of one query: `read` (its kind), `columns` (`name`, `type`, `number`), `rows` of texts (None is
     null), and `seconds`.
 
-    Raises: Invalid for a request that is no query of this table; errors of reading.
+    Raises: Invalid for a request that is not a query of this table; errors of reading.
     """
     if unknown := next((name for name in request if name not in _NAMES), None):
         raise Invalid(f"unknown field '{unknown}'{suggestion(unknown, _NAMES)}; a query has {', '.join(_NAMES)}")
@@ -68,7 +68,7 @@ def answer(table: Reads, request: Mapping[str, Any], clock: Clock) -> dict[str, 
 
 
 def _text(request: Mapping[str, Any], name: str) -> str | None:
-    """Return a text of the request, None if it is missing or empty. Raises: Invalid if it is something else."""
+    """Return a text of the request; None if it is missing or empty. Raises: Invalid for another type."""
     value = request.get(name)
     if value is not None and not isinstance(value, str):
         raise Invalid(f"{name} is a {type(value).__name__}; write a text")
@@ -89,7 +89,7 @@ def _column(request: Mapping[str, Any], name: str, what: str) -> str:
 
 
 def _vector_of(table: Reads, key: str, column: str, level: str) -> list[float]:
-    """Return the vector of the row with this key, written as in `memwal query --key`."""
+    """Return the vector of the row with this key, which has the form of `memwal query --key`."""
     values = parse_key(key, table.key)
     found = table.get([values] if len(values) > 1 else [values[0]], [column], level=level)
     if not found.num_rows:

@@ -1,4 +1,4 @@
-"""When a process, or a job, that keeps ending is started again: less and less often."""
+"""Schedule restarts of a process or job that keeps ending, with growing pauses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ STEADY = 60.0
 
 
 class Restarts:
-    """The least time between two starts: doubling, until one ran for STEADY seconds.
+    """The minimum time between two starts: doubles until one ran for STEADY seconds.
 
     Thread safety. One thread.
     """
 
     def __init__(self, clock: Clock, first: float, longest: float) -> None:
-        """`first`, `longest`: seconds between two starts."""
+        """Start with pauses of `first`, up to `longest` seconds."""
         self._clock, self._backoff = clock, Backoff(first, longest)
         self._started = self._due = clock.monotonic()
 
     def started(self) -> None:
-        """Note that it starts now."""
+        """Record a start now."""
         now = self._clock.monotonic()
         if now - self._started >= STEADY:
             self._backoff.reset()
@@ -29,5 +29,5 @@ class Restarts:
 
     @property
     def left(self) -> float:
-        """Seconds until the next start may come, 0 where it may come now."""
+        """Seconds until the next start is allowed; 0 if it is allowed now."""
         return max(0.0, self._due - self._clock.monotonic())

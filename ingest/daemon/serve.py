@@ -1,11 +1,11 @@
-"""`memwal serve`: a table with its regions, or a share of them, behind Arrow Flight, until it is told to stop.
+"""`memwal serve`: serve a table with its regions, or a share of them, over Arrow Flight until a signal stops it.
 
-A single daemon claims every region before it is ready. One of several (`daemon.endpoints`) answers calls first and then
-claims its share (`ingest.daemon.balancer`). With `daemon.workers` the process starts that many daemons and serves
-nothing itself (`ingest.daemon.workers`).
+A single daemon claims every region before it is ready. One of several daemons (`daemon.endpoints`) first answers
+calls and then claims its share (`ingest.daemon.balancer`). With `daemon.workers` the process starts that many daemons
+and serves nothing itself (`ingest.daemon.workers`).
 
-A child daemon (of `memwal run`, or a worker) lives exactly as long as its parent: its standard input is a pipe whose
-other end only the parent holds, so that pipe ends when the parent ends, for any reason.
+A child daemon (of `memwal run`, or a worker) ends with its parent: its standard input is a pipe, and only the parent
+holds the other end, which closes when the parent ends for any reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from memwal.ingest.table.open import open_table, owners_of, refuse_served
 from memwal.ingest.threads import stop_event
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks whether a region has stopped itself."""
+"""Seconds between two checks whether a region has stopped itself."""
 _LOG = logging.getLogger("memwal.daemon")
 
 
@@ -58,23 +58,24 @@ def serve(
     http_ready: Callable[[str], None] = lambda _: None,
     take_over: bool = False,
 ) -> int:
-    """Serve the table of `settings`; return the exit code.
+    """Serve the table of `settings` and return the exit code.
 
-    Another live owner of the table is fenced with `take_over` only; daemons of the same endpoints, and an owner that is
-    about to end, do not count as one (`ingest.table.live_owners`).
-    `http_ready`: called with the URL of the HTTP pages, if they are served, before anything is claimed. `ready`: called
-    with the endpoint once every region of the share is claimed and calls are answered. `on_replay`: as in `open_table`.
-    Ends on SIGTERM, SIGINT or the end of `lifeline`; a single daemon also ends when a region stopped itself after a
-    storage failure, which only a new claim repairs. After a resize it goes on with its share of the new regions.
-    Raises: Invalid for an address that is taken, that others reach without token and TLS, or that is not one of the
-    endpoints, for credentials that cannot be used, and if another daemon of the table speaks a protocol that this one
-    does not talk to, or denies access; Unavailable for a region that stopped itself, and for a served table; errors of
+    Another live owner of the table is fenced only with `take_over`. Daemons of the same endpoints, and an owner that
+    is about to end, do not count as live owners (`ingest.table.live_owners`). `http_ready`: called with the URL of
+    the HTTP pages, if they are served, before any claim. `ready`: called with the endpoint once every region of the
+    share is claimed and calls are answered. `on_replay`: see `open_table`. Ends on SIGTERM, SIGINT or the end of
+    `lifeline`. A single daemon also ends when a region stopped itself after a storage failure, which only a new claim
+    repairs. After a resize it continues with its share of the new regions.
+    Raises: Invalid for an address that is in use, that other machines can reach without token and TLS, or that is not
+    one of the endpoints, for unusable credentials, and if another daemon of the table speaks an incompatible protocol
+    or rejects the credentials; Unavailable for a region that stopped itself, and for a served table; errors of
     `open_table`.
     """
     configure_logs(settings.log.level, settings.log.format)
     tracing.begin("memwal-daemon", settings.tracing, environ)
     guard, access = check_addresses(settings, environ), Access.of(settings)
-    access.options(environ)  # what is wrong with its files must not show later, as a peer that denies access
+    # report problems with its files now; later they would look like a peer that rejects the credentials
+    access.options(environ)
     if settings.daemon.workers > 1:
         return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
     stop, pages = stop_event(lifeline), DaemonPages(Scrape())
@@ -96,7 +97,7 @@ def serve(
 
 
 class _Daemon:
-    """One daemon, for as long as it lives.
+    """One daemon, for its lifetime.
 
     Thread safety. One thread.
     """
@@ -120,8 +121,10 @@ class _Daemon:
         self._warnings = LogLimit(wal.SystemClock().monotonic)
 
     def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
-        """Serve the table with its present regions; return True after a resize, to be called again for the new ones.
-        Raises: as `serve`.
+        """Serve the table with its current regions. Return True after a resize; then call it again for the new
+        regions.
+
+        Raises: errors of `serve`.
         """
         settings, place, stop = self._settings, self._place, self._stop
         with ExitStack() as stack:
@@ -138,7 +141,7 @@ class _Daemon:
             broken = resized = taken = None
             while not stop.wait(LOOK_EVERY) and not (broken or resized or taken):
                 broken, resized = self._broken(table), _resized(table, self._warnings)
-                with suppress(Exception):  # storage does not answer, which `_resized` has logged
+                with suppress(Exception):  # storage does not answer; `_resized` has logged it
                     table.pauses.recent()
                 taken = None if again is None or resized else _taken(again, self._warnings)
             if resized and not stop.is_set():
@@ -151,7 +154,8 @@ class _Daemon:
         return False
 
     def _claims_again(self, table: Table) -> ClaimsAgain | None:
-        """Return what claims fenced regions again; None for one of several daemons, which agree on their shares."""
+        """Return the object that claims fenced regions again; None for one of several daemons, which agree on their
+        shares."""
         context, pause = table.regions.context, self._settings.daemon.claim_again
         owners = owners_of(table.base, context.store, self._settings, self._environ)
         return ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
@@ -165,7 +169,7 @@ class _Daemon:
         self._pages.shows(table, *(() if again is None else (again.notice,)))
 
     def _broken(self, table: Table) -> str | None:
-        """Return why a single daemon has to end. One of several claims a region again that stopped itself."""
+        """Return why a single daemon has to end. One of several claims a stopped region again instead."""
         return table.broken() if self._alone else None
 
     def _end(self, table: Table, share: Balancer | None, broken: str | None) -> None:
@@ -183,7 +187,7 @@ class _Daemon:
 
 
 def _close(table: Table) -> None:
-    """Close the table; log a fence, which keeps rows that were never durable from a region that another owner took."""
+    """Close the table. Log a fence: rows that were never durable are lost if another owner took their region."""
     try:
         table.close()
     except FencedError as error:
@@ -191,13 +195,13 @@ def _close(table: Table) -> None:
 
 
 def _resized(table: Table, warnings: LogLimit) -> str | None:
-    """Return `Resizing.done`, None if storage does not answer."""
+    """Return `Resizing.done`; None if storage does not answer."""
     try:
         done = table.resizing.done()
         if done is None:
             table.resizing.look()
         return done
-    except Exception as error:  # noqa: BLE001 - looked at again in a moment
+    except Exception as error:  # noqa: BLE001 - checked again in a moment
         text = f"{table.base.uri}: cannot check whether the table was resized: {classify(error)}"
         if (line := warnings.text("resized", text)) is not None:
             _LOG.warning("%s", line)
@@ -205,10 +209,10 @@ def _resized(table: Table, warnings: LogLimit) -> str | None:
 
 
 def _taken(again: ClaimsAgain, warnings: LogLimit) -> FencedError | None:
-    """Return `ClaimsAgain.look`, None if storage does not answer."""
+    """Return `ClaimsAgain.look`; None if storage does not answer."""
     try:
         return again.look()
-    except Exception as error:  # noqa: BLE001 - looked at again in a moment
+    except Exception as error:  # noqa: BLE001 - checked again in a moment
         text = f"regions that another writer took cannot be claimed again yet: {classify(error)}"
         if (line := warnings.text("taken", text)) is not None:
             _LOG.warning("%s", line)
@@ -234,7 +238,7 @@ def _supervised(
 
 
 def _place(settings: Settings, stop: threading.Event) -> Place:
-    """Return this daemon's endpoint from the settings. Raises: Invalid if it is none of `daemon.endpoints`."""
+    """Return this daemon's endpoint from the settings. Raises: Invalid if `daemon.endpoints` does not contain it."""
     daemon = settings.daemon
     if not daemon.endpoints:
         return Place(ends=stop.is_set)
@@ -250,7 +254,7 @@ def _scheme(settings: Settings) -> str:
 
 
 def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard: Guard, stack: ExitStack) -> str:
-    """Serve the pages over HTTP until `stack` ends; return their URL. Raises: Invalid if the port is taken."""
+    """Serve the pages over HTTP until `stack` ends; return their URL. Raises: Invalid if the port is in use."""
     from memwal.ingest.daemon.live import DaemonSource
     from memwal.ingest.ops.http_server import HttpServer
     from memwal.ingest.ops.live import Live
@@ -271,7 +275,7 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
 
 
 def _listening(table: Table, settings: Settings, place: Place, guard: Guard, events: RecentEvents) -> FlightService:
-    """Answer calls from now on. Raises: Invalid if the port is taken."""
+    """Answer calls from now on. Raises: Invalid if the port is in use."""
     host, port = settings.daemon.host, settings.daemon.port
     try:
         at, limits = addresses.endpoint_of(host, port, _scheme(settings)), Limits.of(settings.daemon)
@@ -286,9 +290,9 @@ def _listening(table: Table, settings: Settings, place: Place, guard: Guard, eve
 
 @contextmanager
 def _sharing(table: Table, place: Place, stop: threading.Event, settings: Settings) -> Iterator[Balancer | None]:
-    """A context that claims this daemon's share of the regions and maintains it; None for a single daemon.
+    """Return a context that claims and maintains this daemon's share of the regions; None for a single daemon.
 
-    Entered once the share is here, or `stop` is set.
+    The context is entered once the share is complete, or `stop` is set.
     """
     if len(place.endpoints) < 2:
         yield None
@@ -309,7 +313,7 @@ def _sharing(table: Table, place: Place, stop: threading.Event, settings: Settin
 def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: bool = True) -> Guard:
     """Check the addresses of a daemon of `settings` and its workers; return the guard that admits their callers.
 
-    `free`: see `check_address`. Raises: Invalid, before anything is claimed.
+    `free`: see `check_address`. Raises: Invalid, before any region is claimed.
     """
     daemon = settings.daemon
     guard = Guard.of(daemon, environ)
@@ -320,9 +324,9 @@ def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: boo
 
 
 def _drain(service: FlightService, timeout: float) -> None:
-    """Let calls under way finish; after `timeout` seconds end the process in the middle of them.
+    """Wait up to `timeout` seconds for running calls, then end the process.
 
-    Acknowledged rows are in the WAL, so ending at once loses nothing.
+    Acknowledged rows are in the WAL, so an abrupt end loses nothing.
     """
     ending = threading.Thread(target=service.shutdown, daemon=True)
     ending.start()

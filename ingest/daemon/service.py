@@ -1,9 +1,9 @@
 """The daemon's Arrow Flight service: a `Table` behind four kinds of call.
 
-DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  so many rows of one region, all or none
+DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  "rows" rows of one region, all or none
            (the Spark sink)
            {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
-           "routing" too where the sender has split them itself
+           with "routing" if the sender has split them itself
            {"op": "delete", "filter", "version", "durable", "token", "timeout"}    keys, deleted if their row passes
 DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result; "scan" streams
            {"op": "explained get" | …}    the same with its explanation (`rpc.wire`)
@@ -11,30 +11,31 @@ DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the rea
            them; the stream's schema metadata `memwal:changes` has {"position", "more"}
 DoAction   "changes_position" {"at"} | "base_version" |
            "count" | "explained count" {"regions", …} | "status" | "commit" | "schema" | "regions" |
-           "release" | "flush" {"regions", "routing"}, without them of all here   JSON in, JSON out
+           "release" | "flush" {"regions", "routing"}, without them: all regions here   JSON in, JSON out
            "indexes" | "create_index" {"column", "kind", "parameters"} | "drop_index" {"name"}   for all regions
-           "applied" {"producer", "regions", "routing", "logged"}  the highest that each, any has applied, or logged
-           "record" {"token", "durable", "regions", "routing"}  records the token as applied in each of them
-           "schema" {"look": true}     looks first whether somebody changed the table's columns
-           "regions"                   which regions are here; answers while they are being claimed, too
-           "release" {"region", "flush", "read"}   releases a region, so that the asker can claim it, which has read
-           its log up to that position
-           "look"                      tells the daemon to look at the caller, a peer whose state changed
-           `from`, on the last three: the endpoint of the peer that asks
+           "applied" {"producer", "regions", "routing", "logged"}  the highest number that every region, that any
+           region has applied, or logged
+           "record" {"token", "durable", "regions", "routing"}  records the token as applied in each region
+           "schema" {"look": true}     checks storage for changed columns first
+           "regions"                   the regions here; answered during their claims, too
+           "release" {"region", "flush", "read"}   releases a region so that the caller can claim it; the caller has
+           read its log up to position "read"
+           "look"                      makes the daemon check the caller, a peer with a changed state
+           `from`, on the last three: the endpoint of the calling peer
 DoExchange {"op": …} of a DoGet, "write" and "delete" of a DoPut, {"act": name, …} of a DoAction,
-           by a caller that may give the call up (`rpc.exchange`): what has not begun then is not done
+           for a caller that may cancel (`rpc.exchange`): work that has not begun by then is not done
 
-Several daemons may share a table, each with some of its regions. A call that names a region which is not here, or has
+Several daemons may share a table, each with some of its regions. A call that names a region owned elsewhere, or sends
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
-`table`, on all but "schema" and "regions": the id of the table that the caller means. Ports are reused, and regions of
-all tables have the same ids, so a daemon of another table refuses the call as if it did not own the region.
+`table`, on all but "schema" and "regions": the id of the caller's table. Ports are reused, and regions of all tables
+have the same ids, so a daemon of another table rejects the call as if it did not own the region.
 Settings of [daemon] limit calls: `calls_max`, `message_max`, `put_max`, `query_timeout`, `query_memory` (`limits`).
-With a token each call needs a role (`rpc.roles`): reads, counts and what else changes nothing `read`; DoPut, "record"
-and a "schema" that looks `write`; the rest, and whatever names a peer, `admin`.
-`protocol`, `needs`, on all: the version that the caller speaks, and the fields that the daemon must know
-(`rpc.protocol`); other fields that it does not know are left out.
-`regions`: ids of the regions to read; without it the read is of all regions, and this daemon must own them all. With it
-`routing`: the version by which the caller knows them, since another routing has other rows under the same ids.
+With tokens each call needs a role (`rpc.roles`): `read` for reads, counts and other calls without changes; `write` for
+DoPut, "record" and a "schema" with "look"; `admin` for the rest, and for calls that name a peer.
+`protocol`, `needs`, on all: the caller's version, and the fields that the daemon must know (`rpc.protocol`); the daemon
+ignores other unknown fields.
+`regions`: ids of the regions to read. Without it the read covers all regions, and this daemon must own all of them.
+With it `routing`: the version that the caller knows, since another routing has other rows under the same ids.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ from memwal.ingest.table.embedded import Table
 
 T = TypeVar("T")
 _EVENTS = 20
-"""Newest events in a status."""
+"""Maximum events in a status; the newest ones."""
 _SENT_AT_ONCE = 1 << 20
-"""Bytes of an answer that is sent as a whole; the call of a larger one goes on until it is sent."""
+"""Maximum bytes of an answer that is sent as a whole. The call of a larger one lasts until it is sent."""
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
@@ -105,9 +106,9 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class FlightService(flight.FlightServerBase):  # type: ignore[misc]
-    """The Flight server of one table; `table` is replaced after a resize.
+    """The Flight server of one table. `table` is replaced after a resize.
 
-    Thread safety. gRPC calls the handlers from many threads; `Table` takes them all.
+    Thread safety. gRPC calls the handlers from many threads; `Table` accepts calls from all of them.
     """
 
     def __init__(
@@ -121,8 +122,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         """Listen at `location`, such as grpc://127.0.0.1:0, for callers that `guard` admits, within `limits`.
 
-        `place`: this daemon's endpoint and its peers; None: a single daemon. `events`: a status has the newest of
-        these. Raises: OSError if the port is taken.
+        `place`: this daemon's endpoint and its peers; None: a single daemon. `events`: source of the newest events in
+        a status.
+        Raises: OSError if the port is in use.
         """
         self._events = events
         self._guard, self._limits = guard or Guard(), limits or Limits.of(DaemonSettings())
@@ -141,7 +143,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             return error
 
     def _raise(self, error: MemWalError, table: Table) -> None:
-        """Raise `error` of a call to `table` in the form that the client gets; a refusal counts."""
+        """Raise `error` of a call to `table` in the form for clients; count rejections."""
         told = self.told(error, table)
         if (why := why_refused(told)) is not None:
             self._guard.refused.add("flight", why)
@@ -199,7 +201,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _send(
         self, writer: Any, caller: Caller, read: Callable[[list[Explanation]], pa.Table | RowStream], call: Call
     ) -> None:
-        """Send the rows of `read`, which is told where to put its explanation."""
+        """Send the rows of `read`, which appends its explanation to the list that it receives."""
         table, told = self.table, list[Explanation]()
         rows = caller.run(partial(read, told))
         writer.begin(rows.schema)
@@ -213,8 +215,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _batches(
         self, rows: pa.Table | RowStream, table: Table, told: Sequence[Explanation], caller: Caller, call: Call
     ) -> Iterator[Any]:
-        """Yield the rows as gRPC asks for them; it drops this generator, and so the rows, when the client has gone.
-        `told`: has the explanation, if one is asked for, when all rows were read. `call` ends with the rows.
+        """Yield the rows as gRPC requests them. When the client has gone, gRPC drops this generator and so the rows.
+
+        `told`: contains the explanation, if requested, after all rows were read. `call` ends with the rows.
         """
         try:
             if not isinstance(rows, RowStream):
@@ -248,12 +251,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     list_flights = get_flight_info = list_actions = _no_such_call
 
     def get_schema(self, *_: Any) -> flight.SchemaResult:
-        """Return no columns: pyarrow would send an error of this handler with its traceback (pyarrow 26)."""
+        """Return no columns. pyarrow would send an error of this handler with its traceback (pyarrow 26)."""
         self._guard.refused.add("flight", "invalid")
         return flight.SchemaResult(pa.schema([]))
 
     def _caller(self, context: flight.ServerCallContext) -> Caller:
-        """Return the caller of a read, with what the read may take."""
+        """Return the caller of a read, with the limits of the read."""
         return self._limits.reader(context.is_cancelled, self.table.regions.context.clock.monotonic)
 
     def _request(self, command: Any, action: str = "") -> tuple[dict[str, Any], pa.Table | None]:
@@ -265,7 +268,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return self._meant(request, action or str(request.get("act", ""))), rows
 
     def _meant(self, request: dict[str, Any], call: str = "") -> dict[str, Any]:
-        """Return `request` without the table that it names. Raises: Unavailable if it names another one; Invalid."""
+        """Return `request` without the table that it names. Raises: Unavailable for another table; Invalid."""
         fields.expect(request, call)
         meant, table = request.pop("table", None), self.table
         if meant not in (None, table.id):
@@ -276,7 +279,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         with span_of_write(request, rows):
             if request["op"] == "put":
                 token = Token(request["producer"], request["sequence"])
-                routing = request.get("routing", 1)  # senders without it have never seen a resized table
+                routing = request.get("routing", 1)  # senders without it know no resized table
                 nulls = fields.names(request, "nulls")
                 return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing, nulls))
             table = self.table  # a resize may replace it at any moment
@@ -313,7 +316,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return answer.replace_schema_metadata({**(answer.schema.metadata or {}), EXPLANATION: told[0].to_json()})
 
     def _of(self, request: dict[str, Any]) -> Reads:
-        """Return the reads of the regions that `request` names, and remove these from it."""
+        """Return the reads of the regions that `request` names, and remove `regions` and `routing` from it."""
         regions, routing, table = request.pop("regions", None), request.pop("routing", None), self.table
         expect_routing(table.base.uri, routing, table.base.routing_version)
         return table if regions is None else table.only([UUID(region) for region in regions])

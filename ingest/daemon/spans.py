@@ -17,11 +17,11 @@ ACTIONS = frozenset(
         *("flush", "commit", "create_index", "drop_index", "release", "record"),
     }
 )
-"""Actions with a span; the others are looks at the daemon, several a second."""
+"""Actions with a span. The others are checks by peers, several a second."""
 
 
 def span_of_write(request: Mapping[str, Any], rows: pa.Table) -> AbstractContextManager[Any]:
-    """Return the span of a put or delete; of a stream from Spark it tells the region and the batch_id."""
+    """Return the span of a put or delete. For a stream from Spark it has the region and the batch_id."""
     if not tracing.on:
         return tracing.OFF
     name = "delete" if request["op"] == "delete" or request.get("delete") else "put"
@@ -32,16 +32,16 @@ def span_of_write(request: Mapping[str, Any], rows: pa.Table) -> AbstractContext
 
 
 def span_of_read(name: str) -> AbstractContextManager[Any]:
-    """Return the span of a read; of one that streams it ends where the rows begin."""
+    """Return the span of a read. For a streaming read it ends where the rows begin."""
     return tracing.span(f"memwal.daemon.{name}", "SERVER") if tracing.on else tracing.OFF
 
 
 def span_of_action(name: str) -> AbstractContextManager[Any]:
-    """Return the span of an action, none for a look."""
+    """Return the span of an action; none for actions without one."""
     return tracing.span(f"memwal.daemon.{name}", "SERVER") if tracing.on and name in ACTIONS else tracing.OFF
 
 
 def told_rows(span: Any, answer: Any) -> None:
-    """Note the rows and bytes of an answer that is not streamed."""
+    """Add the rows and bytes of an answer that is not streamed."""
     if span is not None and isinstance(answer, pa.Table):
         tracing.note(span, rows=answer.num_rows, bytes=answer.nbytes)

@@ -1,10 +1,11 @@
-"""Reads the logs of the regions that this daemon would take over, so that a take-over has little left to read.
+"""Read ahead the logs of the regions that this daemon would take over, so that a takeover has little left to read.
 
-Reading an entry takes half a millisecond and more, however small it is, and a region may have a thousand: most of a
-take-over would be spent on it. Rows that are read here are shown to nobody before the region is claimed. What it costs
-is bounded: at most `MOST` entries of a region at each look, and `wal.read_ahead.BYTES_MAX` of memory.
+Reading an entry takes at least half a millisecond, however small it is, and a region may have a thousand: a takeover
+would spend most of its time on them. Rows that are read here are visible to no reader before the region is claimed.
+The cost is bounded: at most `MOST` entries of a region each time, and `wal.read_ahead.BYTES_MAX` of memory.
 
-A region that is asked for is looked at once more just before, so that its owner need not flush it first.
+The log of a region is read once more just before this daemon requests the region, so that its owner need not flush
+it.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ from memwal.ingest.threads import Periodic
 
 _LOG = logging.getLogger("memwal.standby")
 MOST = 500
-"""Entries of a region that are read at a look. Where more come, a take-over reads what is left."""
+"""Maximum entries of a region that are read each time. A takeover reads what is left."""
 MOST_BEFORE_ASKING = 64
-"""The same just before the region is asked for. This must take less than `balancer.ASKED_WITHIN`, after which an ending
-daemon waits no more to be asked. On S3 it takes about ten round trips; a log with more to read is flushed."""
+"""The limit just before the region is requested. The read must take less than `balancer.ASKED_WITHIN`, after which an
+ending daemon stops waiting for requests. On S3 it takes about ten round trips; the owner flushes a longer log."""
 PATIENCE_BEFORE_ASKING = 0.5
-"""Seconds that such a look waits for a look of the standby's own."""
+"""Seconds that this read waits for a running periodic read."""
 
 
 class Standby:
-    """What was read of the logs of the regions that `regions` returns. Thread safety. Every method from any thread."""
+    """The entries read ahead of the regions that `regions` returns. Thread safety. Every method from any thread."""
 
     def __init__(self, table: Table, regions: Callable[[], Sequence[UUID]], every: float) -> None:
-        """`every`: seconds between two looks; 0 reads nothing."""
+        """Prepare. `every`: seconds between two reads; 0 reads nothing."""
         self._table, self._regions = table, regions
         self.read: dict[UUID, wal.ReadAhead] = {}
-        """By region, as far as it was read."""
+        """By region, the entries read so far."""
         self._looks = Periodic("read-ahead", self._look, every)
 
     def start(self) -> None:
-        """Begin to read, after one interval."""
+        """Start reading after one interval."""
         self._looks.start()
 
     def stop(self) -> None:
-        """End the thread; the region under way is finished first."""
+        """End the thread; the region being read is finished first."""
         self._looks.stop()
         self.read.clear()
 
     def look(self, region: UUID, most: int = MOST, patience: float = -1) -> int:
-        """Read now at most `most` new entries of `region`; return the position up to which its log was read.
+        """Read at most `most` new entries of `region` now; return the newest position read of its log.
 
-        `patience`: as of `ReadAhead.look`.
+        `patience`: see `ReadAhead.look`.
         """
         context = self._table.regions.context
         known = self.read.get(region)
@@ -65,7 +66,7 @@ class Standby:
         return known.position
 
     def take(self, region: UUID) -> wal.ReadAhead | None:
-        """Return what was read of `region`, None if nothing was; it is forgotten here."""
+        """Remove and return the entries read of `region`; None if nothing was read."""
         return self.read.pop(region, None)
 
     def _look(self) -> None:

@@ -1,11 +1,11 @@
 """`daemon.workers`: one process that starts several daemons on this host and keeps them running.
 
-One Python process is one core. Each worker is a daemon like any other, at its own port, with its share of the regions,
+One Python process uses one core. Each worker is an ordinary daemon, at its own port, with its share of the regions,
 and treats workers on the same host like any peer. The supervisor serves nothing and handles no rows:
 
 1. It starts all workers in parallel, and is ready when all of them are.
-2. It restarts a worker that ends, at its port. Other daemons take over its regions meanwhile, and it asks for its share
-   when it is back. A worker that keeps ending is restarted less and less often.
+2. It restarts a worker that ends, at the same port. Other daemons take over its regions meanwhile, and the worker
+   requests its share when it is back. The pauses before repeated restarts double.
 3. SIGTERM, or the end of the supervisor for any reason, ends every worker in order: each worker's standard input is a
    pipe that only the supervisor holds.
 """
@@ -34,9 +34,10 @@ PAUSE_FIRST, PAUSE_MOST = 0.5, 30.0
 
 
 def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
-    """Return the configuration of each worker: its port, and the endpoints of all, those on other hosts among them.
+    """Return the configuration of each worker: its port, and the endpoints of all workers, including those on other
+    hosts.
 
-    Raises: Invalid if this daemon is none of `daemon.endpoints`.
+    Raises: Invalid if `daemon.endpoints` does not contain this daemon.
     """
     daemon = settings.daemon
     scheme = addresses.scheme_of(daemon.tls_cert)
@@ -59,8 +60,9 @@ _LOWEST_PORT, _PORTS = 20_000, 12_000
 
 
 def ports_of(host: str, first: int, workers: int) -> list[int]:
-    """Return the workers' ports: from `first` on, or free ones if it is 0, below those that connections get:
-    a worker listens some seconds later.
+    """Return the workers' ports: from `first` on, or free ones if it is 0.
+
+    Free ports are chosen below the range that the system assigns to connections, since a worker binds seconds later.
     """
     if first:
         return [first + number for number in range(workers)]
@@ -84,7 +86,7 @@ class Supervisor:
     """
 
     def __init__(self, workers: Sequence[Settings], clock: Clock) -> None:
-        """`workers`: the configuration of each, see `worker_settings`."""
+        """Prepare the workers. `workers`: the configuration of each, see `worker_settings`."""
         self._settings = workers
         self._timeout = workers[0].daemon.drain_timeout
         self._pool = ThreadPoolExecutor(len(workers), "worker")
@@ -92,8 +94,9 @@ class Supervisor:
         self._restarts = [Restarts(clock, PAUSE_FIRST, PAUSE_MOST) for _ in workers]
 
     def run(self, stop: threading.Event, ready: Callable[[str], None]) -> int:
-        """Start the workers and keep them running until `stop`; return the exit code. Raises: the error of a worker
-        that does not start at first.
+        """Start the workers and keep them running until `stop`; return the exit code.
+
+        Raises: the error of a worker whose first start fails.
         """
         try:
             starting = [self._pool.submit(self._start, number) for number in range(len(self._children))]
@@ -109,7 +112,7 @@ class Supervisor:
 
     def _start(self, number: int) -> None:
         self._restarts[number].started()
-        # The supervisor's start has checked for live owners; earlier workers of this host may still be ending.
+        # The supervisor has checked for live owners at its start; earlier workers of this host may still be ending.
         self._children[number] = start_child(self._settings[number], take_over=True)
 
     def _look(self) -> None:

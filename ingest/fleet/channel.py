@@ -1,12 +1,12 @@
 """The channel between the driver of `serve --on-spark` and its barrier tasks: a TCP connection from each task.
 
-Through Spark a task can report nothing before it ends, and the driver can tell a task nothing but "be killed". So each
-task connects to the driver, shows the secret that came with its code, and reports when its daemons serve. The
-connection is also a lifeline: when it ends, for any reason, the task drains its daemons. Messages are lines of JSON;
-they hold no rows and no secret of the user, and the driver uses what they say as addresses only.
+Spark gives a task no way to report anything before it ends, and gives the driver no way to signal a task except to
+kill it. So each task connects to the driver, sends the secret that arrived with its code, and reports when its
+daemons serve. The connection is also a lifeline: when it ends, for any reason, the task drains its daemons. Messages
+are lines of JSON. They contain no rows and no user secrets, and the driver uses their content only as addresses.
 
-task to driver      {"secret", "attempt", "task"}, then {"endpoints": […]} once the daemons serve
-driver to task      nothing; the end of the connection
+    task to driver      {"secret", "attempt", "task"}, then {"endpoints": […]} once the daemons serve
+    driver to task      nothing; the end of the connection
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from typing import Any, TextIO
 from memwal.ingest.errors import Unavailable
 
 HELLO_WITHIN = 10.0
-"""Seconds in which a task must show its secret after it has connected."""
+"""Seconds for a task to send its secret after it has connected."""
 STRANGERS_MAX = 64
-"""Connections that have not shown the secret; a further one closes the oldest. A task shows it at once."""
+"""Maximum connections without a secret yet; a further one closes the oldest. A task sends its secret at once."""
 ACCEPT_PAUSE = 0.1
-"""Seconds until the next attempt after a failed `accept`: the process may have no file descriptor left."""
+"""Seconds until the next attempt after a failed `accept`: the process may have no free file descriptor."""
 _LONGEST, _HELLO_LONGEST = 1 << 16, 1 << 10
-"""Characters of a message."""
+"""Maximum characters of a message, and of the first message."""
 
 
 class DriverChannel:
     """The driver's end of the connections of all tasks.
 
-    Thread safety. Any thread. Invariants. Only tasks of the expected attempt are heard. If the connection of one of
-    them ends, all are closed: its daemons drain, and only a new attempt starts them again. At most STRANGERS_MAX
-    connections wait for their secret; a failed `accept` is repeated until `close`.
+    Thread safety. Any thread.
+    Invariants. Only tasks of the expected attempt are accepted. If the connection of one of them ends, all are
+    closed: their daemons drain, and only a new attempt starts them again. At most STRANGERS_MAX connections wait for
+    their secret. A failed `accept` is repeated until `close`.
     """
 
     def __init__(self, host: str, bind: str, secret: str) -> None:
-        """`host`: by which executors reach the driver; `bind`: where it listens. Raises: Unavailable."""
+        """Listen on `bind`. `host`: the driver's address for executors. Raises: Unavailable."""
         try:
             family = socket.getaddrinfo(bind, 0, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((bind, 0), family=family)
@@ -59,7 +60,7 @@ class DriverChannel:
         threading.Thread(target=self._accept, name="driver-channel", daemon=True).start()
 
     def expect(self, attempt: int, tasks: int, told: Callable[[list[str]], None]) -> None:
-        """Close all connections, and hear the tasks of `attempt` from now on.
+        """Close all connections, and accept the tasks of `attempt` from now on.
 
         `told`: called with the endpoints of all daemons once all serve.
         """
@@ -68,7 +69,7 @@ class DriverChannel:
         self.hang_up()
 
     def forget(self) -> None:
-        """Close all connections, and refuse new ones."""
+        """Close all connections, and reject new ones."""
         self.expect(0, 0, _ignore)
 
     def hang_up(self) -> None:
@@ -102,7 +103,7 @@ class DriverChannel:
             self._wait_for_hello(connection)
 
     def _wait_for_hello(self, connection: socket.socket) -> None:
-        """Listen to a new connection in a thread of its own; close the oldest one that shows no secret if necessary."""
+        """Read from a new connection in its own thread. At the limit, close the oldest connection without a secret."""
         with self._lock:
             self._strangers.append(connection)
             oldest = self._strangers.popleft() if len(self._strangers) > STRANGERS_MAX else None
@@ -110,7 +111,7 @@ class DriverChannel:
             _shut(oldest)
         try:
             threading.Thread(target=self._listen, args=(connection,), name="task", daemon=True).start()
-        except RuntimeError:  # the system starts no further thread
+        except RuntimeError:  # the system cannot start another thread
             self._forget_stranger(connection)
             connection.close()
 
@@ -119,7 +120,7 @@ class DriverChannel:
             self._strangers.remove(connection)
 
     def _hello(self, connection: socket.socket, messages: TextIO) -> Any:
-        """Return the first message. Raises: OSError if it does not arrive in time; the connection is shut then."""
+        """Return the first message. Raises: OSError if it does not arrive in time; the connection is then shut down."""
         late = threading.Timer(HELLO_WITHIN, _shut, [connection])
         late.daemon = True
         try:
@@ -152,7 +153,8 @@ class DriverChannel:
             return True
 
     def _lost(self, attempt: int) -> None:
-        """End the attempt, whose tasks that connect later are refused too: a connection of it has ended."""
+        """End the attempt, because one of its connections has ended. Later connections of its tasks are
+        rejected too."""
         with self._lock:
             over = attempt == self._attempt
             self._attempt = 0 if over else self._attempt
@@ -177,7 +179,7 @@ class TaskChannel:
     """
 
     def __init__(self, address: tuple[str, int], secret: str, attempt: int, task: int) -> None:
-        """Connect to the driver. Raises: Unavailable if nobody answers at `address`."""
+        """Connect to the driver. Raises: Unavailable if no process answers at `address`."""
         self.ended = threading.Event()
         """Set when the connection has ended."""
         try:
@@ -213,10 +215,10 @@ class TaskChannel:
 
 
 def _shut(connection: socket.socket) -> None:
-    """End a connection; a thread that waits for its bytes wakes up."""
+    """Shut down a connection, which wakes a thread that reads from it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _ignore(_endpoints: list[str]) -> None:
-    """No task is expected."""
+    """Accept endpoints when no task is expected."""

@@ -1,14 +1,14 @@
-"""Daemons on the executors of a Spark cluster: a barrier job of `daemon.on_spark` tasks, and its driver's side.
+"""Daemons on the executors of a Spark cluster: the driver's side of a barrier job with `daemon.on_spark` tasks.
 
-1. There must be room for all tasks at once (`ingest.fleet.slots`).
-2. The job starts; its tasks start daemons and say where they serve (`ingest.fleet.task`, `ingest.fleet.channel`).
-3. To end, the driver closes the connections: the daemons drain in parallel, the tasks end, and so does the job.
+1. The driver checks that the cluster has room for all tasks at once (`ingest.fleet.slots`).
+2. It starts the job. The tasks start daemons and report their endpoints (`ingest.fleet.task`,
+   `ingest.fleet.channel`).
+3. To end, it closes the connections: the daemons drain in parallel, the tasks end, and so does the job.
 
 An executor that dies ends the job, because a barrier stage cannot lose a task. The driver then closes the remaining
-connections and runs the job again, at other ports, maybe on other hosts. *Daemons of the former job may still drain
-then: a region belongs to the claim with the higher epoch.* Clients find the daemons by the notes of the regions' owners
-(`ingest.rpc.owner_notes`), which each of them leaves on storage. A job that keeps ending is started less and less
-often.
+connections and runs the job again, at other ports and possibly on other hosts. *Daemons of the former job may still
+be draining: a region belongs to the claim with the higher epoch.* Clients find the daemons by the owner notes on
+storage (`ingest.rpc.owner_notes`). The pauses before repeated restarts double.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("memwal.on_spark")
 LOOK_EVERY = 0.1
 TRIES = 3
-"""Jobs in a row that Spark may end before their daemons serve; then it is an error."""
+"""Consecutive jobs that Spark may end before their daemons serve. After these it is an error."""
 ENDS_WITHIN = 15.0
-"""Seconds that a job has to end, in addition to `daemon.drain_timeout`."""
+"""Seconds for a job to end, in addition to `daemon.drain_timeout`."""
 _CAUSE = re.compile(r"(?:ExecutorLostFailure|SparkException: |Exception: |Error: )[^\n]*")
 
 
 class SparkDaemons:
     """The daemons of one table on the executors of a Spark cluster.
 
-    Thread safety. Any thread. Errors. `failure` is the error that ended them for good.
+    Thread safety. Any thread. Errors. `failure` is the error that ended them permanently.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class SparkDaemons:
         *,
         beside: int = 0,
     ) -> None:
-        """Start the daemons. `told`: called with the endpoints whenever all daemons serve, by a thread of this object.
-        `beside`: other tasks that need room too. Raises: Invalid if the cluster cannot run them.
+        """Start the daemons.
+
+        `told`: called by a thread of this object with the endpoints whenever all daemons serve. `beside`: number of
+        other tasks that need room. Raises: Invalid if the cluster cannot run them.
         """
         self._spark, self._settings, self._told = spark, settings, told
         self._clock, self._beside, self._count = clock, beside, settings.daemon.on_spark
@@ -88,7 +90,7 @@ class SparkDaemons:
 
     @property
     def ended(self) -> bool:
-        """Whether the daemons ended for good."""
+        """Whether the daemons ended permanently."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
@@ -129,16 +131,18 @@ class SparkDaemons:
         try:
             rows = self._spark.parallelize(range(self._count), self._count)
             answers: list[Told] = rows.barrier().mapPartitions(task).collect()
-        except Exception as error:  # noqa: BLE001 - `_look_at` decides what it means
+        except Exception as error:  # noqa: BLE001 - `_look_at` handles it
             self._channel.forget()
             return of_job(error, self._spark)
         self.code = max(abs(int(answer.get("code", 1))) for answer in answers)
         return next((from_wire(answer) for answer in answers if "kind" in answer), None)
 
     def _wait_for_room(self) -> None:
-        """Wait for slots; once the daemons have served, as long as sinks wait for them: a restarted master has
-        forgotten this application and never gives it executors again. Raises: Invalid, Unavailable if no room was
-        found.
+        """Wait for free slots.
+
+        Once the daemons have served, wait for `sink.stream_timeout`, as sinks wait for daemons: a restarted master
+        has forgotten this application and never gives it executors again. Raises: Invalid, Unavailable if there was
+        no room.
         """
         within = self._settings.sink.stream_timeout if self.endpoints else patience_of(self._spark)
         if self.endpoints and (slots := slots_now(self._spark)) < self._count + self._beside:
@@ -160,8 +164,10 @@ class SparkDaemons:
         self._told(endpoints)
 
     def _look_at(self, error: MemWalError | None) -> None:
-        """Raise `error` if the next job would end with it too. Daemons that have served once are started for ever:
-        their settings are fine, and a daemon of the former job may still hold a port.
+        """Raise `error` if the next job would fail with it too.
+
+        Daemons that have served once are always restarted: their settings are valid, and a daemon of the former job
+        may still hold a port.
         """
         if self._stopping.is_set():
             return
@@ -180,11 +186,12 @@ def serve_on_spark(
     *,
     take_over: bool = False,
 ) -> int:
-    """Run `memwal serve` with `daemon.on_spark`; return the exit code after SIGTERM or SIGINT, once all have drained.
+    """Run `memwal serve` with `daemon.on_spark`. Return the exit code after SIGTERM or SIGINT, once all daemons have
+    drained.
 
-    `ready`: called with the endpoints, again after every restart. `take_over`: as for `daemon.serve`. Raises: Invalid
-    for a Spark or a table that cannot be used; the error of a daemon that does not start; Unavailable if Spark ends, or
-    if somebody else serves the table.
+    `ready`: called with the endpoints, again after every restart. `take_over`: see `daemon.serve`.
+    Raises: Invalid for an unusable Spark or table; the error of a daemon that does not start; Unavailable if Spark
+    ends, or if another process serves the table.
     """
     configure_logs(settings.log.level, settings.log.format)
     conf = session_of(settings)
@@ -218,15 +225,14 @@ def _served(
 
 
 def session_of(settings: Settings) -> dict[str, str]:
-    """Return Spark's configuration without the connectors of a source, which no daemon reads."""
+    """Return Spark's configuration without the connectors of a source, which daemons do not read."""
     plain = settings.source.model_copy(update={"format": "parquet"})
     return configuration(settings.model_copy(update={"source": plain}), 1, once=False)
 
 
 def of_job(error: BaseException, spark: Any = None) -> MemWalError:
-    """Return the error that ended a barrier job, in one line; `details["spark"]` is set if Spark ended it, which may
-    pass.
-    """
+    """Return the error that ended a barrier job, in one line. `details["spark"]` is set if Spark ended it, which may
+    be temporary."""
     if isinstance(error, MemWalError):
         return error
     if spark is not None and _is_over(spark):

@@ -1,8 +1,8 @@
-"""Find out whether a Spark cluster has room for a barrier job, before Spark tries for minutes.
+"""Check whether a Spark cluster has room for a barrier job, before Spark tries for minutes.
 
-A barrier stage starts all its tasks at once or none. Spark asks forty times, fifteen seconds apart, before it reports
-that it has no room, and refuses barriers under dynamic allocation. Here a master of fixed size is judged by its name,
-before anything is started; for another master we wait as long as Spark waits for executors to register.
+A barrier stage starts all its tasks at once or none. Spark checks forty times, fifteen seconds apart, before it
+reports a lack of room, and rejects barriers under dynamic allocation. This module judges a master of fixed size by
+its name, before anything is started. For other masters it waits as long as Spark waits for executors to register.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0
 
 
 def slots_of(conf: Mapping[str, str]) -> int | None:
-    """Return the most tasks that run at the same time by Spark's configuration; None if the cluster decides."""
+    """Return the maximum of concurrent tasks by Spark's configuration; None if the cluster decides."""
     master, per_task = conf.get("spark.master", ""), _number(conf.get("spark.task.cpus"), 1)
     if local := _LOCAL.fullmatch(master):
         cores = (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
@@ -39,7 +39,7 @@ def slots_of(conf: Mapping[str, str]) -> int | None:
 
 
 def check_configuration(conf: Mapping[str, str], daemons: int, *, beside: int = 0) -> None:
-    """Raise Invalid for daemons that the cluster can never run. `beside`: other tasks that need room too."""
+    """Check that the cluster can run the daemons. `beside`: number of other tasks that need room. Raises: Invalid."""
     if conf.get("spark.dynamicAllocation.enabled", "").lower() == "true":
         raise Invalid(
             "source.spark: daemons on Spark's executors need executors that stay, and Spark refuses their job if "
@@ -60,9 +60,8 @@ def too_few(slots: int, master: str, daemons: int, beside: int) -> Invalid:
 
 
 def slots_now(spark: SparkContext) -> int:
-    """Return the number of tasks that the registered executors run at the same time. Raises: Unavailable if Spark has
-    ended.
-    """
+    """Return the number of tasks that the registered executors can run at once. Raises: Unavailable if Spark has
+    ended."""
     jvm: Any = spark._jsc.sc()  # noqa: SLF001 - PySpark has no public way to it
     if jvm.isStopped():
         standing = standing_of({"spark.master": str(spark.master)})
@@ -87,9 +86,9 @@ def wait_for_slots(
 
 
 def wait_for_executors(spark: SparkContext, clock: Clock, stop: threading.Event) -> None:
-    """Return once the cluster has given an executor, or `stop` is set. Raises: Unavailable if it gives none."""
+    """Return once the cluster has provided an executor, or `stop` is set. Raises: Unavailable if it provides none."""
     if spark.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
-        return  # they come with the first task
+        return  # they start with the first task
     within = patience_of(spark)
     ends = clock.monotonic() + within
     while not slots_now(spark) and not stop.wait(LOOK_EVERY):
@@ -98,7 +97,7 @@ def wait_for_executors(spark: SparkContext, clock: Clock, stop: threading.Event)
 
 
 def no_executor(spark: SparkContext, within: float) -> Unavailable:
-    """Return the error of a cluster that gives no executor."""
+    """Return the error of a cluster that provides no executor."""
     conf = dict(spark.getConf().getAll())
     cores, memory = conf.get("spark.executor.cores", "all"), conf.get("spark.executor.memory", "1g")
     return Unavailable(

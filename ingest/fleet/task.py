@@ -1,18 +1,19 @@
-"""A barrier task on an executor: it starts its daemons, keeps them running, and drains them.
+"""A barrier task on an executor: start its daemons, keep them running, and drain them.
 
-1. Every task finds ports on its executor's host, and tells all others its endpoints (`allGather`). *A task that cannot
-   sends its error instead, and all end.*
+1. Every task finds ports on its executor's host, and sends its endpoints to all others (`allGather`). *A task that
+   cannot sends its error instead, and all tasks end.*
 2. It starts its daemons as child processes that know all endpoints (`ingest.daemon.workers`), and waits until they
    serve.
-3. All tasks wait for each other (`allGather` again). *A task whose daemons do not start sends its error, and all
-   drain.*
-4. It reports to the driver that they serve. It restarts a daemon that ends, at its port; others take over meanwhile.
-5. The connection to the driver ends: it drains its daemons, and returns. *Spark kills the task, or its executor dies:
-   the daemons' standard input ends with the Python worker that held it, and they drain by themselves.*
+3. All tasks wait for each other (a second `allGather`). *A task whose daemons do not start sends its error, and all
+   tasks drain.*
+4. It reports to the driver that its daemons serve. It restarts a daemon that ends, at its port; others take over
+   meanwhile.
+5. When the connection to the driver ends, it drains its daemons and returns. *If Spark kills the task, or its
+   executor dies, the daemons' standard input ends with the Python worker that held it, and they drain by themselves.*
 
-The settings come with the task's code and go on to the daemons by a pipe; they hold references to secrets, never
-secrets, and the references are resolved on the executor's host. An error is returned, not raised, because Spark would
-then kill the other tasks at once.
+The settings arrive with the task's code and reach the daemons through a pipe. They contain references to secrets,
+which are resolved on the executor's host, never secrets. An error is returned, not raised, because Spark would
+otherwise kill the other tasks at once.
 """
 
 from __future__ import annotations
@@ -37,18 +38,16 @@ from memwal.wal.panics import as_exception
 
 Told = dict[str, Any]
 _MEETINGS = 2
-"""How often all tasks wait for each other; Spark hangs if one waits more often than another."""
+"""How often all tasks wait for each other. Spark hangs if one task waits more often than another."""
 
 
 def host_of(address: str) -> str:
-    """Return the host of a task's address, host:port as Spark gives it."""
+    """Return the host of a task's address, which Spark gives as host:port."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def offset_of(hosts: Sequence[str], task: int, workers: int) -> int:
-    """Return by how much the fixed ports of `task` are above the first: earlier tasks on its host have the lower
-    ones.
-    """
+    """Return the offset of the fixed ports of `task`: earlier tasks on its host use the lower ports."""
     return workers * list(hosts[:task]).count(hosts[task])
 
 
@@ -72,13 +71,13 @@ def daemons_of(settings: Settings, host: str, ports: Sequence[int], every: Seque
 
 
 def bound(wanted: str, host: str) -> str:
-    """Return where daemons on `host` listen: `daemon.host`, or `host` if that is a loopback address."""
+    """Return the address where daemons on `host` listen: `daemon.host`, or `host` if that is a loopback address."""
     return host if is_loopback(wanted) else wanted
 
 
 @dataclass(frozen=True)
 class DaemonTask:
-    """The function of the barrier job: it reads no rows and returns one answer, {"code"} or an error from `to_wire`."""
+    """The function of the barrier job. It reads no rows and returns one answer, {"code"} or an error from `to_wire`."""
 
     settings: Settings
     driver: tuple[str, int]
@@ -91,7 +90,7 @@ class DaemonTask:
 
         silence_grpc()
         configure_logs(self.settings.log.level, self.settings.log.format)
-        # The daemons find memwal where this process did, which may be an archive that Spark brought.
+        # The daemons import memwal from the path of this process, which may be an archive that Spark brought.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         yield _Serving(self, BarrierTaskContext.get()).run()
 
@@ -143,7 +142,7 @@ class _Serving:
             raise Invalid(f"daemon.host: an executor cannot listen on {host} ({error.strerror or error})") from None
 
     def _agreed(self, said: Mapping[str, Any]) -> list[Told]:
-        """Return what all tasks sent. Raises: MemWalError, the error of a task that cannot go on."""
+        """Return what all tasks sent. Raises: MemWalError, the error of a task that cannot continue."""
         everybody = self._meet(said)
         for told in everybody:
             if "kind" in told:

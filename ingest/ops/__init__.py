@@ -1,1 +1,1 @@
-"""What operators see: metrics, health, logs."""
+"""Observability for operators: metrics, health, logs, and a page."""

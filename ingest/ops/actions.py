@@ -1,11 +1,11 @@
-"""What an operator may do over HTTP: POST /pause, /resume, /flush and /commit, with the token of an admin.
+"""Operator actions over HTTP: POST /pause, /resume, /flush and /commit, with an admin token.
 
-1. A role that is not admin gets 403, as a page of another site does (`http_server`); neither changes anything, nor
-   does a body that is wrong.
-2. The action is logged with the caller's address (logger `memwal.access`), and run in a thread of its own.
-3. The answer comes when it is done. One of each path runs at a time: who asks for the same again meanwhile gets the
-   answer of the one that runs, with `"joined": true`; who asks for something else gets 429. A caller that goes away
-   ends nothing.
+1. A role other than admin gets 403, and so does a page of another site (`http_server`). Neither changes anything, nor
+   does a malformed body.
+2. The action is logged with the caller's address (logger `memwal.access`), and runs in its own thread.
+3. The answer follows when the action is done. One action runs at a time for each path. A caller that requests the
+   same meanwhile gets the answer of the running action, with `"joined": true`; a different request gets 429. If a
+   caller disconnects, the action continues.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from memwal.ingest.rpc.roles import Role
 from memwal.wal import SystemClock
 
 ROLE: web.RequestKey[Role | None] = web.RequestKey("role", object)  # type: ignore[arg-type]
-"""The role of a request's caller, None for a wrong token, which only few paths take."""
+"""The role of a request's caller; None for a wrong token, which only few paths accept."""
 STATUSES = {"INVALID": 400, "UNAVAILABLE": 503, "UNKNOWN_OUTCOME": 503, "FENCED": 409}
 _FIELDS: Mapping[str, tuple[str, ...]] = {"/pause": ("what", "reason"), "/resume": ("what",)}
-"""What the body may have, by path."""
+"""Permitted fields of the body, by path."""
 
 
 class Actions:
     """The handlers of the actions. Runs on one event loop."""
 
     def __init__(self, acts: Mapping[str, Act]) -> None:
-        """`acts`: by path; called with the body and the caller's address, returns what was done."""
+        """Serve `acts`, by path. Each is called with the body and the caller's address and returns what was done."""
         self._acts = acts
         self._running: dict[str, tuple[Any, asyncio.Future[Page]]] = {}
         self._log = AccessLog(SystemClock())

@@ -1,4 +1,4 @@
-"""Answers over HTTP: pages rendered in threads of their own, so that none delays the event loop or the process."""
+"""Answers over HTTP: pages are rendered in their own threads, so that none delays the event loop or the process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from memwal.ingest.ops.pages import Page, Render
 from memwal.ingest.rpc.refused import Why
 
 PATIENCE = 5.0
-"""Seconds that a page may take to render; a health check needs some answer in time."""
+"""Seconds for rendering a page. A health check needs an answer in time."""
 BRIEF_AGE = 1.0
 """Seconds for which callers without a token get the last answer again."""
 SERVER = "memwal"
 """Value of the header `Server`, in place of versions of libraries."""
 IS_BRIEF = web.RequestKey("brief", bool)
-"""Whether the answer is to be its status alone."""
+"""Whether the answer consists of its status only."""
 WHY = web.ResponseKey("why", str)
-"""Why a request is refused, of an answer whose status does not say it."""
+"""The reason of a rejection, for an answer whose status does not show it."""
 
 
 class Shared:
@@ -40,7 +40,7 @@ class Shared:
         return response(Page.of({"ready": page.status == 200}, page.status) if brief else page)
 
     async def _page(self, age_max: float) -> Page:
-        """Return the page that is being rendered, or the last one if its rendering began less than `age_max` s ago."""
+        """Return the page being rendered, or the last one if its rendering began less than `age_max` s ago."""
         now = asyncio.get_running_loop().time()
         if self._rendering is None or (self._rendering.done() and now - self._began >= age_max):
             self._rendering, self._began = asyncio.wrap_future(in_a_thread(self._render)), now
@@ -52,14 +52,14 @@ class Shared:
 
 
 def in_a_thread(render: Render, statuses: Mapping[str, int] = {"UNAVAILABLE": 503}) -> Future[Page]:
-    """Render in a daemon thread, not in a pool: a thread that hangs must not keep the process from ending.
+    """Render in a daemon thread, not in a pool: a hanging thread must not keep the process from ending.
 
-    An error becomes a page of its kind and message. `statuses`: of kinds of error that are not answered with 500.
+    An error becomes a page with its kind and message. `statuses`: kinds of errors that are not answered with 500.
     """
     page: Future[Page] = Future()
 
     def work() -> None:
-        if not page.set_running_or_notify_cancel():  # from now on nobody can cancel it
+        if not page.set_running_or_notify_cancel():  # from now on it cannot be cancelled
             return
         try:
             page.set_result(render())
@@ -85,7 +85,8 @@ def response(page: Page, headers: Mapping[str, str] | None = None) -> web.Respon
 
 
 def refusal(status: int, kind: str, message: str, retry_after: str = "", why: Why | None = None) -> web.Response:
-    """Return the answer to a request that is refused. `retry_after`: seconds. `why`: where `status` does not say it."""
+    """Return the answer to a rejected request. `retry_after`: seconds. `why`: the reason if `status` does not show
+    it."""
     headers = {"Retry-After": retry_after} if retry_after else {}
     answer = response(Page.of({"error": {"kind": kind, "message": message}}, status), headers)
     if why is not None:

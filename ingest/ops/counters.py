@@ -1,7 +1,7 @@
 """Counters of a daemon: plain numbers, each written by one thread and read by scrapes without a lock.
 
-The put path takes no lock: a scrape may see a group's rows slightly before its time, which no dashboard can notice. For
-the costs see README.md. `ingest.ops.metrics` declares the meaning of each number and its name in Prometheus.
+The put path takes no lock, so a scrape may see a group's rows slightly before its time, which no dashboard shows.
+costs.md lists the costs. `ingest.ops.metrics` declares the meaning of each number and its name in Prometheus.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Histogram:
         self.total += value
 
     def spread(self, least: float, most: float, count: int) -> None:
-        """Count `count` values between `least` and `most`, as if evenly spread."""
+        """Count `count` values distributed evenly between `least` and `most`."""
         below = 0.0
         for number, bound in enumerate((*self._bounds, most)):
             share = 1.0 if bound >= most else 0.0 if bound < least else (bound - least) / (most - least)
@@ -57,7 +57,7 @@ class Histogram:
 
     @property
     def counts(self) -> tuple[float, ...]:
-        """The number of values in each bucket, not cumulative; the last is that above all bounds."""
+        """The number of values in each bucket, not cumulative. The last bucket is above all bounds."""
         return tuple(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
@@ -86,8 +86,8 @@ class Answer(Protocol):
 
 
 Step = Literal["append", "flush", "commit", "claim", "fence", "poison"]
-"""What may fail in a region: an append to the log, a flush, a commit of its SSTs, a claim; and the end of a claim by a
-newer writer, or by a failure of storage."""
+"""Steps of a region that can fail: an append to the log, a flush, a commit of its SSTs, a claim; and the end of a
+claim by a newer writer, or by a storage failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,9 @@ class LastError:
 class RegionMeter:
     """The counters of one region since this process first claimed it.
 
-    Thread safety. `served` and `appended`: the region's thread. `flushed` and `flush_failed`: the flusher's. `claimed`:
-    the thread that opens the region. `failed`: once per claim. `waiting`, `refused` and `erred`: any thread.
+    Thread safety. `served` and `appended`: the region's thread. `flushed` and `flush_failed`: the flusher's.
+    `claimed`: the thread that opens the region. `failed`: once per claim. `waiting`, `refused` and `erred`: any
+    thread.
     """
 
     def __init__(self) -> None:
@@ -119,21 +120,22 @@ class RegionMeter:
         self.claims = self.fences = self.poisonings = 0
         self.replay_seconds = 0.0
         self.last_errors: dict[Step, LastError | None] = dict.fromkeys(get_args(Step))
-        """By step; None if it never failed. No step is added, so that a scrape may iterate."""
+        """By step; None if it never failed. Steps are never added, so a scrape can iterate safely."""
 
     def erred(self, step: Step, error: BaseException, now: float) -> None:
-        """Remember the failure of a step. `now`: unix time in seconds."""
+        """Record the failure of a step. `now`: unix time in seconds."""
         self.last_errors[step] = LastError(now, str(classify(error)) or type(error).__name__)
 
     def errors_told(self) -> dict[str, dict[str, Any]]:
-        """Return the steps that have failed, as the status of a region tells them: `{step: {"at", "error"}}`."""
+        """Return the steps that have failed, as the status of a region reports them: `{step: {"at", "error"}}`."""
         last = {step: error for step, error in self.last_errors.items() if error is not None}
         return {step: {"at": error.at, "error": error.text} for step, error in last.items()}
 
     def served(self, seconds: float, answers: Sequence[tuple[Answer, int]], failed: int) -> None:
         """Count a group of writes that was answered `seconds` after the arrival of its oldest write.
 
-        `answers`: per write its answer, and how many of its rows delete. `failed`: number of writes that got an error.
+        `answers`: for each write its answer, and the number of its rows that delete. `failed`: number of writes with
+        an error.
         """
         self.ack_seconds.observe(seconds)
         self.group_writes.observe(len(answers) + failed)
@@ -167,7 +169,7 @@ class RegionMeter:
 
     @contextmanager
     def waiting(self, clock: Clock) -> Iterator[None]:
-        """Count a put that waits for room while the context lasts. Many may wait at once, so this takes a lock."""
+        """Return a context that counts a put as waiting for room. Many puts may wait at once, so this takes a lock."""
         began = clock.monotonic()
         with self._lock:
             self.waiting_puts += 1
@@ -185,14 +187,14 @@ class RegionMeter:
             self.refused_puts += 1
 
     def failed(self, *, fenced: bool) -> None:
-        """Count the end of a claim: a newer writer fenced it, or it stopped itself after a failure of storage."""
+        """Count the end of a claim: by the fence of a newer writer, or by a storage failure."""
         if fenced:
             self.fences += 1
         else:
             self.poisonings += 1
 
     def claimed(self, seconds: float) -> None:
-        """Count a claim, which took `seconds` with the replay of the log."""
+        """Count a claim that took `seconds`, including the replay of the log."""
         self.claims += 1
         self.replay_seconds += seconds
 
@@ -210,11 +212,11 @@ class CommitMeter:
         self.rows_expired = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=COMMITS_KEPT)
         """The newest commits, oldest first: `{"time", "seconds", "version", "rows", "ssts"}`, and failures: `{"time",
-        "error", "times"}`, where `times` says how often in a row it failed so; `time` is the newest, in unix seconds.
+        "error", "times"}`, where `times` counts consecutive equal failures and `time` is the newest, in unix seconds.
         """
 
     def counted(self, commit: Callable[[], CommitReport], clock: Clock) -> CommitReport:
-        """Return `commit()`; count and log it if it committed anything, count it if it failed."""
+        """Return `commit()`. Count and log it if it committed anything; count a failure."""
         began = clock.monotonic()
         try:
             report = commit()
@@ -231,7 +233,7 @@ class CommitMeter:
         self.rows_expired += rows
 
     def failed(self, error: str, now: float) -> None:
-        """Note among the newest commits that one failed, or left out a region, at unix time `now`."""
+        """Add a commit that failed, or left out a region, at unix time `now`, to the newest commits."""
         last = self.recent[-1] if self.recent else {}
         if last.get("error") == error:
             self.recent[-1] = last | {"time": now, "times": last["times"] + 1}
@@ -253,7 +255,8 @@ class CommitMeter:
 
 
 class Meters:
-    """The counters of one table in one process. A region's survive its claims, because counters never decrease.
+    """The counters of one table in one process. A region's counters outlive its claims, because counters never
+    decrease.
 
     Thread safety. Any thread.
     """

@@ -18,7 +18,7 @@ _FIELDS = ("event", "region", "epoch", "generation", "version", "rows", "seconds
 class RecentEvents(logging.Handler):
     """Keeps the last 100 events (claim, fence, flush, commit, …), warnings and errors of memwal's loggers.
 
-    A context manager: it listens inside. What is written to standard error stays as `configure_logs` set it up, which
+    A context manager: it listens inside. The output to standard error stays as `configure_logs` has set it up, which
     must be called before.
     Thread safety. Any thread. Errors. None: a record that cannot be kept is left out.
     """
@@ -37,16 +37,15 @@ class RecentEvents(logging.Handler):
             return
         try:
             text = record.getMessage()
-        except (TypeError, ValueError):  # a mistake in the call that logs, which the other handlers report
+        except (TypeError, ValueError):  # a wrong logging call, which the other handlers report
             return
         told = {"number": next(self._numbers), "time": record.created, "level": record.levelname.lower()}
         told["text"] = without_source_places(text)[:_LONGEST]
         self._kept.append(told | fields)
 
     def newest(self, since: float = 0.0) -> list[dict[str, Any]]:
-        """Return what is kept since unix time `since`, newest first: `number` (counted from 1), `time` (unix seconds),
-        `level`, `text` and the fields of the event.
-        """
+        """Return the records since unix time `since`, newest first: `number` (counted from 1), `time` (unix seconds),
+        `level`, `text` and the fields of the event."""
         self.acquire()  # the lock of a handler, which `emit` holds
         try:
             kept = list(self._kept)

@@ -1,7 +1,7 @@
 """Readiness: the reasons why a process is not ready, which /health/readyz returns.
 
-Ready means that the process takes writes and reads now. Reasons come from the process itself (it starts or drains),
-from the table's regions (fenced, poisoned, failing flushes), and from storage that does not answer when asked.
+A ready process accepts writes and reads now. Reasons come from the process itself (it starts or drains), from the
+table's regions (fenced, poisoned, failing flushes), and from storage that does not answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 Reason = dict[str, str]
-"""`reason`: one word for programs; `text`: one line for people; `region`: the id, if the reason is about one."""
+"""`reason`: one word for programs; `text`: one line for people; `region`: the id, if the reason concerns one region."""
 
 _OF_STATE = {"fenced": "region_fenced", "poisoned": "region_poisoned", "flush_failing": "flush_failing"}
 
@@ -28,7 +28,7 @@ class Health:
         self._held: dict[str, Reason] = {}
 
     def hold(self, reason: str, text: str, region: str = "") -> None:
-        """Add a reason (of a region): not ready until it is released. A repeated call replaces the text."""
+        """Add a reason (of a region): the process is not ready until `release`. A repeated call replaces the text."""
         about = {"region": region} if region else {}
         with self._lock:
             self._held[f"{reason} {region}"] = {"reason": reason, "text": text, **about}

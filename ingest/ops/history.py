@@ -1,7 +1,7 @@
 """The last 15 minutes of a process, one sample a second, in memory.
 
-A sample holds counters and gauges as they are; rates and percentiles are differences of samples, computed when somebody
-reads. So a sample costs some microseconds, and the memory is fixed: 960 rows of 46 numbers, a third of a megabyte.
+A sample stores counters and gauges; rates and percentiles are differences of samples, computed by readers. So a
+sample costs some microseconds, and the memory is fixed: 960 rows of 46 numbers, a third of a megabyte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHOWN, RECENT, RATE_OVER = 900, 60, 5
 """Samples that are shown, samples of "the last minute", and samples that one rate or percentile of a series covers."""
 KEPT = SHOWN + RECENT
 OVERLAP = 5
-"""Newest samples that `series` repeats, for a reader who has missed a message."""
+"""Newest samples that `series` repeats, for a reader that missed a message."""
 _BUCKETS = len(SECONDS) + 1
 _ZERO = (0.0,) * _BUCKETS
 _COLUMNS = ("monotonic", "time", "put_rows", "deleted_rows", "bad_rows", "latest", "flushed", "committed", "lag_rows")
@@ -34,7 +34,7 @@ _APPENDS = slice(_ACKS.stop, _ACKS.stop + _BUCKETS)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Counters since the process started, and gauges, NaN where there is none.
+    """Counters since the process started, and gauges, NaN if not measured.
 
     `latest`, `flushed`, `committed`: seconds, as `memwal_behind_seconds`. `acks`, `appends`: counts by the buckets of
     `SECONDS`, see `counts_of`.
@@ -52,15 +52,15 @@ class Sample:
 
 
 def counts_of(histograms: Iterable[Histogram]) -> tuple[float, ...]:
-    """Return how many values each bucket of these histograms (of `SECONDS`) has together, not cumulative."""
+    """Return the sum of these histograms (with bounds `SECONDS`) by bucket, not cumulative."""
     return tuple(map(sum, zip(_ZERO, *(each.counts for each in histograms), strict=True)))
 
 
 def quantiles(counts: Numbers, q: float) -> Numbers:
     """Return the `q` quantile of each row of `counts` (float64[n, buckets], not cumulative) in seconds; NaN if empty.
 
-    Values of a bucket count as evenly spread, as `histogram_quantile` of Prometheus has it; those above the last bound
-    count as that bound.
+    Values of a bucket count as evenly distributed, as in `histogram_quantile` of Prometheus; values above the last
+    bound count as that bound.
     """
     bounds = np.asarray((0.0, *SECONDS, SECONDS[-1]))
     cumulative = np.cumsum(counts, axis=1)
@@ -76,9 +76,9 @@ def quantiles(counts: Numbers, q: float) -> Numbers:
 
 
 class History:
-    """A ring of samples.
+    """A ring buffer of samples.
 
-    Thread safety. Any thread; no writer of rows takes its lock.
+    Thread safety. Any thread; threads that write rows never take its lock.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class History:
         self._count = 0
 
     def add(self, monotonic: float, time: float, sample: Sample) -> None:
-        """Keep a sample, taken at unix time `time`; the oldest falls out."""
+        """Store a sample taken at unix time `time`, in place of the oldest."""
         gauges = (sample.latest, sample.flushed, sample.committed, sample.lag_rows)
         counted = (sample.put_rows, sample.deleted_rows, sample.bad_rows)
         with self._lock:
@@ -97,12 +97,14 @@ class History:
 
     @property
     def count(self) -> int:
-        """Samples taken so far; the newest has this number less one."""
+        """Number of samples so far; the newest has this number less one."""
         return self._count
 
     def figures(self) -> dict[str, Any]:
-        """Return `rates` (rows per second), `acks` and `appends` (p50 and p99 in seconds, and their number) of the last
-        minute, and the `most` that each level was behind in it, None where nothing was measured.
+        """Return the figures of the last minute; None if not measured.
+
+        `rates`: rows per second. `acks`, `appends`: p50 and p99 in seconds, and their number. `most`: the maximum age
+        by level.
         """
         rows, _ = self._newest(RECENT + 1)
         if not len(rows):
@@ -117,10 +119,10 @@ class History:
         }
 
     def series(self, since: int = 0) -> dict[str, Any]:
-        """Return the samples from number `since` on, `OVERLAP` before it too, as lists of equal length, oldest first.
+        """Return the samples from number `since` on, and `OVERLAP` before it, as lists of equal length, oldest first.
 
-        `first`: the number of the first. `time`: unix seconds; `put`, `deleted`: rows per second; `latest`, `flushed`,
-        `committed`, `ack_p99`: seconds; `lag_rows`. None where nothing was measured.
+        `first`: the number of the first. `time`: unix seconds; `put`, `deleted`: rows per second; `latest`,
+        `flushed`, `committed`, `ack_p99`: seconds; `lag_rows`. None if not measured.
         """
         wanted = min(SHOWN, self._count - since + OVERLAP)
         rows, first = self._newest(wanted + RATE_OVER)
@@ -146,12 +148,12 @@ _COUNTED = ("put_rows", "deleted_rows", "bad_rows")
 
 
 def _before(rows: Numbers) -> npt.NDArray[np.intp]:
-    """Return for each row which one to compare it with: `RATE_OVER` samples before, or the first."""
+    """Return for each row the row to compare it with: `RATE_OVER` samples before, or the first."""
     return np.maximum(np.arange(len(rows)) - RATE_OVER, 0)
 
 
 def _grown(rows: Numbers, columns: int | slice) -> Numbers:
-    """Return how much counters have grown; a counter that began anew (the table was resized) counts as unchanged."""
+    """Return the growth of counters. A counter that was reset (the table was resized) counts as unchanged."""
     grown: Numbers = np.maximum(rows[:, columns] - rows[_before(rows)][:, columns], 0.0)
     return grown
 
@@ -175,5 +177,5 @@ def _most(values: Numbers) -> float:
 
 
 def _plain(value: float) -> float | None:
-    """Return a number for JSON, which has no NaN, with four digits."""
+    """Return a number with four digits for JSON, with None for NaN."""
     return None if value != value else float(f"{value:.4g}")

@@ -1,7 +1,7 @@
-"""Limits of one HTTP connection, and of their number, so that no caller takes the memory, the descriptors or the log.
+"""Limits of HTTP connections, so that no caller exhausts memory, descriptors or the log.
 
-aiohttp holds back the rest: it reads a body only as far as a handler asks for it, at most 32 requests ahead, and closes
-a connection on which no whole request arrives within its keep-alive time.
+aiohttp limits the rest: it reads a body only as far as a handler requests it, at most 32 requests ahead, and closes a
+connection without a complete request within its keep-alive time.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from memwal.ingest.ops.pages import Page
 from memwal.ingest.rpc.refused import Refused, Why
 
 CONNECTIONS = 128
-"""Connections at a time; each takes a descriptor. One more is told so, and closed."""
+"""Concurrent connections; each uses a descriptor. Further connections get an error and are closed."""
 LINE_BYTES = 8190
-"""Longest request line, and longest header."""
+"""Maximum bytes of a request line, and of a header."""
 HEADERS = 64
 TAKE = 30.0
-"""Seconds in which a client must take some of an answer that waits for it."""
+"""Seconds within which a client must read some of a pending answer."""
 HANDSHAKE = 5.0
 """Seconds for the handshake of TLS."""
 _IDLE = 15.0
-"""Seconds for which a connection without a whole request is kept."""
+"""Seconds for which a connection without a complete request is kept."""
 _LINGER = 1.0
-"""Seconds for which the rest of a refused body is read and dropped, so that the client sees the answer."""
+"""Seconds for which the rest of a rejected body is read and dropped, so that the client receives the answer."""
 SIZES: Mapping[str, Any] = {
     "max_line_size": LINE_BYTES,
     "max_field_size": LINE_BYTES,
     "max_headers": HEADERS,
     "keepalive_timeout": _IDLE,
     "lingering_time": _LINGER,
-    "auto_decompress": False,  # few bytes would become many
+    "auto_decompress": False,  # few bytes could expand to many
 }
 """Arguments of aiohttp's protocol."""
 _LOG = logging.getLogger("memwal.http")
 
 
 class Connections:
-    """Makes the protocol of each new connection, for `asyncio`'s `create_server`. Runs on one event loop."""
+    """Creates the protocol of each new connection, for `asyncio`'s `create_server`. Runs on one event loop."""
 
     def __init__(self, server: web.Server, refused: Refused, most: int = CONNECTIONS) -> None:
         self._server, self._refused, self._most = server, refused, most
         self._turned_away = set[_TurnedAway]()
         self._coming: dict[_Connection, float] = {}
-        """Connections that are not made yet, with their time: asyncio accepts many at once, and TLS takes a while."""
+        """Connections that are not established yet, with their time: asyncio accepts many at once, and TLS takes a
+        while."""
 
     def __call__(self) -> asyncio.Protocol:
         """Return the protocol of a connection."""
@@ -69,7 +70,7 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-    """A connection; what is no HTTP is answered in one line, counted, and not logged with a traceback."""
+    """A connection. Input that is not HTTP is counted and answered in one line, and not logged with a traceback."""
 
     def __init__(self, server: web.Server, refused: Refused, made: Callable[[_Connection], None]) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None, **SIZES)  # type: ignore[arg-type]
@@ -84,7 +85,7 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return the answer to what aiohttp could not read, or to an error of a handler."""
+        """Return the answer to unreadable input, or to an error of a handler."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -101,18 +102,18 @@ class _Connection(web.RequestHandler):
         return answer
 
     def pause_writing(self) -> None:
-        """Cut the client off if it takes nothing for `TAKE` seconds from now."""
+        """Start a timer that disconnects a client that reads nothing for `TAKE` seconds."""
         super().pause_writing()
         if self.transport is not None:
             self._stuck = asyncio.get_running_loop().call_later(TAKE, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Keep the client, which has taken something."""
+        """Stop the timer: the client has read something."""
         super().resume_writing()
         self._forget()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection."""
+        """Remove the connection."""
         self._forget()
         super().connection_lost(exc)
 
@@ -125,14 +126,14 @@ _TOO_LONG = f"a request line or header is longer than {LINE_BYTES} bytes, or the
 
 
 class _TurnedAway(asyncio.Protocol):
-    """A connection beyond the limit: it is told so once its request begins to arrive, and closed."""
+    """A connection beyond the limit. It gets an error once its request begins to arrive, and is closed."""
 
     def __init__(self, kept: set[_TurnedAway], most: int) -> None:
         self._kept, self._most = kept, most
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer, and wait for a request for a moment: closing before it is read would lose the answer."""
+        """Answer, and wait briefly for a request: closing before the request is read would lose the answer."""
         self._transport = cast("asyncio.Transport", transport)
         if len(self._kept) >= self._most:
             self._transport.abort()
@@ -147,7 +148,7 @@ class _TurnedAway(asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection."""
         self._kept.discard(self)
 
 

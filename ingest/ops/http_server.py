@@ -1,9 +1,9 @@
 """The HTTP server of `memwal serve` and `memwal run`: /metrics, /health/livez, /health/readyz, /status, the page at /
 and the actions of operators.
 
-One thread with an event loop answers requests. Each page is rendered in a thread of its own, one rendering at a time
-per path: requests that arrive meanwhile get the same answer, or a 503 if it takes too long (storage hangs). So slow
-readers, many readers or a page that hangs delay neither the threads that write rows nor other pages.
+One thread with an event loop answers requests. Each page is rendered in its own thread, one rendering at a time per
+path: requests that arrive meanwhile get the same answer, or a 503 if it takes too long (storage hangs). So slow
+readers, many readers or a hanging page delay neither the threads that write rows nor other pages.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ ALIVE = "/health/livez"
 OPEN = frozenset({ALIVE, *PATHS})
 """Paths that need no token: they only show that the process runs, or are files of the page, without data."""
 BRIEF = frozenset({"/health/readyz"})
-"""Paths that answer a caller without a token by their status alone: probes of Kubernetes cannot send a secret, and the
-reasons name regions and storage. Such a caller does not make this process ask storage more often than `BRIEF_AGE` of
-`answers`."""
+"""Paths that return only their status to a caller without a token: Kubernetes probes cannot send a secret, and the
+reasons name regions and storage. These callers cause at most one request to storage per `BRIEF_AGE` of `answers`."""
 _WHY: Mapping[int, Why] = {401: "token", 403: "site", 413: "size", 429: "busy", 504: "time"}
-"""Reasons by the status of an answer that refuses a request; any other status from 400 to 499 means "invalid"."""
+"""Reasons by the status of a rejecting answer. Any other status from 400 to 499 means "invalid"."""
 PROBES = frozenset({ALIVE, *BRIEF})
-"""Paths that need no client certificate where the others do: probes of Kubernetes cannot present one."""
+"""Paths that never need a client certificate, because Kubernetes probes cannot present one."""
 _NO_CERTIFICATE = "no client certificate; present one that a CA of daemon.tls_client_ca signed"
 _END = 5.0
 
@@ -46,8 +45,8 @@ _END = 5.0
 class HttpServer:
     """Serves the paths of `pages` by GET, and those of `acts` by POST.
 
-    Thread safety. `close` from any thread; pages are rendered in threads of the server. Errors. If a page raises, the
-    answer has the error's kind and message: status 503 for UNAVAILABLE, else 500.
+    Thread safety. `close` from any thread; pages are rendered in threads of the server.
+    Errors. If a page raises, the answer has the error's kind and message: status 503 for UNAVAILABLE, else 500.
     """
 
     def __init__(
@@ -62,9 +61,11 @@ class HttpServer:
         acts: Mapping[str, Act] | None = None,
         connections_max: int = CONNECTIONS,
     ) -> None:
-        """Listen. `port` 0: any free port; `setting` names the port in errors. `live`: what the page at / shows, which
-        is served with it; it must be started. `acts`: see `Actions`. `connections_max`: connections at a time. Raises:
-        Invalid if the port is in use.
+        """Listen on `host` and `port` (0: any free port).
+
+        `setting`: name of the port in errors. `live`: data of the page at /, which is served with it; it must be
+        started. `acts`: see `Actions`. `connections_max`: concurrent connections. Raises: Invalid if the port is in
+        use.
         """
         self._guard, self._host, self._connections_max = guard, host, connections_max
         self._loop = asyncio.new_event_loop()
@@ -130,7 +131,7 @@ class HttpServer:
     async def _answered(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Return the answer to a request that was read, or why it is refused."""
+        """Return the answer to a parsed request, or its rejection."""
         if self._guard.client_ca and request.path not in PROBES and not _has_certificate(request):
             return refusal(403, "INVALID", _NO_CERTIFICATE, why="certificate")
         if (foreign := self._foreign(request)) is not None:
@@ -141,7 +142,7 @@ class HttpServer:
         request[IS_BRIEF] = not admitted and given is None and request.path in BRIEF
         if not (admitted or request[IS_BRIEF] or request.path in OPEN):
             return response(Page.of({"error": REFUSED}, 401), {"WWW-Authenticate": "Bearer"})
-        if (request.content_length or 0) > QUERY_BYTES:  # not read first
+        if (request.content_length or 0) > QUERY_BYTES:  # reject before reading
             return refusal(413, "INVALID", f"the body is longer than {QUERY_BYTES} bytes")
         try:
             return await handler(request)
@@ -152,17 +153,18 @@ class HttpServer:
             return refusal(400, "INVALID", "the body is not as its headers say")
 
     def _foreign(self, request: web.Request) -> str | None:
-        """Return why a request is refused that a page of another site may have made a browser send."""
+        """Return why a request is rejected that a page of another site may have sent through a browser; None
+        otherwise."""
         named = None if self._guard.token or request.path == ALIVE else other_name(_host(request), self._host)
         asks = request.path in DATA or request.method == "POST"
         return named or (other_site(request.headers) if asks else None)
 
 
 def _has_certificate(request: web.Request) -> bool:
-    """Whether the caller presented a certificate; TLS has checked it then."""
+    """Return whether the caller presented a certificate; TLS has verified it."""
     return bool(request.transport is not None and request.transport.get_extra_info("peercert"))
 
 
 def _host(request: web.Request) -> str:
-    """Return the `Host` header; `request.host` would ask the system for a name where there is none."""
+    """Return the `Host` header. `request.host` would look up the system's host name if the header is missing."""
     return request.headers.get("Host", "")

@@ -1,6 +1,6 @@
-"""What the page at / shows: samples every second, and one message with everything, from memory only.
+"""The data of the page at /: samples every second, and one message with everything, from memory only.
 
-The README of this room has the shape of the message.
+http.md describes the form of the message.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from memwal.wal import Clock
 
 SAMPLE_EVERY = 1.0
 _AGAIN = 10.0
-"""Seconds for which what is new is repeated in messages that have nothing else."""
+"""Seconds for which changed data is repeated in messages that otherwise contain only new data."""
 
 
 class Source(Protocol):
     """The process that a page shows.
 
-    Thread safety. Any thread. Asks no storage, but for `ask`; holds a lock of a put for microseconds at most.
+    Thread safety. Any thread. Sends no request to storage, except in `ask`; holds a lock of a put for microseconds at
+    most.
     """
 
     def sample(self) -> Sample:
-        """Return counters and gauges as of now."""
+        """Return the current counters and gauges."""
         ...
 
     def show(self, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parts of the message that this kind of process has, `health` among them. `figures`: those of
-        `History.figures`.
-        """
+        """Return the parts of the message that this kind of process has, including `health`. `figures`: of
+        `History.figures`."""
         ...
 
     def queryable(self) -> dict[str, Any] | None:
-        """Return what a query may name (`columns`, `key`, `texts`, `vectors`), None while none can be answered."""
+        """Return what a query may name (`columns`, `key`, `texts`, `vectors`); None while queries cannot be
+        answered."""
         ...
 
     def ask(self, request: Mapping[str, Any]) -> Page:
@@ -52,7 +53,7 @@ class Live:
     """
 
     def __init__(self, kind: str, source: Source, events: RecentEvents, clock: Clock) -> None:
-        """`kind`: "daemon" or "run". Nothing is sampled before `start`."""
+        """Prepare a message of `kind` "daemon" or "run". Sampling begins with `start`."""
         self.kind, self.source = kind, source
         self._events, self._clock = events, clock
         self._began = clock.monotonic()
@@ -62,7 +63,7 @@ class Live:
         self._samples = Periodic("live", self.sample, SAMPLE_EVERY)
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self.sample()
         self._samples.start()
 
@@ -79,12 +80,14 @@ class Live:
 
     @property
     def newest(self) -> int:
-        """The number of the next sample: what a later message has `since`."""
+        """The number of the next sample, which a later message takes as `since`."""
         return self._history.count
 
     def message(self, since: int = 0) -> dict[str, Any]:
-        """Return the message. `since` 0: the `whole`; else `history` and `events` have what is new since that sample,
-        some of the newest before it too, and `query` is left out unless it has just changed.
+        """Return the message.
+
+        `since` 0: the `whole` message. Otherwise `history` and `events` contain only the data since that sample, with
+        a small overlap, and `query` is present only if it has just changed.
         """
         now, figures = self._clock.now(), self._history.figures()
         message = {
@@ -107,9 +110,10 @@ class Live:
 def levels(
     behind: Mapping[str, float | None], most: Mapping[str, float | None], limits: Mapping[str, tuple[float, str]]
 ) -> list[dict[str, Any]]:
-    """Return the levels with the age of the oldest row that has not reached each, now and at `most` in the last minute.
+    """Return the levels with the age of the oldest row that has not reached each: now, and at `most` in the last
+    minute.
 
-    `limits`: by level, in seconds, with the setting that says so; 0 for none.
+    `limits`: by level, the seconds (0: no limit) and the name of the setting.
     """
     return [
         {

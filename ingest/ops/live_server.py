@@ -1,10 +1,10 @@
 """The page at / over HTTP: its files, /live, /live/events and /query.
 
-The files hold no data and need no token. Everything else is data: JSON, asked for by the page with the token.
+The files contain no data and need no token. Everything else is data as JSON, which the page requests with the token.
 
-One message is rendered each second for all readers of /live/events, while there are any, in a thread that touches
-memory only. A reader that takes nothing for some seconds is cut off, and connects again; so neither its messages nor a
-thread are kept for it. One query runs at a time, and not for long.
+While /live/events has readers, one message a second is rendered for all of them, in a thread that only reads memory.
+A reader that receives nothing for some seconds is disconnected, and reconnects, so the server keeps neither messages
+nor a thread for it. One query runs at a time, with a time limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memwal.ingest.ops.live import Live
 from memwal.ingest.ops.pages import Page
 
 READERS = 8
-"""Readers of /live/events at a time."""
+"""Maximum concurrent readers of /live/events."""
 TICK = 1.0
 QUERY_BYTES = 16 << 10
 QUERY_SECONDS = 10.0
@@ -45,7 +45,7 @@ FILES = {
 PATHS = {"/": "index.html"} | {f"/page/{name}": name for name in FILES if name != "index.html"}
 """The files of the page, by path."""
 DATA = frozenset({"/live", "/live/events", "/query"})
-"""Paths that only our own page may ask from a browser."""
+"""Paths that only this process's own page may request from a browser."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -101,7 +101,7 @@ class LiveServer:
             while True:
                 await asyncio.wait_for(stream.write(first), PATIENCE)
                 first = await self._ticks.next()
-        except (ConnectionError, TimeoutError):  # it has gone, or takes nothing: what is buffered for it goes too
+        except (ConnectionError, TimeoutError):  # gone, or not reading: drop its buffered data
             if request.transport is not None:
                 request.transport.abort()
         finally:
@@ -137,7 +137,8 @@ class LiveServer:
 
 
 class _Ticks:
-    """A message of what is new, each second while there are readers; rendered once for all. Runs on one event loop."""
+    """Renders a message with the newest data for all readers, each second while there are readers. Runs on one event
+    loop."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -159,7 +160,7 @@ class _Ticks:
         return b"data: " + page.body + b"\n"  # the body ends a line, and an empty line ends an event
 
     async def stop(self, _: web.Application) -> None:
-        """Make no more messages."""
+        """Stop rendering messages."""
         if self._running is not None:
             self._running.cancel()
 

@@ -1,8 +1,8 @@
 """Log lines on standard error: text for people, or one JSON object per line for programs.
 
 Fields of an event are passed as `extra`: `event` is its name (claim, fence, flush, commit, serving, drain); `region`,
-`epoch`, `generation`, `seconds` and others describe it. Text shows only the message, which has the same facts in words;
-JSON shows both. Secrets are never logged: settings, which hold references only, are not logged either.
+`epoch`, `generation`, `seconds` and others describe it. Text shows only the message, which contains the same facts;
+JSON shows both. Secrets are never logged. Settings, which hold only references, are not logged either.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Text(logging.Formatter):
 
 
 def silence_grpc() -> None:
-    """Suppress gRPC's own log lines, one for each failed handshake; our errors say the same.
+    """Suppress gRPC's own log lines, one for each failed handshake; memwal's errors contain the same facts.
 
     Takes effect only if called before gRPC is first used.
     """
@@ -49,7 +49,7 @@ def configure_logs(level: str, form: str) -> None:
     """Send memwal's log records of at least `level` to standard error; `form` is "text" or "json"."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.setLevel(level.upper())  # its own: `RecentEvents` listens to more
+    handler.setLevel(level.upper())  # set on the handler: `RecentEvents` receives more
     logger = logging.getLogger("memwal")
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())

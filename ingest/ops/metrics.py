@@ -1,8 +1,8 @@
-"""Every Prometheus metric of a daemon: name, meaning, and the source of its number.
+"""Declare every Prometheus metric of a daemon: name, meaning, and source of the value.
 
 The tables in README.md are rendered from these declarations (`ingest.cli.docs`); a house test checks that they are up
-to date. A scrape reads `ingest.ops.counters` and the regions' state in memory: it asks no storage and takes no lock
-that a put waits for.
+to date. A scrape reads `ingest.ops.counters` and the regions' state in memory: it sends no request to storage and
+takes no lock that a put waits for.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Declared:
     """One metric.
 
-    `name`: without the suffix `_total`, which samples of counters get. `read`: returns the value from the object of
-    the group (a `RegionMeter`, …): a number, a `Histogram`, or with `by` pairs of label value and number.
+    `name`: without the suffix `_total`, which is added to samples of counters. `read`: returns the value from the
+    object of the group (for example a `RegionMeter`): a number, a `Histogram`, or, with `by`, pairs of label value
+    and number.
     """
 
     name: str
@@ -37,11 +38,11 @@ class Declared:
     meaning: str
     read: Callable[[Any], Any]
     by: str = ""
-    """Further labels, beside that of the group: a name, or several separated by commas."""
+    """Labels besides that of the group: a name, or several separated by commas."""
 
     @property
     def labels(self) -> list[str]:
-        """The names of the further labels."""
+        """The names of the labels in `by`."""
         return self.by.split(",") if self.by else []
 
 
@@ -236,11 +237,11 @@ REFUSED = (
         by="reason",
     ),
 )
-"""Metrics of one way of `Refused`."""
+"""Metrics of one interface in `Refused`."""
 
 
 def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: str = "") -> Iterator[Metric]:
-    """Yield each metric with one sample per object. `label`: gets the object's name as its value; "": no label."""
+    """Yield each metric with one sample per object. `label`: the label that holds the object's name; "": no label."""
     for metric in declared:
         labels = [*([label] if label else []), *metric.labels]
         family = _FAMILIES[metric.kind](metric.name, metric.meaning, labels=labels)
@@ -272,13 +273,13 @@ class _BuildCollector(Collector):
 
 
 class RefusedCollector(Collector):
-    """The requests that this process refused."""
+    """The requests that this process rejected."""
 
     def __init__(self, refused: Refused) -> None:
         self._refused = refused
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as of now."""
+        """Yield the current metrics."""
         yield from families(REFUSED, {way: self._refused.counts(way) for way in WAYS}, "over")
 
 
@@ -299,7 +300,7 @@ class Scrape:
         self._registry.register(collector)
 
     def remove(self, collector: Collector) -> None:
-        """Remove its metrics."""
+        """Remove the collector's metrics."""
         self._registry.unregister(collector)
 
     def text(self) -> bytes:

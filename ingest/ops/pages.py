@@ -1,6 +1,6 @@
-"""The pages that a process serves over HTTP: /metrics, /health/livez, /health/readyz, /status; and its pauses.
+"""The pages that a process serves over HTTP: /metrics, /health/livez, /health/readyz, /status; and the pause actions.
 
-The server is a module of its own, since it imports aiohttp: a tenth of a daemon's start, saved where none listens.
+The server is a separate module because it imports aiohttp, a tenth of a daemon's start, which is saved without HTTP.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class Page:
 
 Render = Callable[[], Page]
 Act = Callable[[Mapping[str, Any], str], Mapping[str, Any]]
-"""An action: takes the body and the caller's address, returns what was done. Raises: MemWalError."""
+"""An action: receives the body and the caller's address, returns what was done. Raises: MemWalError."""
 
 
 def pausing_acts(watch: Callable[[], PauseWatch], changed: Callable[[], object]) -> dict[str, Act]:
-    """Return the actions /pause and /resume. `watch`: of the table's pauses; `changed`: called after each."""
+    """Return the actions /pause and /resume. `watch`: returns the table's pauses; `changed`: called after each
+    action."""
 
     def pause(asked: Mapping[str, Any], peer: str) -> Mapping[str, Any]:
         what: What = asked.get("what", "ingestion")
@@ -62,8 +63,9 @@ def pages_of(
     status: Callable[[], Mapping[str, Any]],
     paused: Callable[[], Paused] = dict,
 ) -> dict[str, Render]:
-    """Return the four pages: metrics, liveness, readiness (503 with reasons) and status. `paused`: what an operator
-    holds, which makes nothing less ready.
+    """Return the four pages: metrics, liveness, readiness (503 with reasons) and status.
+
+    `paused`: returns what an operator has paused, which does not affect readiness.
     """
     from memwal.ingest.ops.metrics import CONTENT_TYPE
 

@@ -1,8 +1,8 @@
-"""Which requests over HTTP are refused because a page of another site may have made a browser send them. Pure.
+"""Decide which HTTP requests to reject because a page of another site may have sent them through a browser. Pure.
 
-1. A page of another site sends its own `Origin`, or the browser says `Sec-Fetch-Site: cross-site`.
-2. Where its owner has made its name lead to our address (DNS rebinding), both agree with `Host`, and the browser lets
-   the page read the answer. It is told by the name, unless a token keeps it out.
+1. A page of another site sends its own `Origin`, or the browser sends `Sec-Fetch-Site: cross-site`.
+2. With DNS rebinding the owner of the site makes its name resolve to this process. Then both headers agree with
+   `Host`, and the browser lets the page read the answer. They are detected by the name, unless a token is required.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ _SHOWN = 100
 
 
 def other_name(host: str, own: str) -> str | None:
-    """Return why a request without a token is refused for its `Host` header, None if it is not. `own`: the configured
-    host. Without the header it is not from a browser.
+    """Return why a request without a token is rejected for its `Host` header; None if it is accepted.
+
+    `own`: the configured host. A request without the header does not come from a browser.
     """
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -29,7 +30,8 @@ def other_name(host: str, own: str) -> str | None:
 
 
 def other_site(headers: Mapping[str, str]) -> str | None:
-    """Return why a request is refused that a page of another site made a browser send, None if none did."""
+    """Return why a request is rejected that a page of another site sent through a browser; None for any other
+    request."""
     host, origin = headers.get("Host", ""), headers.get("Origin")
     try:
         site = None if origin is None else urlsplit(origin).netloc

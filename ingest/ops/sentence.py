@@ -1,4 +1,4 @@
-"""The health of a process in one sentence, with its reasons and what to do: a pure function of what is in memory."""
+"""The health of a process as one sentence, with reasons and remedies: a pure function of data in memory."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from memwal.ingest.ops.health import Reason
 from memwal.ingest.rpc.pauses import Paused, text_of
 
 State = Literal["healthy", "busy", "warning", "failing"]
-"""It works; it starts or ends; it works, and something needs a look; something does not work."""
+"""It works; it starts or ends; it works, but an operator should check something; something does not work."""
 SLOW_WRITE = 5.0
-"""Seconds without an ack after which a write is worth a warning."""
+"""Seconds without an ack after which a write causes a warning."""
 _LATE = 10.0
-"""Seconds beyond `commit.interval` after which commits count as late, if twice the interval is less."""
+"""Seconds beyond `commit.interval` after which commits count as late, unless twice the interval is longer."""
 _LAG_SECONDS, _LAG_GROWS = 10.0, 1.1
-"""A lag is worth a warning if it is more than so many seconds' worth of rows, and grew by this factor in a minute."""
+"""A lag causes a warning if it exceeds the rows of this many seconds and grew by this factor in a minute."""
 _LONGEST = 300
-"""Most characters of an error in a sentence; lists of the page have it whole."""
+"""Maximum characters of an error in a sentence; the lists of the page contain the whole text."""
 _ORDER: Mapping[State, int] = {"failing": 0, "warning": 1, "busy": 2, "healthy": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the sentence is made of. Times in seconds; None where nothing is known.
+    """The input of the sentence. Times in seconds; None if unknown.
 
-    `reasons`: why the process is not ready (`ingest.ops.health`). `regions`: number of the table's. `alone`: whether no
-    other daemon serves the table. `behind` and `most`: by level, now and at most in the last minute. `interval`:
-    `commit.interval`. `leads`: whether this process commits. `acks`, `rates`: of `History.figures`.
+    `reasons`: why the process is not ready (`ingest.ops.health`). `regions`: number of the table's regions. `alone`:
+    whether this is the only daemon of the table. `behind` and `most`: by level, now and the maximum of the last
+    minute. `interval`: `commit.interval`. `leads`: whether this process commits. `acks`, `rates`: see
+    `History.figures`.
     """
 
     reasons: Sequence[Reason] = ()
@@ -42,7 +43,7 @@ class Situation:
     rates: Mapping[str, float | None] = field(default_factory=dict)
     waiting_puts: int = 0
     skewed: str = ""
-    """As `ingest.ops.skew.measured`."""
+    """See `ingest.ops.skew.measured`."""
     puts_rejected: str = ""
     """Why the table accepts no rows."""
     gone: Sequence[str] = ()
@@ -55,14 +56,14 @@ class Situation:
     trigger: float = 0.0
     """Of a run: `source.trigger`."""
     freshness: float | None = None
-    """Of a run: `RunMeter.lag_seconds`, None if nothing landed in the last minute."""
+    """Of a run: `RunMeter.lag_seconds`; None if no rows landed in the last minute."""
     freshness_max: float = 0.0
     """Of a run: `source.freshness_max`; 0 = no objective."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing worth saying: a title of few words, a sentence, and what to do."""
+    """One problem or state to report: a title of few words, a sentence, and the remedy."""
 
     state: State
     reason: str
@@ -216,7 +217,8 @@ _OF_PAUSE: Mapping[str, tuple[str, str, str]] = {
 def _of_pauses(situation: Situation) -> Iterator[Finding]:
     for what, (title, text, todo) in _OF_PAUSE.items():
         if what in situation.paused:
-            told = text_of(what, situation.paused[what]).partition(" paused")[2].lstrip(": ")  # the title says the rest
+            # the title states the rest
+            told = text_of(what, situation.paused[what]).partition(" paused")[2].lstrip(": ")
             yield Finding("busy", f"{what}_paused", title, f"{_sentence(told)} {text}", todo)
 
 
@@ -310,7 +312,7 @@ def duration(seconds: float) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return the first line of a message as a sentence, with a capital letter and a full stop; a long one is cut."""
+    """Return the first line of a message as a sentence, with a capital letter and a full stop; a long line is cut."""
     line = (text.strip().splitlines() or [""])[0]
     line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
     return line[:1].upper() + line[1:] + ("" if line.endswith((".", "!", "?", "…")) else ".")

@@ -1,6 +1,6 @@
-"""Whether the rows of a table are spread over its regions: by the rows that they took, and by the key alone. Pure.
+"""Detect an uneven distribution of rows over regions: measured by rows, and predicted by the key. Pure functions.
 
-A region is one writer, so a table whose rows go to one region is as slow as a table with one region.
+A region has one writer, so a table whose rows go to one region is as slow as a table with one region.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.settings.load import Settings
 
 LEAST_ROWS = 10_000
-"""A table with fewer rows than this, in all regions together, is not judged."""
+"""Tables with fewer rows than this, in all regions together, are not judged."""
 FACTOR = 10
 """How many times the mean of the other regions a region must have to be reported."""
 _REMEDY = (
@@ -22,9 +22,9 @@ _REMEDY = (
 
 
 def measured(regions: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is wrong with the spread of the rows of `regions`, those of a table's status; "" if nothing is.
+    """Return what is wrong with the distribution of rows over the `regions` of a table's status; "" if nothing is.
 
-    It counts the rows that the owners took since they claimed the regions, or those that are not committed yet.
+    Counts the larger of the rows that the owners received since their claims and the rows that are not committed yet.
     """
     rows = {int(region["bucket"]): max(int(region.get("rows_put", 0)), _uncommitted(region)) for region in regions}
     total = sum(rows.values())
@@ -41,8 +41,10 @@ def measured(regions: Sequence[Mapping[str, Any]]) -> str:
 
 
 def by_key(settings: Settings, base: BaseTable | None) -> str:
-    """Return why the first key column alone decides the region of a row; "" if the whole key does, or if there is one
-    region. `base`: the table, None if it does not exist yet.
+    """Return why the first key column alone decides the region of a row; "" if it does not, or if there is one
+    region.
+
+    `base`: the table; None if it does not exist yet.
     """
     if base is None:
         key, regions = tuple(settings.table.key), settings.regions.count

@@ -1,8 +1,8 @@
-"""Metrics of requests to storage, ours and Lance's, and of what they cost.
+"""Metrics of requests to storage by memwal and by Lance, and of their cost.
 
-Our adapters count each request where it is sent (`wal.store.requests`). Lance counts its own, below the kind "lance",
-as operations: a listing of many pages or a deletion of many objects counts once, and attempts that its client repeats
-by itself do not count again.
+memwal's adapters count each request where it is sent (`wal.store.requests`). Lance counts its own, reported as the
+kind "lance", as operations: a listing of many pages or a deletion of many objects counts once, and attempts that its
+client repeats internally are not counted again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _OPERATIONS = {
     "copy": "put",
     "rename": "put",
 }
-"""Lance's names of operations that are charged as another one."""
+"""Lance's operations that are charged as another one."""
 _MINUTE = 61
-"""Samples between the oldest and the newest of which a minute lies."""
+"""Number of samples that span a minute."""
 _LOCAL, _MEMORY = "file", "memory"
-"""What Lance's names of local files begin with; and of buffers in memory, in which WAL entries are encoded."""
+"""Prefix of Lance's names of local files; and its name of buffers in memory, used to encode WAL entries."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class KindRequests:
     requests: Counter[str] = field(default_factory=Counter)
     """By operation, to object stores and to local files."""
     charged: Counter[str] = field(default_factory=Counter)
-    """Those of them to object stores."""
+    """Only the requests to object stores."""
 
     def add(self, operation: str, number: int, *, remote: bool) -> None:
         """Count `number` requests."""
@@ -55,7 +55,7 @@ class KindRequests:
 
     @property
     def dollars(self) -> float:
-        """What they cost. Summed in a fixed order, as a rounding that made it less would be taken for a restart."""
+        """Cost of the requests. Summed in a fixed order: a rounding that decreased it would look like a restart."""
         return sum(self.charged[operation] * self._price(operation) for operation in sorted(self.charged)) / 1000
 
     def _price(self, operation: str) -> float:
@@ -95,7 +95,7 @@ BUDGET = (
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Requests and dollars by kind at a moment, in monotonic seconds."""
+    """Requests and dollars by kind at one time, in monotonic seconds."""
 
     time: float
     requests: Mapping[str, int]
@@ -109,13 +109,13 @@ class StorageCollector(Collector):
     """
 
     def __init__(self, cost: CostSettings) -> None:
-        """Let Lance count from now on. Another recorder of its metrics in this process keeps them: then the kind
-        "lance" is missing."""
+        """Let Lance count from now on. If another recorder of its metrics exists in this process, it keeps them, and
+        the kind "lance" is missing."""
         self._cost = cost
         self._lance = register_lance_metrics_recorder()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as of now."""
+        """Yield the current metrics."""
         yield from families(REQUESTED, self.requests(), "kind")
         yield from families(BUDGET, {"": self._cost})
 
@@ -135,7 +135,8 @@ class StorageCollector(Collector):
 class StorageRates:
     """Requests per second and dollars per hour over the last minute, for the page at /.
 
-    Thread safety. Any thread. Requires: `sample` is called once a second.
+    Thread safety. Any thread.
+    Requires: `sample` is called once a second.
     """
 
     def __init__(self, storage: StorageCollector, cost: CostSettings, clock: Clock) -> None:
@@ -143,7 +144,7 @@ class StorageRates:
         self._samples: deque[_Sample] = deque(maxlen=_MINUTE)
 
     def sample(self) -> None:
-        """Remember the counts as of now."""
+        """Store the current counts."""
         found = self._storage.requests()
         requests = {kind: sum(each.requests.values()) for kind, each in found.items()}
         dollars = {kind: each.dollars for kind, each in found.items()}

@@ -1,1 +1,1 @@
-"""How processes of ours find, trust and talk to each other."""
+"""Calls between memwal processes: discovery, authentication and messages."""

@@ -1,4 +1,4 @@
-"""The log `memwal.access`: what admins do, and calls that a caller's role does not allow."""
+"""The log `memwal.access`: actions of admins, and calls that a caller's role does not permit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class AccessLog:
         self._clock, self._refused = clock, float("-inf")
 
     def admin(self, call: str, peer: str) -> None:
-        """Log what an admin does. `peer`: the caller's address."""
+        """Log an action of an admin. `peer`: the caller's address."""
         _LOG.info("admin: %s by %s", call, peer, extra={"event": "admin", "call": call, "peer": peer})
 
     def refusal(self, role: Role | None, wanted: Role, call: str, peer: str) -> str | None:
-        """Return why `role` does not allow `call`, which needs `wanted`; None if it does. A refusal is logged, one a
-        second at most: callers must not fill the log.
+        """Return why `role` does not permit `call`, which needs `wanted`; None if it does.
+
+        Logs a rejection at most once a second, so that callers cannot fill the log.
         """
         if role is not None and permits(role, wanted):
             return None

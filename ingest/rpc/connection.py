@@ -1,4 +1,4 @@
-"""A Flight connection to one daemon: calls, streams, errors. `ingest.client.router` chooses the daemon."""
+"""A Flight connection to one daemon: calls, streams and errors. `ingest.client.router` chooses the daemon."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ASK_WHO = ("schema", "regions")
-"""Actions that ask which table the daemon serves, so they name none."""
+"""Actions that identify the daemon's table, so their requests do not name one."""
 _OF_REGIONS = ("applied", "record")
-"""Actions of some of the daemon's regions."""
+"""Actions on some of the daemon's regions."""
 BATCH_ROWS = 16_384
 """Rows per Flight message: enough to amortise the call, few enough to fit gRPC's buffers."""
 BATCH_BYTES = 16 << 20
-"""Bytes of a message above which it is sent as several, of one row at least: a daemon takes only so many at once."""
+"""Maximum bytes of a message; larger batches are split into messages of at least one row. A daemon limits message
+sizes."""
 
 _CHANNEL = [
-    # Otherwise channels to one address share their state, and a client that met a dead daemon would not try it again
-    # for up to two minutes after its restart.
+    # Without this option, channels to one address share their state. After a daemon has failed, a client then waits
+    # up to two minutes before it tries the restarted daemon.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
@@ -65,10 +66,11 @@ def _translate_flight_errors(method: Callable[Concatenate[Any, P], R]) -> Callab
 
 
 class Connection:
-    """Calls one daemon; `ingest.daemon.service` describes the calls. `timeout` is in seconds, None: no limit.
+    """Calls one daemon; `ingest.daemon.service` describes the calls. `timeout` is in seconds; None: no limit.
 
-    Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds; for a lost connection Unavailable
-    with the details {"reason": "lost"}, or UnknownOutcome if rows may have been applied.
+    Thread safety. Every method from any thread.
+    Errors. Only `ingest.errors` kinds. For a lost connection: Unavailable with the details {"reason": "lost"}, or
+    UnknownOutcome if rows may have been applied.
     """
 
     def __init__(self, endpoint: str, *, token: str | None = None, tls: ClientTls = NO_TLS) -> None:
@@ -78,10 +80,11 @@ class Connection:
         """
         self.endpoint = endpoint
         self.table: str | None = None
-        """Id of the table that calls name, except the actions `ASK_WHO`; the daemon refuses it if it serves another.
-        None: calls name no table."""
+        """Id of the table that calls name, except the actions `ASK_WHO`. A daemon that serves another table rejects
+        the call. None: calls name no table."""
         self._states = True
-        """Whether calls state the protocol: not to a daemon whose answers state none, of before there were versions."""
+        """Whether calls state the protocol version. False for a daemon whose answers state no version, which is older
+        than the versions."""
         self.tls, self._headers = tls, bearer(endpoint, token)
         try:
             self._client = flight.FlightClient(endpoint, generic_options=_CHANNEL, **tls.flight_options())
@@ -90,7 +93,7 @@ class Connection:
 
     @_translate_flight_errors
     def act(self, name: str, request: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Run an action; return its answer. Raises also: Invalid if the daemon speaks another protocol."""
+        """Run an action and return its answer. Raises also: Invalid if the daemon speaks another protocol."""
         said = {"protocol": str(protocol.OURS)} if name in ASK_WHO else self._said()
         asked, caller = {**(request or {}), **said}, present()
         if caller is not None:
@@ -109,10 +112,11 @@ class Connection:
         timeout: float | None = None,
         told: Told | None = None,
     ) -> Any:
-        """Run one of `READS`, or an action of some regions; return its answer. `rows`: what the read `sends`.
+        """Run one of `READS`, or an action on some regions, and return its answer.
 
-        `timeout`: of a read that streams, for the first batch, and for each further one. `told`: takes the daemon's
-        explanation, of a stream after its last row.
+        `rows`: the rows that the read sends (`sends` in `READS`). `timeout`: for a read that streams, the limit for
+        the first batch and for each further one. `told`: receives the daemon's explanation; of a stream, after its
+        last row.
         """
         name = read if told is None else explained(read)
         if read in _OF_REGIONS or READS[read].counts:
@@ -130,12 +134,12 @@ class Connection:
 
     @_translate_flight_errors
     def changes(self, request: Mapping[str, Any], timeout: float | None = None) -> pa.Table:
-        """Return the next changes of the table, as `ingest.api.changes.packed` made them."""
+        """Return the next changes of the table, in the form of `ingest.api.changes.packed`."""
         return self._rows({"op": "changes", **request}, None, timeout)
 
     @_translate_flight_errors
     def write(self, rows: pa.Table, request: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """Send rows or keys of any number of regions of this daemon; return its answer. `request`: with its "op"."""
+        """Send rows or keys of any of this daemon's regions and return its answer. `request` includes "op"."""
         caller = present()
         if caller is None:
             return _written(rows, self._open_put(request, rows.schema, timeout))
@@ -158,10 +162,10 @@ class Connection:
         rows: int | None = None,
         kept: Mapping[str, Any] | None = None,
     ) -> OpenPut:
-        """Open the stream of one region and micro-batch; nothing is applied before it is finished.
+        """Open the stream of one region and micro-batch. Nothing is applied before `OpenPut.finish`.
 
-        `routing`: version of the routing by which `region` was computed. `rows`: how many rows follow, None: unknown.
-        `kept`: as `kept_columns`.
+        `routing`: version of the routing that computed `region`. `rows`: number of rows that follow; None: unknown.
+        `kept`: see `kept_columns`.
         """
         request: dict[str, Any] = {"op": "put", "region": region, "routing": routing}
         request |= {"producer": token.producer, "sequence": token.sequence, "rows": rows, **(kept or {})}
@@ -172,7 +176,7 @@ class Connection:
         self._client.close()
 
     def _met(self, name: str, answer: bytes) -> Any:
-        """Return the answer to an action; note the protocol that it states."""
+        """Return the answer to an action; remember whether it states a protocol version."""
         told = json.loads(answer)
         if name in ASK_WHO:
             self._states = "protocol" in told
@@ -181,7 +185,7 @@ class Connection:
         return told
 
     def _said(self) -> dict[str, str]:
-        """Return what every call says: the table that it means, and the protocol."""
+        """Return the fields that every call carries: the table and the protocol version."""
         stated = {"protocol": str(protocol.OURS)} if self._states else {}
         return stated if self.table is None else {**stated, "table": self.table}
 
@@ -202,7 +206,7 @@ class Connection:
 
 
 class OpenPut:
-    """An open stream of rows to a daemon. The rows are applied by `finish`, and not at all without it.
+    """An open stream of rows to a daemon. `finish` applies the rows; without it, none is applied.
 
     Thread safety. One thread.
     """
@@ -214,7 +218,8 @@ class OpenPut:
 
     @_translate_flight_errors
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Send rows with the stream's columns. Raises: the daemon's error, or Unavailable: nothing is applied."""
+        """Send rows with the stream's columns. Raises: the daemon's error, or Unavailable; in both cases nothing is
+        applied."""
         for batch in _messages(rows):
             self._writer.write_batch(batch)
             self._sum.add(batch)
@@ -222,8 +227,8 @@ class OpenPut:
     def finish(self) -> dict[str, Any]:
         """Send the closing message and wait for the answer.
 
-        If the connection is lost after the closing message, the outcome is unknown; a retry with the same token is
-        applied once.
+        If the connection is lost after the closing message, the outcome is unknown. A retry with the same token
+        applies the rows once.
         """
         try:
             self._writer.write_metadata(self._sum.closing())
@@ -240,11 +245,11 @@ class OpenPut:
         return acked
 
     def abort(self) -> None:
-        """Drop the stream; nothing of it is applied."""
+        """Drop the stream; nothing is applied."""
         try:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError):
-            return  # the daemon's error about an unclosed stream, or a lost connection: both mean "not applied"
+            return  # the daemon reports an unclosed stream, or the connection is lost: nothing was applied
 
 
 def _messages(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -272,9 +277,11 @@ def _told_of(answer: pa.Table, told: Told) -> pa.Table:
 
 
 def kept_columns(keeps: bool, nulls: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a put about columns that its rows lack: those in `nulls` become null, the others are kept.
+    """Return the fields of a put for table columns that its rows lack: those in `nulls` become null, the others keep
+    their values.
 
-    `keeps`: whether there are others; a daemon that does not know the field would set them to null, and must refuse.
+    `keeps`: whether there are others. A daemon that does not know the field would set them to null, so `needs` makes
+    it reject the call.
     """
     return {"nulls": list(nulls), **({"needs": ["nulls"]} if keeps else {})}
 

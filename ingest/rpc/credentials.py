@@ -1,7 +1,7 @@
-"""Credentials for connections to daemons: the token, the CA that clients trust, and the certificate they present.
+"""Credentials for connections to daemons: the token, the trusted CA and the client certificate.
 
-`Access` holds references to them. It is sent to Spark tasks and child processes and resolved where the connection is
-made, so an executor needs the same environment variables or files, and no pickle holds a secret.
+`Access` holds references to them. Spark tasks and child processes receive the references and resolve them when they
+connect, so an executor needs the same environment variables or files, and no pickle contains a secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def bearer(endpoint: str, token: str | None) -> list[tuple[bytes, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """References to the token for a daemon, to the CA that signed its certificate, and to the client's own certificate.
+    """References to the token of a daemon, to the CA that signed its certificate, and to the client's own
+    certificate.
 
     Thread safety. Immutable. Pickles; holds no secret.
     """
@@ -57,13 +58,14 @@ class Access:
         """Return the access that [daemon] configures."""
         daemon = settings.daemon
         certificate, key = daemon.tls_client_cert, daemon.tls_client_key
-        if daemon.tls_client_ca and not certificate:  # the daemons present to each other what they present to clients
+        if daemon.tls_client_ca and not certificate:  # daemons present their server certificate to each other
             certificate, key = daemon.tls_cert, daemon.tls_key
         return cls(daemon.token.get_secret_value(), daemon.tls_ca, certificate, key)
 
     def options(self, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """Return `token` and `tls` for a `Connection`. Raises: Invalid for references that cannot be resolved, and for
-        files that are not what they should be.
+        """Return `token` and `tls` for a `Connection`.
+
+        Raises: Invalid for references that cannot be resolved, and for files with unexpected content.
         """
         token = resolve_one("daemon.token", SecretStr(self.token), environ)
         return {"token": token or None, "tls": self._tls()}

@@ -1,14 +1,13 @@
-"""A call that its caller may give up: one DoExchange, which another thread can end while it waits for the answer.
+"""A cancellable call: one DoExchange that another thread can end while the caller waits for the answer.
 
-1. The command is the request, as of a DoGet, a DoPut or a DoAction (whose name is then its "act").
-2. The rows of a write follow, with their closing message.
+1. The command is the request of a DoGet, a DoPut, or a DoAction with the action's name as its "act".
+2. For a write, the rows and their closing message follow.
 3. The daemon answers with the rows of a read, or with one message whose metadata is JSON.
-4. If the caller leaves, its `Caller` cancels the call: the waiting thread gets an error at once, and the daemon's call
-   is cancelled, which it looks at before it begins, and while it waits, to do the work.
+4. If the caller leaves, its `Caller` cancels the call. The waiting thread gets an error at once. The daemon checks
+   for the cancellation before it starts the work and while it waits to start.
 
-pyarrow cannot do this for the other kinds of call: DoGet and DoAction return to Python only when the answer begins,
-and what DoPut returns has no `cancel`. They remain what callers use who wait in any case: a DoExchange takes about
-0.1 ms more.
+pyarrow cannot cancel the other kinds of call: DoGet and DoAction return to Python only when the answer begins, and
+the result of DoPut has no `cancel`. Callers that never cancel use those: a DoExchange takes about 0.1 ms more.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ T = TypeVar("T")
 def exchanged(
     client: Any, command: bytes, options: flight.FlightCallOptions, caller: Caller, take: Callable[[Any, Any], T]
 ) -> T:
-    """Return what `take` does with the writer and the reader of a new call. Raises: Flight's errors."""
+    """Open a call and return the result of `take(writer, reader)`. Raises: Flight's errors."""
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), options)
     try:
         with caller.ending(reader.cancel):
             return take(writer, reader)
     finally:
-        with suppress(flight.FlightError, pa.ArrowException, OSError):  # else pyarrow writes a warning to stderr
+        with suppress(flight.FlightError, pa.ArrowException, OSError):  # otherwise pyarrow writes a warning to stderr
             writer.close()
 
 
 def rows_of(writer: Any, reader: Any) -> pa.Table:
-    """Return the rows that the daemon answers."""
+    """Return the rows of the daemon's answer."""
     writer.done_writing()
     return read_all(reader)
 
 
 def message_of(writer: Any, reader: Any) -> bytes:
-    """Return the message that the daemon answers, JSON."""
+    """Return the message of the daemon's answer, as JSON."""
     writer.done_writing()
     message: bytes = reader.read_chunk().app_metadata.to_pybytes()
     return message
@@ -54,7 +53,7 @@ def message_of(writer: Any, reader: Any) -> bytes:
 def read_all(reader: Any) -> pa.Table:
     """Return the rows of a stream. Raises: Flight's errors.
 
-    Why not `reader.read_all`: when a call is cancelled, by either side, it also interrupts the main thread of the
+    `reader.read_all` is not used: when either side cancels the call, it also interrupts the main thread of the
     program, which then ends with KeyboardInterrupt (pyarrow 26).
     """
     batches = list[pa.RecordBatch]()
@@ -64,7 +63,7 @@ def read_all(reader: Any) -> pa.Table:
 
 
 def next_batch(reader: Any) -> pa.RecordBatch | None:
-    """Return the next batch of a stream, None after the last. Raises: Flight's errors."""
+    """Return the next batch of a stream; None after the last. Raises: Flight's errors."""
     try:
         batch: pa.RecordBatch = reader.read_chunk().data
     except StopIteration:
@@ -73,13 +72,13 @@ def next_batch(reader: Any) -> pa.RecordBatch | None:
 
 
 class OpenRead:
-    """An open stream of rows, as a DoGet returns it, but at once: it can be cancelled before the daemon answers.
+    """An open stream of rows. Unlike a DoGet, it can be cancelled before the daemon answers.
 
     Thread safety. One thread reads; `cancel` from any thread.
     """
 
     def __init__(self, client: Any, command: bytes, options: flight.FlightCallOptions) -> None:
-        """Make the call. Raises: Flight's errors, as does every method."""
+        """Start the call. Raises: Flight's errors, as does every method."""
         self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(command), options)
 
     @property
@@ -92,24 +91,24 @@ class OpenRead:
         return self._reader.read_chunk()
 
     def cancel(self) -> None:
-        """End the call; a read that waits for the daemon ends with an error."""
+        """End the call; a read that waits for the daemon raises an error."""
         self._reader.cancel()
 
     def __del__(self) -> None:
         if hasattr(self, "_writer"):
             self._reader.cancel()
-            with suppress(flight.FlightError, pa.ArrowException, OSError):  # as `exchanged`
+            with suppress(flight.FlightError, pa.ArrowException, OSError):  # see `exchanged`
                 self._writer.close()
 
 
 class Answers:
-    """The daemon's answer to a write, read as that of a DoPut is."""
+    """Reads the daemon's answer to a write through the interface of a DoPut's answer."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
 
     def read(self) -> pa.Buffer | None:
-        """Return the metadata of the next message, None after the last."""
+        """Return the metadata of the next message; None after the last."""
         try:
             return self._reader.read_chunk().app_metadata
         except StopIteration:

@@ -1,8 +1,8 @@
-"""Authentication of callers (bearer tokens with roles, TLS and client certificates, for Flight and HTTP alike), and
-checks of listening addresses.
+"""Authenticate callers, and check listening addresses.
 
-Settings hold tokens as references, `env:NAME` or `file:PATH`. A `Guard` holds them in clear; it is made in the
-listening process and never leaves it.
+Bearer tokens with roles, TLS and client certificates apply to Flight and HTTP alike. Settings hold tokens as
+references, `env:NAME` or `file:PATH`. A `Guard` holds the resolved tokens; the listening process creates it and never
+sends it to another process.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _CLIENT_CA = "daemon.tls_client_ca"
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What a listening process requires of its callers; an empty guard requires nothing.
+    """Credentials that a listening process requires of its callers. An empty guard requires nothing.
 
-    Thread safety. Immutable. Secrets are in no repr.
+    Thread safety. Immutable. No repr contains secrets.
     """
 
     token: bytes = field(default=b"", repr=False)
-    """A token that never changes, of an admin; where `tokens` are given, empty exactly if nobody needs one."""
+    """A token that never changes, with the role admin. If `tokens` is set: empty exactly if no token is required."""
     certificate: bytes = field(default=b"", repr=False)
     key: bytes = field(default=b"", repr=False)
     context: ssl.SSLContext | None = field(default=None, repr=False)
     tokens: Tokens | None = field(default=None, repr=False)
     refused: Refused = field(default_factory=Refused, repr=False, compare=False)
-    """Counts the requests that the process refuses."""
+    """Counts the rejected requests."""
     client_ca: bytes = field(default=b"", repr=False)
-    """Certificates of the CAs that sign those of clients; empty: clients need none."""
+    """Certificates of the CAs that sign client certificates. Empty: clients need no certificate."""
 
     @classmethod
     def of(cls, daemon: DaemonSettings, environ: Mapping[str, str]) -> Guard:
@@ -68,13 +68,13 @@ class Guard:
 
     @property
     def complete(self) -> bool:
-        """Whether a process may listen on an address that other machines reach: with token and TLS."""
+        """Whether token and TLS are set, as required to listen on an address that other machines can reach."""
         return bool(self.token and self.context)
 
     def role(self, header: str | None) -> Role | None:
-        """Return the role of who sends this Authorization header, None for a wrong token; as slow for every wrong one.
+        """Return the role of an Authorization header; None for a wrong token.
 
-        Without a token everybody is an admin.
+        Every wrong token takes the same time. Without a configured token every caller is an admin.
         """
         if not self.token:
             return "admin"
@@ -87,7 +87,7 @@ class Guard:
         return role if kind.lower() == "bearer" else None
 
     def admits(self, header: str | None) -> bool:
-        """Whether an Authorization header has a token that is taken; it may read then."""
+        """Return whether an Authorization header has a valid token, which permits reads."""
         return self.role(header) is not None
 
     def flight_options(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Guard:
 
 
 def role_of(context: flight.ServerCallContext, guard: Guard) -> Role:
-    """Return the role of the caller of a Flight call that `guard` has let through."""
+    """Return the role of the caller of a Flight call that `guard` has admitted."""
     found = context.get_middleware(_BEARER)
     if found is None and guard.token:
         raise flight.FlightUnauthenticatedError(REFUSED)
@@ -115,7 +115,7 @@ def role_of(context: flight.ServerCallContext, guard: Guard) -> Role:
 
 
 class _Bearer(flight.ServerMiddleware):  # type: ignore[misc]
-    """Keeps the role of a call's caller."""
+    """Holds the role of the caller of one call."""
 
     def __init__(self, role: Role) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class _Bearer(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without a token before its handler runs."""
+    """Rejects a call without a valid token before its handler runs."""
 
     def __init__(self, guard: Guard) -> None:
         super().__init__()
@@ -139,8 +139,10 @@ class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def _demand(context: ssl.SSLContext, client_ca: bytes, path: str) -> None:
-    """Let `context` check the certificates of clients; a client without one is left to the pages' own rules, since
-    probes of Kubernetes cannot present one.
+    """Configure `context` to verify client certificates.
+
+    A client without a certificate may connect, because Kubernetes probes cannot present one; the pages decide what it
+    may read.
     """
     try:
         context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
@@ -153,8 +155,8 @@ def _demand(context: ssl.SSLContext, client_ca: bytes, path: str) -> None:
 def check_address(setting: str, host: str, port: int, guard: Guard | None = None, *, free: bool = True) -> None:
     """Check, before regions are claimed, that this process can and may listen on an address.
 
-    `setting` is the name of the port's setting, such as daemon.http_port. `free` False: do not check that the port is
-    free; this very process may have it.
+    `setting`: name of the port's setting, for example daemon.http_port. `free`: check that the port is free; pass
+    False if this process may already listen on it.
     Raises: Invalid if the address is unknown, in use, or reachable from other machines without a token and TLS.
     """
     section = setting.partition(".")[0]
@@ -182,7 +184,8 @@ def check_address(setting: str, host: str, port: int, guard: Guard | None = None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address. Of host names only localhost counts; others are not resolved."""
+    """Return whether only this machine can reach an address. Of host names only localhost counts; others are not
+    resolved."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:

@@ -1,22 +1,28 @@
 """Owner notes: the file `owner.json` beside a region's manifest names the process that serves the region.
 
-`{"epoch", "endpoint"?, "daemon", "process": {"host", "machine", "boot", "space", "pid", "started"}}`: the writer epoch
-of the claim, the Flight endpoint (absent while a daemon starts, and for a table that is open in a program), whether the
-owner is a daemon, and its process (`ingest.rpc.processes`). Written after a claim, deleted by a clean close.
+`{"epoch", "endpoint"?, "daemon", "process": {"host", "machine", "boot", "space", "pid", "started"}}`: the writer
+epoch of the claim, the Flight endpoint (absent while a daemon starts, and for a table that is open in a program),
+whether the owner is a daemon, and its process (`ingest.rpc.processes`). The owner writes the note after its claim and
+deletes it when it closes.
 
-A note may be stale, missing or wrong. A client that follows a note asks the daemon for its identity (`Notes.are_of`). A
-process that wants to claim a region checks whether its owner lives (`ingest.table.live_owners`). Only the epoch decides
-who owns a region.
+A note may be stale, missing or wrong. A client that follows a note verifies the daemon's identity (`Notes.are_of`). A
+process that wants to claim a region checks whether its owner is alive (`ingest.table.live_owners`). Only the epoch
+decides who owns a region.
 
-Invariant: while an owner lives, a note of its epoch or of a newer one exists, or is written again.
+Invariant: while an owner is alive, a note of its epoch or of a newer one exists, or is written again.
 
-- `withdraw` cannot compare and delete in one step: 1. read our note; 2. delete it; 3. ask the region's manifest for a
-  newer owner that has not released the region; 4. if one has, leave a note with its epoch alone, unless a note exists.
-  *A newer owner claims and writes its note between 1 and 2: it is deleted, and 4 puts one in its place, of an unknown
-  process, so that the table does not look free. It claims after 3: it writes its note after the delete.*
-- `renew`, at each collection: the owner writes its note again if it is missing, of an older epoch or of an unknown
-  process. *A crash between 2 and 4, or a request of a former owner that storage carries out late: until then the table
-  looks free, or belongs to the former owner.*
+`withdraw`, which cannot compare and delete in one step:
+
+1. Read the own note; stop if it is missing or has another epoch.
+2. Delete it. *If a newer owner claimed the region and wrote its note after step 1, this deletes the newer note.*
+3. Read the region's manifest for a newer owner that has not released the region. *An owner that claims after this
+   step writes its note after the delete.*
+4. If there is a newer owner, create a note with its epoch and an unknown process, unless a note exists. The table
+   does not appear free.
+
+`renew`, at each collection: the owner writes its note again if it is missing, has an older epoch or names no process.
+*After a crash between 2 and 4, or a delayed request of a former owner, the table appears free, or owned by the former
+owner, until this renewal.*
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ from memwal.ingest.secret_refs import resolve
 from memwal.wal.layout import owner_key
 
 READ_AT_ONCE = 16
-"""Notes that are read concurrently; each is one request."""
+"""Notes that are read concurrently. Each is one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Note:
     endpoint: str = ""
     daemon: bool = False
     process: Process | None = None
-    """None where it is not known: in a note that a former owner has left, or an earlier version of memwal."""
+    """None if unknown: in a note left by a former owner, and in one written by an earlier version of memwal."""
 
 
 def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
@@ -58,7 +64,7 @@ def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "
 
 
 def renew(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
-    """Write our note again if it is gone or overwritten by that of an older owner. One request if it is in place."""
+    """Write the own note again if it is missing or an older owner has overwritten it. One request if it is in place."""
     note = _read(store, region)
     if note is None or note.epoch < epoch or (note.epoch == epoch and note.process is None):
         announce(store, region, epoch, endpoint, daemon=daemon)
@@ -67,9 +73,11 @@ def renew(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", 
 def withdraw(
     store: wal.ObjectStore, region: UUID, epoch: int, newer_owner: Callable[[], int | None], *, daemon: bool = False
 ) -> None:
-    """Delete our note, unless a newer owner has written its own; leave one if a newer owner has claimed the region.
+    """Delete the own note unless a newer owner has replaced it. Leave a note for a newer owner that has claimed the
+    region.
 
-    `newer_owner`: asks the manifest for its epoch, None for none. `daemon`: whether it is one, as far as we know.
+    `newer_owner` returns the epoch of a newer owner from the manifest, or None. `daemon`: whether the newer owner is
+    believed to be a daemon.
     """
     note = _read(store, region)
     if note is None or note.epoch != epoch:
@@ -80,7 +88,7 @@ def withdraw(
 
 
 def read(store: wal.ObjectStore, regions: Sequence[UUID]) -> dict[UUID, Note]:
-    """Return the notes of `regions`, of those that have one. Raises: wal errors."""
+    """Return the notes of the `regions` that have one. Raises: wal errors."""
     at_once = min(READ_AT_ONCE, len(regions)) if store.remote else 1
     notes = each(lambda region: _read(store, region), regions, max(1, at_once))
     return {region: note for region, note in zip(regions, notes, strict=True) if note is not None}
@@ -95,10 +103,11 @@ class Notes:
     """By region id, the epoch in its note; 1 for a region without a note."""
 
     def are_of(self, identity: Mapping[str, Any], table: str) -> bool:
-        """Whether daemons that answer with `identity` own all these regions of `table`, by these claims or newer ones.
+        """Return whether daemons that answer with `identity` own all these regions of `table`, by these claims or
+        newer ones.
 
-        Ports are reused: at the address of a stale note a daemon of another table may answer, whose regions have the
-        same ids.
+        Ports are reused: at the address of a stale note a daemon of another table may answer, and its regions have
+        the same ids.
         """
         claimed = identity["epochs"]
         return identity["table"] == table and all(claimed.get(name, 0) >= epoch for name, epoch in self.epochs.items())
@@ -114,9 +123,9 @@ def find(store: wal.ObjectStore, regions: Sequence[UUID], also: Sequence[str] = 
 
 @dataclass(frozen=True, slots=True)
 class NotesFinder:
-    """Finds the daemons of a table by its owner notes, for daemons that no configuration lists.
+    """Finds the daemons of a table by its owner notes, when no configuration lists them.
 
-    Thread safety. Immutable. Pickles: `options` are references, not secrets, and are resolved when it is called.
+    Thread safety. Immutable. Pickles: `options` are references, not secrets; each call resolves them.
     """
 
     uri: str
@@ -141,14 +150,17 @@ def _read(store: wal.ObjectStore, region: UUID) -> Note | None:
         return None
     try:
         note = json.loads(data)
-        daemon = bool(note.get("daemon", True))  # notes of earlier versions are of daemons only
+        daemon = bool(note.get("daemon", True))  # earlier versions wrote notes of daemons only
         return Note(int(note["epoch"]), str(note.get("endpoint") or ""), daemon, Process.of(note.get("process")))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # an incomplete note counts as none
+        return None  # treat an incomplete note as a missing note
 
 
 def by_notes(find: NotesFinder) -> str:
-    """Return the daemons on Spark executors, in the form that `memwal.connect` takes. Raises: Unavailable for none."""
+    """Return the endpoints of daemons on Spark executors in the form that `memwal.connect` accepts.
+
+    Raises: Unavailable if no daemon is known.
+    """
     endpoints = ",".join(find())
     if not endpoints:
         raise Unavailable(f"no daemon serves {find.uri}; start them with `memwal serve --on-spark`")

@@ -1,18 +1,18 @@
-"""Pauses: an operator holds a table's ingestion, or its automatic commits, until they are resumed.
+"""Pauses: an operator stops a table's ingestion, or its automatic commits, until they are resumed.
 
-    ingestion   `memwal run`, of every pipeline into the table, begins no new micro-batch; the one under way is finished
-                and its offsets are noted. Puts by others, reads, flushes and commits go on.
-    commits     no process commits by itself, and so does no maintenance of the base table after commits. Commits that
-                somebody asks for go on, and so do flushes: rows stay in SSTs, where reads find them, and once
-                `commit.pending_max` SSTs of a region wait, puts wait too.
+    ingestion   `memwal run`, in every pipeline that writes to the table, starts no new micro-batch. It finishes the
+                current one and stores its offsets. Puts by other callers, reads, flushes and commits continue.
+    commits     No process commits automatically, and none maintains the base table after commits. Requested commits
+                continue, and so do flushes: rows stay in SSTs, where reads find them. Once `commit.pending_max` SSTs
+                of a region wait, puts block too.
 
-A pause is one object beside the table, `_mem_wal/paused/{what}_{n}.json`: `{"since", "by", "reason", "id"}`, the first
-one without a number. It is created only if it is absent, so that of two operators one is told of the other; so it holds
-for every process of the table, and survives the restart of each. An object that cannot be read counts as a pause: what
-stands still by mistake loses nothing.
+A pause is one object beside the table, `_mem_wal/paused/{what}_{n}.json`: `{"since", "by", "reason", "id"}`. The
+first one has no number. It is created only if absent, so the second of two operators learns of the first. It applies
+to every process of the table and survives restarts. An object that cannot be read counts as a pause, because a
+mistaken stop loses nothing.
 
 A resume creates a second object, `{what}_{n}_ended.json`, and the next pause has the next number. Nothing is deleted:
-storage deletes by name, whatever is there by then, so a slow resume would delete the pause of another operator.
+storage deletes by name, so a delayed delete would remove the pause of another operator.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LOG = logging.getLogger("memwal.pauses")
 What = Literal["ingestion", "commits"]
 WHATS: tuple[What, ...] = get_args(What)
 Paused = Mapping[str, Mapping[str, Any]]
-"""By what is paused: `since` (unix time in seconds), `by` and `reason`, as a status tells them."""
+"""By what is paused: `since` (unix time in seconds), `by` and `reason`, as a status reports them."""
 LOOK_EVERY, LOOK_EVERY_REMOTE = 1.0, 5.0
-"""Seconds for which the last look at a local disk, or at an object store, is taken for the state of now."""
+"""Seconds for which the last read counts as current: of a local disk, and of an object store."""
 _LONGEST = 500
-"""Most characters of a reason, and of a name."""
+"""Maximum characters of a reason and of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Pause:
     id: str
 
     def told(self) -> dict[str, Any]:
-        """Return the pause as a status tells it."""
+        """Return the pause as a status reports it."""
         return {"since": self.since, "by": self.by, "reason": self.reason}
 
 
@@ -64,21 +64,22 @@ class Pauses:
     def __init__(
         self, store: ObjectStore, clock: Clock, ids: Ids | None = None, options: WalOptions | None = None
     ) -> None:
-        """`options`: how long storage is tried."""
+        """Open the pauses in `store`. `options`: time limits of storage requests."""
         self._store, self._clock, self._ids = store, clock, ids or SystemIds()
         self._options = options or WalOptions()
         self._reads = with_retried_reads(store, clock, self._options)
-        self._numbers: dict[str, int] = {}  # by what is paused: all pauses below have ended
+        self._numbers: dict[str, int] = {}  # by what is paused: all pauses with lower numbers have ended
 
     def now(self, *, patient: bool = True) -> dict[str, Any]:
-        """Return what is paused, as `Paused`. Asks storage, for one small object each, for two of what is paused.
-        `patient`: try again while it does not answer.
+        """Return what is paused, as `Paused`. Reads at least one small object for each of the two kinds.
+
+        `patient`: retry failed reads.
         """
         found = {what: self._current(what, patient=patient)[1] for what in WHATS}
         return {what: pause.told() for what, pause in found.items() if pause is not None}
 
     def pause(self, what: What, by: str, reason: str = "") -> tuple[Pause, bool]:
-        """Pause `what`; return the pause in force, and whether this call made it: another one may have been first."""
+        """Pause `what`. Return the pause in force, and whether this call created it."""
         ours = Pause(self._clock.now(), by, _line(reason), self._ids.entry_id())
         while True:
             number, found = self._current(what)
@@ -88,7 +89,8 @@ class Pauses:
                 return ours, True
 
     def resume(self, what: What) -> Pause | None:
-        """End the pause of `what`; return it, None if there was none, or if somebody else has ended it just now."""
+        """End the pause of `what` and return it. Return None if it was not paused, or if another operator has just
+        ended it."""
         number, found = self._current(what)
         ended = {"at": self._clock.now(), "id": self._ids.entry_id()}
         return found if found is not None and self._put(resumed_key(what, number), ended) else None
@@ -99,7 +101,7 @@ class Pauses:
         return put_until_known(self._store, key, data, clock=self._clock, options=self._options) is None
 
     def _current(self, what: What, *, patient: bool = True) -> tuple[int, Pause | None]:
-        """Return the number of the pause that has not ended, and the pause; None if it was not made yet."""
+        """Return the lowest number whose pause has not ended, and that pause; None if no pause has the number."""
         reads = self._reads if patient else self._store
         if what not in self._numbers:
             ended = [key for key in map(parse_resumed_key, reads.list(PAUSED_PREFIX)) if key is not None]
@@ -112,13 +114,13 @@ class Pauses:
 
 
 class PauseWatch:
-    """What is paused, as of a recent look at storage.
+    """What is paused, as of a recent read of storage.
 
     Thread safety. Any thread.
     """
 
     def __init__(self, pauses: Pauses, clock: Clock, every: float) -> None:
-        """`every`: seconds for which a look counts as recent."""
+        """Watch `pauses`. `every`: seconds for which a read counts as recent."""
         self.pauses, self._clock, self._every = pauses, clock, every
         self._looking = threading.Lock()
         self._looked = float("-inf")
@@ -132,14 +134,15 @@ class PauseWatch:
 
     @property
     def last(self) -> Paused:
-        """What was paused at the last look that succeeded; nothing before the first."""
+        """What was paused at the last successful read; empty before the first."""
         return self._last or {}
 
     def recent(self) -> Paused:
-        """Return what is paused; look at storage unless the last look is recent. Raises: wal errors.
+        """Return what is paused; read storage unless the last read is recent. Raises: wal errors.
 
-        Nothing counts as not paused before a look has succeeded. After it, a look that fails is repeated as late as one
-        that succeeds, and what was paused counts on.
+        Until a read has succeeded, the state is unknown: the first read is retried, and raises if it fails. Later
+        reads are not retried. After a failed one the last known state remains in force for the same interval as after
+        a successful one.
         """
         if self._last is None:
             return self.look()
@@ -148,7 +151,7 @@ class PauseWatch:
         return self._last
 
     def look(self) -> Paused:
-        """Look at storage now, and return what is paused. Raises: wal errors."""
+        """Read storage now and return what is paused. Raises: wal errors."""
         return self._look(patient=True)
 
     def _look(self, *, patient: bool) -> Paused:
@@ -172,7 +175,8 @@ def text_of(what: str, told: Mapping[str, Any]) -> str:
 
 
 def merged(found: list[Paused]) -> dict[str, Any]:
-    """Merge what several processes have seen: each pause that one of them knows, since looks differ by seconds."""
+    """Merge the pauses that several processes report. A pause counts if one process reports it; their reads differ by
+    seconds."""
     return {what: told for each in found for what, told in each.items()}
 
 
@@ -186,12 +190,13 @@ def _parsed(data: bytes) -> Pause:
 
 
 def _line(text: str) -> str:
-    """Return `text` as one line that a terminal only prints; whoever may write beside the table may write a note."""
+    """Return `text` as one line of printable characters: any writer to the bucket can write a note."""
     return "".join(filter(str.isprintable, " ".join(text.split())))[:_LONGEST]
 
 
 def _date(since: Any) -> datetime | None:
-    """Return the date of a unix time in seconds; None for 0, and for what is no date, as others write notes too."""
+    """Return the date of a unix time in seconds; None for 0 and for invalid values, since other programs can write
+    notes."""
     try:
         return datetime.fromtimestamp(float(since), UTC) if since else None
     except (ValueError, TypeError, OverflowError, OSError):

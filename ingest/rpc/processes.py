@@ -1,7 +1,7 @@
-"""Identifies the process that wrote a note, and checks whether it still runs, on the same machine and without a write.
+"""Identify the process that wrote a note, and check without a write whether it still runs on this machine.
 
-Process ids are reused. Together with the boot id of the machine, the pid namespace (a container has its own) and the
-start time of the process, an id identifies one process for ever.
+Process ids are reused. Together with the boot id of the machine, the pid namespace (each container has its own) and
+the start time of the process, an id identifies one process permanently.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Self
 
 _PROC = Path("/proc")
 _TEXTS = ("host", "machine", "boot", "space", "started")
-_NO_MACHINE = ("uninitialized",)  # as in images of containers
+_NO_MACHINE = ("uninitialized",)  # as in container images
 _ENDED = ("Z", "X")
-"""States in /proc of a process that has ended but was not waited for by its parent."""
+"""States in /proc of a process that has ended and whose parent has not waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Process:
 
     host: str
     machine: str
-    """/etc/machine-id; "" if it has none."""
+    """/etc/machine-id; "" if missing."""
     boot: str
     """Boot id of the kernel; "" outside Linux."""
     space: str
@@ -42,12 +42,12 @@ class Process:
 
     @classmethod
     def here(cls) -> Self:
-        """This process."""
+        """Return this process."""
         return cls(*_here(os.getpid()))
 
     @classmethod
     def of(cls, noted: Any) -> Self | None:
-        """Parse the process of a note; None if it has none."""
+        """Parse the process of a note; return None if it has none."""
         try:
             host, machine, boot, space, started = (str(noted[name]) for name in _TEXTS)
             return cls(host, machine, boot, space, int(noted["pid"]), started)
@@ -59,12 +59,12 @@ class Process:
         return asdict(self)
 
     def runs(self, here: Process) -> bool | None:
-        """Whether the process runs now; None if `here`, this process, cannot know.
+        """Return whether the process runs now; None if `here`, this process, cannot know.
 
-        It cannot know about another machine or container, or a process that the system does not show. After a restart
+        It cannot know about another machine or container, or about a process that the system hides. After a restart
         of the machine none of its old processes run. The same holds for a container: after a restart it has the same
-        host name, and another pid namespace. (Two containers of one pod, or on the network of one machine, share their
-        host name too: the one that opens a table later takes it over.)
+        host name and another pid namespace. (Two containers of one pod, or on the host network of one machine, share
+        their host name too: the container that opens a table later takes it over.)
         """
         if self.host != here.host and not (self.boot and self.boot == here.boot):
             return None
@@ -75,7 +75,7 @@ class Process:
         if not self.boot:
             return _answers(self.pid)
         began = _running(self.pid)
-        if began is None:  # ended, or not shown: /proc may be mounted with hidepid
+        if began is None:  # ended, or hidden: /proc may be mounted with hidepid
             return None if _answers(self.pid) else False
         return began == self.started
 
@@ -93,16 +93,16 @@ def _here(pid: int) -> tuple[str, str, str, str, int, str]:
 
 
 def _running(pid: int) -> str | None:
-    """Return when the process with this id started, as Linux counts it; "" if it has ended, None if it is not shown."""
+    """Return when the process with this id started, in clock ticks; "" if it has ended, None if it is hidden."""
     stat = _read(_PROC / str(pid) / "stat")
-    fields = stat.rpartition(")")[2].split()  # the process name in brackets may have any characters
+    fields = stat.rpartition(")")[2].split()  # the process name in brackets may contain any characters
     if not fields:
         return None
     return "" if fields[0] in _ENDED else fields[19]
 
 
 def _answers(pid: int) -> bool:
-    """Whether a process with this id exists."""
+    """Return whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

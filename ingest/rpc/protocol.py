@@ -1,20 +1,20 @@
-"""The version of the calls between processes of memwal: which versions talk to each other, and how one grows.
+"""The version of the calls between memwal processes: compatibility, and rules for changes.
 
-A version is MAJOR.MINOR. A process talks to those of its own major version whose minor version is its own, one below or
-one above, so that the daemons of a table can be replaced one after another. The version is stated
+A version is MAJOR.MINOR. Two processes can call each other if their major versions are equal and their minor versions
+differ by at most one, so the daemons of a table can be upgraded one after another. The version is stated
 
-- in the answers to "schema" and "regions", with which every connection of a client, and every look of a peer, begins;
+- in the answers to "schema" and "regions", the first calls on every connection of a client and in every check of a
+  peer;
 - in every other request, as `protocol`, to a daemon that has stated its own.
 
-Who is out of range is refused in one line that says which side to upgrade. The two actions above are never refused, so
-that both sides can say so; their fields `protocol`, `table`, `id`, `endpoint`, `endpoints`, `regions`, `claiming` and
-`draining` never change their meaning. A process that states none is one from before there were versions: 1.0.
+A call outside the range is rejected with one line that names the process to upgrade. "schema" and "regions" are never
+rejected, so that both sides can report the mismatch; their fields `protocol`, `table`, `id`, `endpoint`, `endpoints`,
+`regions`, `claiming` and `draining` never change their meaning. A process that states no version has version 1.0.
 
-How a version grows. A new minor version may add fields to requests and answers, and calls. What a process does not
-know of an answer, or of a request, it leaves out. A field that a daemon must not leave out, as it would give another
-answer, is named in the request's `needs`: a daemon that does not know it refuses the call. A call that a daemon does
-not know is refused too. Everything else is a new major version: a field that goes, changes its meaning, or must be
-there.
+A new minor version may add calls, and fields of requests and answers. A process ignores fields that it does not know.
+If a daemon must not ignore a field because its answer would differ, the request names the field in `needs`, and a
+daemon that does not know it rejects the call. A daemon also rejects calls that it does not know. Every other change
+needs a new major version: removing a field, changing its meaning, or making it required.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ class Version:
         return f"{self.major}.{self.minor}"
 
     def talks_to(self, other: Version) -> bool:
-        """Whether processes of both versions can call each other."""
+        """Return whether processes of both versions can call each other."""
         return self.major == other.major and abs(self.minor - other.minor) <= 1
 
 
 UNSTATED = Version(1, 0)
 """The version of processes that state none."""
 OURS = Version(1, 1)
-"""The version of this process. 1.1: versions are stated, and a daemon tells what is paused."""
+"""The version of this process. 1.1 adds the stated version, and pauses in a daemon's answers."""
 
 
 def stated(told: object) -> Version:
-    """Return the version in a message; `told`: None if it states none. Raises: Invalid if it is none."""
+    """Return the version that a message states; `told` None means `UNSTATED`. Raises: Invalid for a malformed
+    version."""
     if told is None:
         return UNSTATED
     found = _VERSION.fullmatch(told) if isinstance(told, str) else None
@@ -67,14 +68,15 @@ def stated(told: object) -> Version:
 @cache
 def build() -> Mapping[str, str]:
     """Return the versions of this process: `memwal`, `protocol`, and `storage`, the newest that it reads and writes."""
-    from memwal.flush.base.setup import STORAGE  # which loads Lance
+    from memwal.flush.base.setup import STORAGE  # loads Lance
 
     return {"memwal": version("memwal"), "protocol": str(OURS), "storage": str(STORAGE)}
 
 
 def refusal_of_daemon(answer: Mapping[str, Any], endpoint: str) -> Invalid | None:
-    """Return why this process does not call the daemon that gave `answer`; None if it does. The details have the table
-    that it serves, since ports are reused. A version that cannot be read is one that we do not talk to.
+    """Return why this process cannot call the daemon that gave `answer`; None if it can.
+
+    The details name the daemon's table, because ports are reused. A malformed version counts as incompatible.
     """
     refusal: Invalid | None
     try:
@@ -87,21 +89,21 @@ def refusal_of_daemon(answer: Mapping[str, Any], endpoint: str) -> Invalid | Non
 
 
 def expect_caller(told: object) -> None:
-    """Raises: Invalid if a call that states `told` is out of this daemon's range."""
+    """Check the version of a caller. Raises: Invalid if `told` is out of this daemon's range."""
     refusal = _refusal(stated(told), "the caller", "this daemon")
     if refusal is not None:
         raise refusal
 
 
 def expect_known(what: str, told: object) -> NoReturn:
-    """Raise Invalid for `what`, which a call that states `told` asks for and this daemon does not know."""
+    """Raise Invalid for `what`, requested by a call that states `told` and unknown to this daemon."""
     caller = stated(told)
     newer = f": it speaks protocol {OURS} and the caller {caller}; upgrade the daemon first" if caller > OURS else ""
     raise Invalid(f"the daemon does not know {what}{newer}", {"reason": PROTOCOL} if newer else None)
 
 
 def known(kind: type[T], told: Mapping[str, Any]) -> T:
-    """Return a dataclass of the fields in `told` that it has; others are of a newer version."""
+    """Return a dataclass from the fields in `told` that it has. Other fields come from a newer version."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in told.items() if name in names})
 

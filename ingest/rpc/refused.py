@@ -1,4 +1,4 @@
-"""Requests that a listening process refused, counted by the way in and the reason."""
+"""Count the requests that a listening process rejected, by interface and reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHYS: tuple[Why, ...] = get_args(Why)
 
 
 class Refused:
-    """The number of refused requests since the start of the process.
+    """The number of rejected requests since the start of the process.
 
     Thread safety. Any thread.
     """
@@ -28,6 +28,6 @@ class Refused:
             self._counts[way, why] += 1
 
     def counts(self, way: Way) -> Mapping[Why, int]:
-        """Return the requests that came this way, by reason; every reason is there."""
+        """Return the rejected requests of one interface by reason, with 0 for reasons without any."""
         with self._lock:
             return {why: self._counts[way, why] for why in WHYS}

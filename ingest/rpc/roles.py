@@ -1,13 +1,13 @@
-"""Roles of callers, by the token that they send, and tokens that are read again when their files change.
+"""Roles of callers by their tokens, and tokens that are reread when their files change.
 
 - `read`: every read, the status, the changes, the page and the metrics.
-- `write`: puts, deletes and everything that belongs to them, and reads.
-- `admin`: everything. Daemons of one table are admins to one another.
+- `write`: puts and deletes with the calls that they need, and reads.
+- `admin`: everything. Daemons of one table act as admins on each other.
 
-The tokens of readers and writers in a file (`file:PATH`) are looked at again once a second. After a change the token
-before is still taken for `GRACE` seconds, so that callers have time to notice. A file that cannot be read, is empty, or
-holds the token of another role changes nothing but the log, and is tried again. The token of admins is read once:
-daemons send it to one another, and one that had a new one while others had the old would be alone.
+A process checks the token files of readers and writers (`file:PATH`) once a second. After a change the previous token
+stays valid for `GRACE` seconds, so that callers have time to switch. A file that cannot be read, is empty, or holds
+the token of another role only causes a log entry, and is tried again. The admin token is read once: daemons send it
+to each other, so a daemon that switched alone would be isolated.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ Role = Literal["read", "write", "admin"]
 Stamp = tuple[int, ...]
 _RANKS: Mapping[Role, int] = {"read": 1, "write": 2, "admin": 3}
 SETTINGS: Mapping[str, Role] = {"token": "admin", "write_token": "write", "read_token": "read"}
-"""Settings of [daemon] with a token, and the role of who sends it."""
+"""Settings of [daemon] with a token, and the role that the token grants."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks at a file."""
+"""Seconds between two checks of a file."""
 GRACE = 300.0
-"""Seconds for which a token that was replaced in its file is still taken."""
+"""Seconds for which a token that was replaced in its file remains valid."""
 _LOG = logging.getLogger("memwal.access")
 
 
 def permits(role: Role, wanted: Role) -> bool:
-    """Whether a caller with `role` may do what needs `wanted`."""
+    """Return whether a caller with `role` may make a call that needs `wanted`."""
     return _RANKS[role] >= _RANKS[wanted]
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One token. `stamp`: what tells its file apart from earlier ones, None if it is not looked at again. `before`: the
-    token that it replaced, which is taken until `until`, in monotonic seconds.
-    """
+    """One token. `stamp`: identifies the version of its file; None if the file is not checked again. `before`: the
+    replaced token, valid until `until` in monotonic seconds."""
 
     setting: str
     role: Role
@@ -60,22 +59,23 @@ class _Held:
 
 
 class Tokens:
-    """The tokens that a listening process takes, with their roles.
+    """The tokens that a listening process accepts, with their roles.
 
-    Thread safety. Any thread. Secrets are in no repr.
+    Thread safety. Any thread. No repr contains secrets.
     """
 
     def __init__(self, daemon: DaemonSettings, environ: Mapping[str, str], clock: Clock | None = None) -> None:
-        """Raises: Invalid for a token that cannot be resolved, and if two roles have the same token."""
+        """Resolve the tokens of [daemon]. Raises: Invalid for a token that cannot be resolved, and if two roles share
+        a token."""
         self._environ, self._clock = environ, clock or SystemClock()
         self._looking, self._looked = threading.Lock(), self._clock.monotonic()
         self._held = [self._first(name, role, each) for name, role, each in _configured(daemon)]
         self._told: Mapping[str, Stamp | None] = {}
-        """The files that could not be used, as they were told of in the log."""
+        """The stamps of the files when a problem was last logged."""
         _check_different({held.setting: held.value for held in self._held})
 
     def role(self, given: bytes) -> Role | None:
-        """Return the role of who sends `given`, None for a wrong token. As slow for every wrong token."""
+        """Return the role of the token `given`; None for a wrong token. Every wrong token takes the same time."""
         self._look_again()
         now, found = self._clock.monotonic(), list[Role]()
         for held in list(self._held):
@@ -98,7 +98,7 @@ class Tokens:
             self._looking.release()
 
     def _take_over(self, changed: Sequence[_Held], stamps: Mapping[str, Stamp | None], now: float) -> None:
-        """Take the tokens of changed files; all that fit together, in one step."""
+        """Apply the tokens of changed files in one step: all valid ones, or none if two roles would share a token."""
         values, problems = dict[str, bytes](), list[Invalid]()
         for held in changed:
             try:
@@ -110,7 +110,7 @@ class Tokens:
         except Invalid as error:
             problems.append(error)
             values = {}
-        if problems and self._told != stamps:  # once for each state of the files, not every second
+        if problems and self._told != stamps:  # log once for each state of the files, not every second
             self._told = stamps
             for problem in problems:
                 _LOG.warning("%s; the token before stays in force", problem)
@@ -125,7 +125,8 @@ class Tokens:
         return replace(held, stamp=stamp, value=value, before=held.value, until=now + GRACE)
 
     def _first(self, setting: str, role: Role, reference: SecretStr) -> _Held:
-        stamp = None if role == "admin" else _stamp(reference)  # before the value: a change between them is seen
+        # read before the value, so a change in between is detected
+        stamp = None if role == "admin" else _stamp(reference)
         return _Held(setting, role, reference, stamp, self._resolved(setting, reference))
 
     def _resolved(self, setting: str, reference: SecretStr) -> bytes:
@@ -140,7 +141,8 @@ def _configured(daemon: DaemonSettings) -> Iterator[tuple[str, Role, SecretStr]]
 
 
 def _check_different(tokens: Mapping[str, bytes]) -> None:
-    """Raises: Invalid if two settings have the same token: its role would not be clear."""
+    """Check that all tokens differ. Raises: Invalid if two settings have the same token, because its role is
+    ambiguous."""
     seen: dict[bytes, str] = {}
     for setting, value in tokens.items():
         if value in seen:
@@ -149,7 +151,7 @@ def _check_different(tokens: Mapping[str, bytes]) -> None:
 
 
 def _stamp(reference: SecretStr) -> Stamp | None:
-    """Return what tells a file and its content apart from an earlier one; None if the token is not in a file."""
+    """Return a value that changes whenever the file of a token changes; None if the token is not in a file."""
     text = reference.get_secret_value()
     if not text.startswith(FROM_FILE):
         return None

@@ -1,11 +1,11 @@
 """The rows of a scan as a daemon sends them.
 
-1. The call is made and the first batch awaited within the timeout of the read. Until then the client may ask again.
+1. The client opens the call and waits for the first batch within the timeout of the read. Until then it may retry.
 2. The daemon produces a batch when gRPC has room for it, about 4 MB ahead of the client.
-3. A client that closes or drops its result cancels the call, and the daemon drops the read.
-   The explanation of a stream, if one is asked for, comes after the last row with a batch of no rows.
-4. A stream is whole only if the daemon has ended it. If the daemon is lost, or sends nothing for the time of the
-   timeout while the client waits for a batch, the client gets Unavailable.
+3. A client that closes or drops its result cancels the call, and the daemon stops the read. A requested explanation
+   follows the last row, with a batch of no rows.
+4. A stream is complete only if the daemon has ended it. If the daemon is lost, or sends nothing for the whole timeout
+   while the client waits for a batch, the client gets Unavailable.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from memwal.ingest.rpc.wire import from_flight
 from memwal.ingest.threads import Worker
 
 Told = Callable[[Mapping[str, Any]], object]
-"""Takes the explanation of a read."""
+"""Receives the explanation of a read."""
 
 
 def streamed(endpoint: str, call: Callable[[], Any], timeout: float | None, told: Told | None = None) -> RowStream:
-    """Return the rows of `call`, which opens a Flight stream without a deadline: a deadline would also count the time
-    in which the caller takes no rows. `timeout`: seconds for the first batch, and for each further one.
+    """Return the rows of `call`, which opens a Flight stream without a deadline.
 
-    `told`: takes the explanation that follows the last row. Raises: Flight's errors, and Unavailable (reason "lost")
-    after the timeout.
+    A deadline would include the time between two reads of the caller. `timeout`: seconds for the first batch and
+    for each further one. `told`: receives the explanation that follows the last row.
+    Raises: Flight's errors; Unavailable (reason "lost") after the timeout.
     """
     incoming = _Incoming(endpoint, timeout, told)
     return RowStream(incoming.opened(call), incoming.batches(), incoming.cancel)
@@ -55,7 +55,7 @@ class _Incoming:
         self._awaited, self._waits = 0, False
 
     def opened(self, call: Callable[[], Any]) -> pa.Schema:
-        """Make the call, read the first batch, and return the schema."""
+        """Start the call, read the first batch, and return the schema."""
         if self._timeout is None:
             self._open(call)
         else:
@@ -81,7 +81,7 @@ class _Incoming:
         return self._reader.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, and end the call with the iterator."""
+        """Yield the rows; end the call when the iterator ends."""
         try:
             batch, self._first = self._first, None
             if batch is None:
@@ -95,7 +95,7 @@ class _Incoming:
             self.cancel()
 
     def cancel(self) -> None:
-        """End the call; a read that waits for the daemon ends with an error."""
+        """End the call; a read that waits for the daemon raises an error."""
         self._cancelled = True
         self._opened.set()
         self._ended.set()
@@ -107,7 +107,7 @@ class _Incoming:
     def _open(self, call: Callable[[], Any]) -> None:
         self._reader = call()
         self._first = self._read()
-        if self._cancelled:  # nobody waits for it any more
+        if self._cancelled:  # the caller has left
             self._reader.cancel()
 
     def _next(self) -> pa.RecordBatch | None:
@@ -120,7 +120,7 @@ class _Incoming:
             self._waits = False
 
     def _read(self) -> pa.RecordBatch | None:
-        """Return the next batch, None after the last."""
+        """Return the next batch; None after the last."""
         try:
             chunk = self._reader.read_chunk()
         except StopIteration:
@@ -142,7 +142,7 @@ class _Incoming:
         return Unavailable(text, _LOST)
 
     def _watch(self) -> None:
-        """End the call if one batch is awaited for the whole timeout."""
+        """Cancel the call if the daemon sends no batch for the whole timeout."""
         seen = 0
         while not self._ended.wait(self._timeout):
             if self._waits and seen == self._awaited:

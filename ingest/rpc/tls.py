@@ -1,7 +1,7 @@
-"""TLS of a client: the CA that it trusts, the certificate that it presents, and why a daemon refused the connection.
+"""TLS of a client: the trusted CA, the client's certificate, and the reasons of failed handshakes.
 
-gRPC tells a client only that the socket was closed when a daemon did not accept its certificate, which reads like a
-daemon that has ended. `ClientTls.translated` tells the two apart.
+When a daemon rejects a client certificate, gRPC reports only that the socket was closed, as for a stopped daemon.
+`ClientTls.translated` distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from memwal.ingest.errors import LOST, UNAUTHENTICATED, Invalid, MemWalError, Un
 from memwal.ingest.rpc.wire import from_flight
 
 _PROBE_TIMEOUT = 2.0
-"""Seconds that a daemon has to answer each step of a probe."""
+"""Seconds for the daemon's answer in each step of a probe."""
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _NOT_CONNECTED = "failed to connect"
 _CLOSED = ("Socket closed", "reset by peer")
-"""Texts of gRPC for a connection that was closed during the handshake; Flight has no error type for it."""
+"""Texts of gRPC for a connection that was closed during the handshake. Flight has no error type for it."""
 _MEETINGS = 4
-"""Flights of messages in a handshake: two in TLS 1.3, and some to spare."""
+"""Rounds of messages in a handshake: two in TLS 1.3, and spare ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """What a client needs for TLS, in PEM. Thread safety. Immutable. The private key is in no repr."""
+    """TLS credentials of a client, in PEM.
+
+    Thread safety. Immutable. No repr contains the private key.
+    """
 
     ca: bytes | None = None
     """Certificates of the CA that signed the daemon's; None: the system's CAs."""
     certificate: bytes | None = None
-    """The client's certificate, followed by its intermediate ones; None: the client presents none."""
+    """The client's certificate, followed by intermediate ones; None: the client presents none."""
     key: bytes | None = field(default=None, repr=False)
 
     def flight_options(self) -> dict[str, Any]:
@@ -42,10 +45,11 @@ class ClientTls:
         return {"tls_root_certs": self.ca, "cert_chain": self.certificate, "private_key": self.key}
 
     def translated(self, error: Exception, endpoint: str) -> MemWalError:
-        """Return the error for the user, as `from_flight`; Invalid if the daemon does not accept our certificate, and
-        Unavailable ("untrusted") if it lives and does not say whether it does.
+        """Return the error for the user, as `from_flight` does, with two more cases.
 
-        May ask the daemon, which takes a few milliseconds, or `_PROBE_TIMEOUT` if it does not answer.
+        Invalid if the daemon rejects the client certificate; Unavailable ("untrusted") if the daemon is alive and
+        gives no reason. May probe the daemon, which takes a few milliseconds, or `_PROBE_TIMEOUT` per step if it does
+        not answer.
         """
         text = str(error)
         if _NOT_CONNECTED not in text or not any(closed in text for closed in _CLOSED):
@@ -71,7 +75,7 @@ NO_TLS = ClientTls()
 
 
 def authority(given: str | Path | bytes, name: str = "tls_ca") -> bytes:
-    """Return the certificates of a PEM file, or those given as bytes. Raises: Invalid, naming `name`."""
+    """Return the certificates in a PEM file or in bytes. Raises: Invalid, naming `name`."""
     pem = given if isinstance(given, bytes) else read_pem(given, name, ", or its bytes")
     if _CERTIFICATE not in pem:
         what = "it" if isinstance(given, bytes) else str(given)
@@ -84,8 +88,9 @@ def client_certificate(
 ) -> tuple[bytes, bytes]:
     """Return a client's certificate and its private key, read from PEM files.
 
-    `names`: of the two arguments, for errors. Raises: Invalid if they cannot be read, do not belong together, or if the
-    certificate has expired or is not for clients.
+    `names`: names of the two arguments in errors.
+    Raises: Invalid if the files cannot be read or do not match, or if the certificate has expired or is not for
+    clients.
     """
     read = read_pem(certificate, names[0]), read_pem(key, names[1])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -97,7 +102,7 @@ def client_certificate(
 
 
 def read_pem(path: str | Path, name: str, or_else: str = "") -> bytes:
-    """Return the bytes of a file. Raises: Invalid, naming `name`. `or_else`: what may be given besides a path."""
+    """Return the bytes of a file. Raises: Invalid, naming `name`. `or_else`: alternatives to a path."""
     try:
         return Path(path).read_bytes()
     except TypeError:
@@ -107,7 +112,7 @@ def read_pem(path: str | Path, name: str, or_else: str = "") -> bytes:
 
 
 def load_pair(context: ssl.SSLContext, certificate: str, key: str, name: str) -> None:
-    """Let `context` present a certificate. Raises: Invalid, naming `name`, if it and the key do not belong together."""
+    """Load a certificate into `context`. Raises: Invalid, naming `name`, if certificate and key do not match."""
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
@@ -118,15 +123,16 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, name: str) ->
 
 
 def _no_password() -> str:
-    """Raise instead of asking for a password on the terminal, where nobody would answer a daemon."""
+    """Raise instead of prompting for a password on the terminal: a daemon has no user to answer."""
     raise ValueError("it has a password")
 
 
 def _problem(client: ssl.SSLContext, certificate: bytes, certificate_file: str, key_file: str) -> str | None:
-    """Return why no server would accept a certificate of a client, such as "certificate has expired".
+    """Return why every server would reject a client certificate, such as "certificate has expired"; None if it is
+    valid.
 
-    `ssl` reads no dates, but checks them: `client` presents the certificate in a handshake in memory to a server that
-    trusts this very certificate.
+    `ssl` does not expose dates, but verifies them. `client` presents the certificate, in a handshake in memory, to a
+    server that trusts this very certificate.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate_file, key_file, password=_no_password)
@@ -148,15 +154,17 @@ def _problem(client: ssl.SSLContext, certificate: bytes, certificate_file: str, 
 
 
 def _demands(endpoint: str) -> bool | None:
-    """Return whether the daemon at `endpoint` requires client certificates; None if it takes a connection, so that it
-    lives, and then does not answer.
+    """Return whether the daemon at `endpoint` requires client certificates; None if it accepts a connection (so it is
+    alive) but does not answer.
 
-    It then completes the handshake of a client without one, which in TLS 1.3 ends before it has seen the certificate,
-    and closes the connection. A daemon that ends closes it too, but no second one.
+    A daemon that requires certificates completes the handshake of a client without one, because in TLS 1.3 the
+    client's handshake ends before the daemon has seen the certificate, and then closes the connection. A stopping
+    daemon closes the first connection too, but accepts no second one.
     """
     host, _, port = endpoint.partition("://")[2].rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent, and the answer not believed
+    # the probe sends no data and ignores the answer's content
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     with suppress(OSError, ValueError):
         is_closed = partial(_is_closed_at_once, context, host.strip("[]"), int(port))
@@ -165,13 +173,13 @@ def _demands(endpoint: str) -> bool | None:
 
 
 def _is_closed_at_once(context: ssl.SSLContext, host: str, port: int) -> bool | None:
-    """Return whether a connection is closed after its handshake; None if it is made and not answered in time."""
+    """Return whether a connection is closed after its handshake; None if it is established but not answered in time."""
     with socket.create_connection((host, port), _PROBE_TIMEOUT) as raw:
         with suppress(TimeoutError), context.wrap_socket(raw) as secured:
             try:
-                return not secured.recv(1)  # a server of HTTP/2 speaks first
+                return not secured.recv(1)  # an HTTP/2 server sends first
             except ConnectionResetError:
                 return True
-            except ssl.SSLError as error:  # an alert
+            except ssl.SSLError as error:  # a TLS alert
                 return "CERTIFICATE" in str(error.reason)
         return None

@@ -1,4 +1,4 @@
-"""The headers of a trace on Flight calls: `traceparent` and `tracestate` of the W3C, as OpenTelemetry writes them."""
+"""Trace headers on Flight calls: `traceparent` and `tracestate` of the W3C, as OpenTelemetry writes them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _NAME = "trace"
 
 
 def sent_headers() -> list[tuple[bytes, bytes]]:
-    """Return the headers to send with a call, so that the daemon's spans are children of ours."""
+    """Return the headers to send with a call, so that the daemon's spans become children of this process's span."""
     return [(name.encode(), value.encode()) for name, value in tracing.headers()]
 
 
 def received(context: flight.ServerCallContext) -> tracing.Headers:
-    """Return the headers that came with a call to a server."""
+    """Return the headers that a server received with a call."""
     found = context.get_middleware(_NAME)
     return () if found is None else found.headers
 
 
 def taking_headers(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a Flight server with what `received` needs, while tracing is on."""
+    """Return the arguments of a Flight server, with the middleware that `received` needs if tracing is on."""
     if not tracing.on:
         return options
     return {**options, "middleware": {**options.get("middleware", {}), _NAME: _TraceFactory()}}
 
 
 class _Trace(flight.ServerMiddleware):  # type: ignore[misc]
-    """Keeps the headers of a call."""
+    """Holds the headers of a call."""
 
     def __init__(self, headers: tracing.Headers) -> None:
         super().__init__()

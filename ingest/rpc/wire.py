@@ -1,4 +1,4 @@
-"""The messages between clients and daemons (`rpc.connection`, `daemon.service`), encoded and decoded in one place.
+"""Encode and decode the messages between clients and daemons (`rpc.connection`, `daemon.service`).
 
 A request is a small JSON object, followed by an Arrow IPC stream if it has rows (the keys of a `get`, the vector of a
 `search`):
@@ -6,13 +6,14 @@ A request is a small JSON object, followed by an Arrow IPC stream if it has rows
     u32 length, little-endian | JSON, UTF-8 | Arrow IPC stream (may be absent)
 
 It is the ticket of a DoGet, the body of a DoAction, and the descriptor of a DoPut (whose rows are the Flight stream
-itself). A DoPut ends with a closing message; its application metadata is `{"close": rows sent, "crc": checksum}`, the
-CRC-32 of the Arrow messages of its batches. The steps of a stream are in the room's README.md. Errors travel as the
-JSON of `errors.to_wire` in Flight's `extra_info`.
+itself). A DoPut ends with a closing message. Its application metadata is `{"close": rows sent, "crc": checksum}`, the
+CRC-32 of the Arrow messages of its batches. README.md lists the steps of a stream. Errors travel as the JSON of
+`errors.to_wire` in Flight's `extra_info`.
 
-A read that is explained is named `explained(read)`. Its answer has the JSON of an `api.explanation.Explanation` too: in
-the schema's metadata under `EXPLANATION`, of a stream as the application metadata of a last batch without rows, of a
-count as `{"count", "explanation"}`. A daemon that does not know of explanations refuses the name of the read.
+A read with an explanation has the name `explained(read)`. Its answer includes the JSON of an
+`api.explanation.Explanation`: in the schema's metadata under `EXPLANATION`; for a stream, as the application metadata
+of a last batch without rows; for a count, as `{"count", "explanation"}`. A daemon without support for explanations
+rejects the name.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from memwal.wal.errors import first_line
 
 _LENGTH = struct.Struct("<I")
 ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
-"""Rows in a message begin at any byte. Arrow warns of each such array, and DataFusion does not take it."""
+"""Rows in a message can begin at any byte. Arrow warns about each unaligned array, and DataFusion rejects it."""
 _HEAD_MAX = 4 << 20
-"""Bytes of a request without its rows: JSON of this size is parsed in half a second, in which no other thread works."""
+"""Maximum bytes of a request without its rows. Parsing JSON of this size takes half a second and blocks all threads."""
 _CLOSING_MAX = 1 << 10
-"""Bytes of a closing message."""
+"""Maximum bytes of a closing message."""
 _EXPLAINED = "explained "
 EXPLANATION = b"memwal:explanation"
 
@@ -48,7 +49,7 @@ def explained(read: str) -> str:
 
 
 def read_named(name: str) -> tuple[str, bool]:
-    """Return the read that `name` names, and whether it is to be explained."""
+    """Return the read that `name` names, and whether to explain it."""
     return name.removeprefix(_EXPLAINED), name.startswith(_EXPLAINED)
 
 
@@ -84,7 +85,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
 def _rows(body: pa.Buffer) -> pa.Table:
     """Return the rows of an IPC stream, validated.
 
-    Raises: Invalid for rows that are not valid, and for compressed ones, which few bytes may make gigabytes of.
+    Raises: Invalid for malformed rows, and for compressed ones, since few compressed bytes can expand to gigabytes.
     """
     for message in pa.ipc.MessageReader.open_stream(body):
         if message.type in ("record batch", "dictionary") and _is_compressed(message):
@@ -95,8 +96,10 @@ def _rows(body: pa.Buffer) -> pa.Table:
 
 
 def _is_compressed(message: pa.ipc.Message) -> bool:
-    """Return whether the buffers of a record batch or dictionary are compressed. Source: Arrow's Message.fbs, where
-    `header` is field 2 of a Message, `data` field 1 of a DictionaryBatch and `compression` field 3 of a RecordBatch.
+    """Return whether the buffers of a record batch or dictionary are compressed.
+
+    Source: Arrow's Message.fbs, where `header` is field 2 of a Message, `data` field 1 of a DictionaryBatch and
+    `compression` field 3 of a RecordBatch.
     """
     data = message.metadata.to_pybytes()
     path = (2, 3) if message.type == "record batch" else (2, 1, 3)
@@ -118,13 +121,13 @@ def _offset(data: bytes, at: int) -> int:
 
 @dataclass
 class StreamSum:
-    """The rows of a DoPut that were sent or have arrived: their number, and the checksum of the batches."""
+    """Number of rows and checksum of the batches of a DoPut, as sent or as received."""
 
     rows: int = 0
     crc: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count a batch of at least one row."""
+        """Add a batch of at least one row."""
         self.rows += batch.num_rows
         self.crc = zlib.crc32(batch.serialize(), self.crc)
 
@@ -134,16 +137,16 @@ class StreamSum:
 
 
 def closed_with(metadata: pa.Buffer | None) -> StreamSum | None:
-    """Return the sum in a closing message, None for any other message."""
+    """Return the sum in a closing message; None for any other message."""
     message = {} if metadata is None or metadata.size > _CLOSING_MAX else json.loads(metadata.to_pybytes())
     return StreamSum(message["close"], message["crc"]) if "close" in message else None
 
 
 def without_views(rows: pa.Table) -> pa.Table:
-    """Return `rows` with text and bytes in place of Arrow's views of them, which Polars hands out.
+    """Return `rows` with Arrow's string and binary views, which Polars produces, converted to plain types.
 
-    A slice of a view column keeps all of its bytes, so each message would carry the whole column. Of a dictionary the
-    values stay as they are: they are sent once.
+    A slice of a view column keeps all of its bytes, so each message would carry the whole column. Dictionary values
+    are not converted: they are sent once.
     """
     fields = [field.with_type(_without_views(field.type)) for field in rows.schema]
     schema = pa.schema(fields, rows.schema.metadata)
@@ -173,11 +176,12 @@ def read_closed(
     announced: int | None,
     count: Callable[[pa.RecordBatch], None] = lambda _: None,
 ) -> pa.Table:
-    """Return all rows of a DoPut stream, validated. `announced`: their number, if the sender knew it before the first
-    row. `count`: is called with each batch once it is validated, and raises if the stream has too many bytes.
+    """Return all rows of a DoPut stream, validated.
 
-    Raises: what `count` raises; Invalid for rows that are not valid, and if the stream ended without its closing
-    message; Unavailable if other rows arrived than were sent.
+    `announced`: number of rows, if the sender knew it before the first row. `count`: called with each validated
+    batch; raises if the stream exceeds its limit of bytes.
+    Raises: errors of `count`; Invalid for malformed rows, and if the stream ended without its closing message;
+    Unavailable if the received rows differ from the sent ones.
     """
     batches: list[pa.RecordBatch] = []
     arrived, said = StreamSum(), None
@@ -207,32 +211,34 @@ def raise_over_flight(error: MemWalError) -> None:
 
 
 def _short(text: str) -> str:
-    """Return a text for an error, which travels in headers: gRPC refuses an answer with more than 8 to 16 KiB of them,
-    and the client would take the daemon for lost.
-    """
+    """Shorten a text of an error. Errors travel in headers, and gRPC rejects an answer with more than 8 to 16 KiB of
+    headers: the client would consider the daemon lost."""
     short = text[:_TEXT_MAX]
-    while len(json.dumps(short)) > _TEXT_MAX:  # with escapes
+    while len(json.dumps(short)) > _TEXT_MAX:  # JSON escapes count
         short = short[: len(short) * 3 // 4]
     return text if short == text else f"{short}…"
 
 
 _TEXT_MAX = 1500
-"""Most characters of each text of an error; there are three at most: the message twice, and a name in the details."""
+"""Maximum characters of each text of an error. An error has at most three: the message twice, and a name in the
+details."""
 
 
 _NOT_REACHED = "failed to connect"
-"""Text of gRPC where no connection was made, so that the daemon never had the call; Flight has no error type for it."""
+"""gRPC's text for a connection that was not established, so the daemon never received the call. Flight has no error
+type for it."""
 _UNTRUSTED = "certificate verify failed"
-"""Text of TLS for a certificate that no trusted authority signed; Flight has no error type for it."""
+"""TLS's text for a certificate that no trusted authority signed. Flight has no error type for it."""
 
 
 def denies_access(error: MemWalError) -> bool:
-    """Whether `error` comes of a daemon that lives, and that we may not talk to: a wrong token or certificate."""
+    """Return whether `error` means that the daemon is alive but rejects the token, or presents an untrusted
+    certificate."""
     return error.details.get("reason") == UNAUTHENTICATED or bool(error.details.get("untrusted"))
 
 
 def from_flight(error: Exception, endpoint: str) -> MemWalError:
-    """Return the error for a client: the daemon's own, or Unavailable if there was no answer."""
+    """Return the error for a client: the daemon's own error, or Unavailable if the daemon did not answer."""
     extra = getattr(error, "extra_info", b"")
     if extra:
         return from_wire(json.loads(extra))

@@ -1,1 +1,1 @@
-"""The configuration: its model, its loading, its checks and its reference."""
+"""The configuration: model, loading, checks and reference."""

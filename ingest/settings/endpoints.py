@@ -1,4 +1,4 @@
-"""Addresses (endpoints) of a table's daemons, as the configuration gives them: one for each worker process."""
+"""Addresses (endpoints) of a table's daemons by the configuration: one for each worker process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def endpoint_of(host: str, port: int, scheme: str = SCHEME) -> str:
 
 
 def url_host(host: str) -> str:
-    """Return a host as URLs write it: IPv6 addresses in brackets."""
+    """Return a host in the form of URLs, with IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def scheme_of(tls_cert: str) -> str:
-    """Return the scheme of a daemon with the certificate file `tls_cert`; "": none, so no TLS."""
+    """Return the scheme of a daemon with the certificate file `tls_cert`; "": no TLS."""
     return TLS if tls_cert else SCHEME
 
 
@@ -36,9 +36,9 @@ def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
 def own_endpoint(
     endpoints: Sequence[str], host: str, port: int, advertise: str = "", scheme: str = SCHEME
 ) -> str | None:
-    """Return the endpoint among `endpoints` of the daemon at `host` and `port`; None if it is not listed.
+    """Return the endpoint in `endpoints` of the daemon at `host` and `port`; None if it is not listed.
 
-    `advertise`: the endpoint it says it is, where host and port do not tell.
+    `advertise`: the daemon's own endpoint, if it differs from host and port.
     """
     wanted = advertise or endpoint_of(host, port, scheme)
     return wanted if wanted in endpoints else None
@@ -53,5 +53,5 @@ def not_listed_text(host: str, port: int, scheme: str = SCHEME) -> str:
 
 
 def configured_endpoint(settings: Settings) -> str | None:
-    """Return the configured daemons in the form that `memwal.connect` takes; None if there are none (child daemon)."""
+    """Return the configured daemons in the form that `memwal.connect` accepts; None without any (child daemon)."""
     return ",".join(expanded(settings.daemon.endpoints, settings.daemon.workers)) or None

@@ -37,7 +37,7 @@ _BROKER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s,]+):[0-9]{1,5}")
 
 
 def of_kafka(settings: Settings) -> Iterator[Problem]:
-    """Check everything about Kafka that needs no broker."""
+    """Check all Kafka settings that need no broker."""
     source = settings.source
     if source.format != KAFKA:
         yield from _misplaced(source, _ONLY, f'is for format = "kafka", not for {source.format!r}; remove it')
@@ -67,7 +67,7 @@ def _misplaced(source: SourceSettings, names: tuple[str, ...], why: str) -> Iter
 
 
 def _is_set(source: SourceSettings, name: str) -> bool:
-    """Whether a setting differs from its default."""
+    """Return whether a setting differs from its default."""
     return bool(getattr(source, name) != SourceSettings.model_fields[name].default)
 
 
@@ -136,7 +136,7 @@ def _of_schemas(source: SourceSettings) -> Iterator[Problem]:
             check_schema(source.avro_schema)
         except ValueError as error:
             yield Problem("source", "avro_schema", f"avro_schema {error}; correct it")
-    if "@" in source.registry:  # not repeated: a password may be in it
+    if "@" in source.registry:  # not repeated: it may contain a password
         text = "registry has a user name or password in its URL; put them into registry_options"
         yield Problem("source", "registry", text)
     elif source.registry and not source.registry.startswith(("http://", "https://")):

@@ -1,6 +1,6 @@
-"""Loads a configuration: a TOML file or dict, then the environment, then overrides; reports all problems at once.
+"""Load a configuration: a TOML file or dict, then the environment, then overrides. Report all problems at once.
 
-The steps are in the room's README.md.
+README.md lists the steps.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def load(
 ) -> Settings:
     """Return the settings of a TOML path, a dict of sections or nothing (defaults).
 
-    `environ` overrides `source`, `overrides` overrides both. A path may name one of the file's pipelines after a colon,
-    as in `kafka.toml:orders`.
+    `environ` overrides `source`; `overrides` overrides both. A path may name one of the file's pipelines after a
+    colon, as in `kafka.toml:orders`.
     Raises: Invalid with one line per problem, each naming the file or variable, the section, the key and the fix.
     """
     name, content = _sections(source)
@@ -92,7 +92,7 @@ def load(
 
 
 def pipelines_of(path: str | Path) -> tuple[str, ...]:
-    """Return what `load` takes for each pipeline of a file; `path` itself where it names one or the file has none."""
+    """Return the argument of `load` for each pipeline of a file; `path` itself if it names one or the file has none."""
     file, chosen = _split(path)
     return (
         (str(path),)
@@ -102,9 +102,10 @@ def pipelines_of(path: str | Path) -> tuple[str, ...]:
 
 
 def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settings]:
-    """Return the settings of every pipeline of a file, by the path that `load` takes for it.
+    """Return the settings of every pipeline of a file, by its path for `load`.
 
-    Raises: Invalid with the problems of all pipelines, each once; if there are none, with the conflicts between them.
+    Raises: Invalid with the problems of all pipelines, each once; without any, with the conflicts between the
+    pipelines.
     """
     settings: dict[str, Settings] = {}
     lines: list[str] = []
@@ -120,7 +121,8 @@ def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settin
 
 
 def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """Return the source's name for messages, and its sections: those of the file, overridden by the chosen pipeline's.
+    """Return the source's name for messages, and its sections: those of the file, overridden by the chosen
+    pipeline's.
 
     A setting of a pipeline replaces that of the file; a table such as `columns` is replaced as a whole.
     """
@@ -142,7 +144,7 @@ def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[
 
 
 def _split(path: str | Path) -> tuple[Path, str]:
-    """Split a path into the file and the pipeline named after the colon; "": none is named."""
+    """Split a path into the file and the pipeline named after the colon; "" without a name."""
     file, colon, name = str(path).rpartition(":")
     return (Path(file), name) if colon and not Path(path).exists() else (Path(path), "")
 
@@ -206,7 +208,7 @@ def _fold_environment(raw: Raw, origins: Origins, environ: Mapping[str, str]) ->
 def _from_text(section: str, key: str, text: str) -> Any:
     """Parse a variable's value: text stays text; numbers, lists and tables are read as TOML, else as JSON.
 
-    A value that is neither is returned as text; the validation of its section then says what it must be.
+    A value that is neither is returned as text; the validation of its section then reports the expected type.
     """
     field = section_type(section).model_fields[key]
     if field.annotation not in (int, bool, float) and not isinstance(field.annotation, GenericAlias):
@@ -238,7 +240,7 @@ def _validate(raw: Raw) -> tuple[Settings, list[Problem]]:
 def _validate_section(
     name: str, values: dict[str, Any], refused: set[tuple[str, str]]
 ) -> tuple[Section, list[Problem]]:
-    """Return the section and its problems; refused values are left out of it and added to `refused`."""
+    """Return the section and its problems. Rejected values are left out of it and added to `refused`."""
     model = section_type(name)
     try:
         return model.model_validate(values), []
@@ -250,7 +252,7 @@ def _validate_section(
 
 
 def _leave_out(kept: dict[str, Any], section: str, loc: tuple[int | str, ...], refused: set[tuple[str, str]]) -> None:
-    """Remove the refused entry from its table, or else the whole value."""
+    """Remove the rejected entry from its table, or else the whole value."""
     key = str(loc[0])
     if len(loc) > 1 and isinstance(kept.get(key), dict):
         kept[key].pop(loc[1], None)

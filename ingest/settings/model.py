@@ -1,7 +1,7 @@
 """A whole configuration: its sections, and the schema and indexes that they describe.
 
-Settings are declared in the sections only. `configs/default.toml` and the reference in `configs/README.md` are rendered
-from them (`ingest.settings.reference`); a test checks that both are up to date.
+Settings are declared only in the sections. `configs/default.toml` and the reference in `configs/README.md` are
+rendered from them (`ingest.settings.reference`); a test checks that both are up to date.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from memwal.memtable.index_spec import IndexSpec
 
 
 class Settings(Section):
-    """A whole configuration. Build it with `ingest.settings.load.load`, which also checks rules over several settings.
+    """A whole configuration. Build it with `ingest.settings.load.load`, which also checks rules over several
+    settings.
 
     Thread safety. Immutable. Secrets are held as references and never printed.
     """
@@ -58,9 +59,9 @@ class Settings(Section):
     cost: CostSettings = Field(default_factory=CostSettings)
 
     def arrow_schema(self) -> pa.Schema:
-        """The table's schema from `table.columns`: key columns not null, every other column nullable.
+        """Return the table's schema from `table.columns`: key columns are not nullable, all others are.
 
-        Empty when no columns are configured: an existing table has its own.
+        Empty if no columns are configured: an existing table has its own.
         """
         return pa.schema(
             [
@@ -70,13 +71,15 @@ class Settings(Section):
         )
 
     def index_specs(self) -> tuple[IndexSpec, ...]:
-        """The configured indexes, in order; an IVF-PQ index without train_rows gets `memtable.vector_train_rows`."""
+        """Return the configured indexes, in order. An IVF-PQ index without train_rows gets
+        `memtable.vector_train_rows`."""
         return tuple(
             index_spec(column, index, self.memtable.vector_train_rows) for column, index in self.table.indexes.items()
         )
 
     def storage_options(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """`table.storage_options` with secrets in clear, for the store only. Raises: Invalid for a broken reference."""
+        """Return `table.storage_options` with resolved secrets, for the store only. Raises: Invalid for a broken
+        reference."""
         return resolve(self.table.storage_options, environ)
 
     @property

@@ -1,7 +1,8 @@
 """Settings with absolute paths, for processes with another working directory, such as Spark executors.
 
-Paths in a configuration are relative to the directory in which the command was started. Settings sent to an executor
-must have absolute paths: it would look for `table.uri`, or create the dead-letter table, in its own directory.
+Paths in a configuration are relative to the directory where the command was started. Settings sent to an executor
+must have absolute paths: otherwise it would look for `table.uri`, or create the dead-letter table, in its own
+directory.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _reference(value: SecretStr) -> SecretStr:
 
 
 def is_remote(path: str) -> bool:
-    """Whether only Spark can read a path (`s3a://…`, `hdfs://…`)."""
+    """Return whether only Spark can read a path (`s3a://…`, `hdfs://…`)."""
     return "://" in path and not path.startswith("file://")
 
 

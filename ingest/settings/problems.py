@@ -1,4 +1,4 @@
-"""Turns pydantic's validation errors into problems: one line each that names the setting and the fix."""
+"""Convert pydantic's validation errors to problems: one line each that names the setting and the fix."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _WANTED = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a configuration: where it is (`section`, `key`), and a text with the fix.
+    """One mistake in a configuration: its place (`section`, `key`), and a text with the fix.
 
-    `key` is empty when the problem is about the whole section, `columns.price` when it is about an entry of a table.
-    `needs`: further (section, key) pairs whose values the check used; the problem is dropped if one of them is wrong.
+    `key` is empty for a problem of the whole section, and `columns.price` for an entry of a table. `needs`: further
+    (section, key) pairs that the check used; the problem is dropped if the value of one is wrong.
     """
 
     section: str
@@ -43,7 +43,7 @@ class Problem:
 
 
 def unknown_section(name: str, value: object) -> Problem:
-    """Return the problem of a top-level name that is not a section; of a setting, it names the right section."""
+    """Return the problem of a top-level name that is not a section. For a setting, it names the right section."""
     sections = Settings.model_fields
     if isinstance(value, Mapping):
         return Problem(name, "", f"unknown section [{name}]{suggestion(name, sections, '[{}]')}")
@@ -80,7 +80,7 @@ def _problem(section: str, error: ErrorDetails) -> Problem:
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:
-    """Write a location: `columns.price` in a table, `key[0]` in a list; names of union branches are left out."""
+    """Format a location: `columns.price` in a table, `key[0]` in a list; names of union branches are left out."""
     text = str(loc[0])
     for part in loc[1:2]:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"

@@ -1,8 +1,8 @@
-"""Renders settings as text: TOML with comments, and the tables of the reference.
+"""Render settings as text: TOML with comments, and the tables of the reference.
 
-`python -m memwal.ingest.cli.docs`, run in the checkout, writes `configs/default.toml`, the reference between
-`<!-- settings -->` and `<!-- /settings -->` in `configs/README.md`, and the table of metrics (`ingest.ops.metrics`) in
-`ingest/ops/README.md`. House tests fail where these files differ from what is rendered here.
+`python -m memwal.ingest.cli.docs`, run in the checkout, writes `configs/default.toml`, the reference between `<!--
+settings -->` and `<!-- /settings -->` in `configs/README.md`, and the table of metrics (`ingest.ops.metrics`) in
+`ingest/ops/README.md`. House tests fail if these files differ from the rendered text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def to_dict(settings: Settings, *, hide: bool = False) -> dict[str, dict[str, An
 
 
 def render_settings(settings: Settings, *, comments: bool = False) -> str:
-    """Render the settings as TOML, secrets hidden; with `comments`, each section and key has its meaning above it."""
+    """Render the settings as TOML with hidden secrets. With `comments`, each section and key is preceded by its
+    meaning."""
     parts = [_HEADER] if comments else []
     for section, values in to_dict(settings, hide=True).items():
         model = section_type(section)
@@ -98,7 +99,7 @@ def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
 
 
 def _printable(value: Any, hide: bool) -> Any:
-    """Return `value`; with `hide`, without the secrets in the URLs of its texts."""
+    """Return `value`; with `hide`, without the secrets in its URLs."""
     if isinstance(value, Mapping):
         return {name: _printable(each, hide) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -128,7 +129,7 @@ def _type_words(field: FieldInfo) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Render a TOML value. Strings, numbers, booleans and lists are as in JSON; tables are written inline."""
+    """Render a TOML value. Strings, numbers, booleans and lists have the form of JSON; tables are written inline."""
     if isinstance(value, Mapping):
         inside = ", ".join(f"{_quoted(name)} = {toml_value(each)}" for name, each in value.items())
         return f"{{ {inside} }}" if inside else "{}"

@@ -1,6 +1,6 @@
 """Rules over several settings. Each is a pure function of settings that yields problems.
 
-A problem that rests on a value which was refused already is dropped (`Problem.needs`): one mistake gives one line.
+A problem that depends on a rejected value is dropped (`Problem.needs`), so one mistake gives one line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
 
 
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
-    """Return every violated rule. `refused`: (section, key) pairs with refused values, replaced by defaults."""
+    """Return every violated rule. `refused`: (section, key) pairs whose values were rejected and replaced by
+    defaults."""
     problems = [*of_table(settings.table), *of_append(settings)]
     problems += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
     problems += [*of_daemon(settings), *of_dlq(settings), *of_tracing(settings)]
@@ -124,7 +125,7 @@ def of_limits(settings: Settings) -> Iterator[Problem]:
 
 
 def of_source(settings: Settings) -> Iterator[Problem]:
-    """Check the source against the table that it feeds."""
+    """Check the source against its table."""
     source, columns = settings.source, settings.table.columns
     if source.feed and not source.path:
         yield Problem("source", "path", "path is not set, but feed is; set it to the directory to copy the feed into")
@@ -154,7 +155,7 @@ def _of_drift(settings: Settings) -> Iterator[Problem]:
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:
-    """Check the endpoints (Flight's form, each once, this daemon among them), and who may connect."""
+    """Check the endpoints (Flight's form, each once, this daemon included), and the access settings."""
     daemon = settings.daemon
     yield from _of_access(daemon)
     for endpoint in daemon.endpoints:
@@ -181,7 +182,8 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
 
 
 def _of_access(daemon: DaemonSettings) -> Iterator[Problem]:
-    """Check that a certificate has its key, client certificates TLS, and roles a token of admins."""
+    """Check that certificates have keys, that client certificates come with TLS, and that roles come with an admin
+    token."""
     pairs = ("tls_cert", "tls_key"), ("tls_client_cert", "tls_client_key")
     for given, missing in (*pairs, *(pair[::-1] for pair in pairs)):
         if getattr(daemon, given) and not getattr(daemon, missing):
@@ -204,7 +206,7 @@ def of_dlq(settings: Settings) -> Iterator[Problem]:
 
 
 def of_tracing(settings: Settings) -> Iterator[Problem]:
-    """Check the address of the collector, without repeating what may be a password."""
+    """Check the address of the collector, without repeating a possible password."""
     url = settings.tracing.endpoint
     if "@" in url:
         text = "endpoint has a user name in it; put credentials into OTEL_EXPORTER_OTLP_HEADERS"

@@ -95,7 +95,7 @@ class TableSettings(Section):
 
     @property
     def ttl_seconds(self) -> float | None:
-        """`ttl` in seconds: 0 to remove that of the table, None to leave it as it is."""
+        """`ttl` in seconds: 0 removes the table's ttl, None leaves it unchanged."""
         return None if not self.ttl else 0.0 if self.ttl == OFF else parse_duration(self.ttl)
 
 

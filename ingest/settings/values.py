@@ -1,8 +1,8 @@
 """Types of settings' values (durations, sizes, secrets, column types), and the base class of the sections.
 
-Durations are float seconds, sizes are int bytes; neither is ever negative. A file writes them with a unit ("100ms",
-"1.5h", "256MiB"). A bare 0 needs no unit, every other number does: `linger_max = 50` is more often a mistake than a
-wish for fifty seconds.
+Durations are float seconds, sizes are int bytes; neither is ever negative. A file gives them a unit ("100ms", "1.5h",
+"256MiB"). A bare 0 needs no unit; every other number does, because `linger_max = 50` is more often a mistake than an
+intended fifty seconds.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ BYTES: Mapping[str, int] = {
     **{f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate(("k", "M", "G", "T"))},
 }
 _LONGEST = 36500 * 86_400.0
-"""Seconds. Threads cannot wait for three times as long."""
+"""Seconds. Threads cannot wait for three times this long."""
 _LARGEST = 1 << 50
-"""Bytes: 1 PiB. Larger numbers do not fit where Lance and Arrow add some of them up in 64 bits."""
+"""Bytes: 1 PiB. Sums of larger numbers do not fit the 64 bits that Lance and Arrow use for some of them."""
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -59,7 +59,7 @@ def format_size(size: int) -> str:
 
 
 def check_lifetime(value: object) -> str:
-    """Return a lifetime as it is written: a duration, "off" (0 too), or "" for none given. Raises: ValueError."""
+    """Return a lifetime as written: a duration, "off" (also for 0), or "" if not set. Raises: ValueError."""
     text = str(value).strip()
     if text.lower() in ("", OFF):
         return text.lower()
@@ -85,7 +85,7 @@ def _split(value: object, units: Mapping[str, float], wanted: str) -> tuple[floa
 
 
 def _format(value: int, units: Mapping[str, int]) -> str:
-    """Write `value` in the largest unit that divides it; the smallest unit divides everything."""
+    """Format `value` in the largest unit that divides it; the smallest unit divides everything."""
     unit = max((unit for unit, factor in units.items() if value % factor == 0), key=lambda unit: units[unit])
     return f"{value // units[unit]}{unit}"
 
@@ -115,6 +115,6 @@ Index = str | dict[str, Any]
 
 
 class Section(BaseModel):
-    """One section of the TOML file. Immutable; refuses unknown keys and values of a wrong type."""
+    """One section of the TOML file. Immutable; rejects unknown keys and values of a wrong type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,1 +1,1 @@
-"""`memwal inspect`: prints stored objects in readable form."""
+"""`memwal inspect`: print stored objects in readable form."""

@@ -1,4 +1,4 @@
-"""Describes the object at a path for people: `memwal inspect`. Reads only, claims nothing, safe while writers run.
+"""Describe the object at a path for people: `memwal inspect`. Reads only, claims nothing, safe while writers run.
 
 A path below `_mem_wal/` is recognised by its name (see `wal.layout`), a table by its directory `_versions`.
 """
@@ -29,11 +29,12 @@ _SST_DIR = re.compile(r"_mem_wal/([0-9a-f-]{36})/([0-9a-f]{8}_gen_[0-9]+)(?:/(.+
 
 
 def describe(path: str, storage_options: Mapping[str, str] | None = None) -> RenderableType:
-    """Return the manifest, WAL entry, commit plan, SST or part of one, region or table at `path` (or URL), ready to
-    print.
+    """Return the printable description of the manifest, WAL entry, commit plan, SST or part of one, region or table
+    at `path`, which may be a URL.
 
-    `storage_options`: Lance's own, for a URL. Raises: Invalid if it is none of these, with a list of what can be
-    inspected; Corrupt if it is damaged; StoreRefused, StoreUnavailable.
+    `storage_options`: Lance's own, for a URL.
+    Raises: Invalid for any other object, with a list of what can be inspected; Corrupt if it is damaged;
+    StoreRefused, StoreUnavailable.
     """
     place = locate(path, storage_options)
     if not place.key:
@@ -55,7 +56,7 @@ def describe(path: str, storage_options: Mapping[str, str] | None = None) -> Ren
 
 
 def _of_sst(place: Place, region: UUID, name: str, part: str | None) -> RenderableType | None:
-    """Return an SST or the `part` of it; None for a part that has no description."""
+    """Return the description of an SST or its `part`; None for a part without a description."""
     if part is None:
         return sst(place, region, name)
     if part == BLOOM_NAME:

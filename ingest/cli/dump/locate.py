@@ -1,4 +1,4 @@
-"""Splits a path or URL into its table and the key of the object in it."""
+"""Split a path or URL into its table and the key of the object in it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Place:
     store: wal.ObjectStore
 
     def base(self) -> BaseTable:
-        """Return the base table. Raises: as BaseTable.open."""
+        """Return the base table. Raises: errors of BaseTable.open."""
         return BaseTable.open(self.root, self.store.storage_options)
 
     def bytes(self) -> bytes:
-        """Return the object at the key. Raises: Invalid if there is none."""
+        """Return the object at the key. Raises: Invalid if it does not exist."""
         data = self.store.get(self.key)
         if data is None:
             raise Invalid(f"{self.store.url(self.key)}: no such file; {CAN_BE_INSPECTED}")

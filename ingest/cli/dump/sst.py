@@ -1,4 +1,4 @@
-"""Describes an SST and its parts for `memwal inspect`: data, indexes, key sidecar, bloom filter."""
+"""Describe an SST and its parts for `memwal inspect`: data, indexes, key sidecar, bloom filter."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _file(store: wal.ObjectStore, key: str) -> LanceFileReader:
 
 @contextmanager
 def _readable(key: str) -> Iterator[None]:
-    """Turn what pylance raises for an unreadable file into Corrupt, naming `key`."""
+    """Convert pylance's errors for an unreadable file to Corrupt, naming `key`."""
     try:
         yield
     except BaseException as error:
