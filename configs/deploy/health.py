@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
-"""Exit with 0 if memwal in this container is ready: the health check of the images, which have no curl.
-
-MEMWAL_HEALTH_URL: the page to ask; it must answer 200. The certificate is not verified: the address is the container's
-own, and the certificate is for the name by which others reach it.
-"""
+# Exit with 0 if memwal in this container is ready: the health check of the images, which have no curl.
+#
+# MEMWAL_HEALTH_URL: the page to request; ready if it answers 200. The certificate is not verified: the address is the
+# container's own, and the certificate has the name that other hosts use.
+"""Seconds. memwal answers within 5, even while storage does not answer."""
 
 import os
 import ssl
@@ -13,11 +12,11 @@ import urllib.request
 
 URL = os.environ.get("MEMWAL_HEALTH_URL", "https://127.0.0.1:9464/health/readyz")
 TIMEOUT = 8.0
-"""Seconds; memwal answers within 5, also while storage does not."""
+"""Send one request; print the reason if memwal is not ready."""
 
 
 def main() -> int:
-    """Ask once; print why the answer is no."""
+    """No proxy: the environment of a container may name one."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     # Without a proxy: the environment of a container may name one.
