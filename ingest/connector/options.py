@@ -138,8 +138,9 @@ class WriteOptions(TableOptions):
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """As `TableOptions.of`. With `config`, the configuration provides the address of the table and all other
-        options.
+        """As `TableOptions.of`.
+
+        With `config`, the configuration provides the address of the table and all other options.
         """
         if "config" not in options:
             return cls._checked(options)

@@ -54,8 +54,9 @@ class MemWalSource(DataSource):
         return FORMAT
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Store the options. The first method that uses them checks them, as only that method knows whether Spark reads
-        or writes.
+        """Store the options. The first method that uses them checks them.
+
+        Only that method knows whether Spark reads or writes.
         """
         super().__init__({})  # only `_given` has secrets: no text of Spark shows it
         self._given = _Given(options)
@@ -158,7 +159,8 @@ class MemWalReader(DataSourceReader):
 
 @lru_cache(maxsize=2)
 def _opened(pinned: Pinned, storage: tuple[tuple[str, str], ...]) -> PinnedReads:
-    """Return the reads of a moment. A Python worker caches them for its partitions, so it reads the keys above the base
-    once.
+    """Return the reads of a moment.
+
+    A Python worker caches them for its partitions, so it reads the keys above the base once.
     """
     return PinnedReads(pinned, resolved(storage))

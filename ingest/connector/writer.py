@@ -133,9 +133,7 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
         )
 
     def _expect_columns(self) -> None:
-        """Raise Invalid if the frame lacks columns of the table, and the option `missing` does not decide their
-        values.
-        """
+        """Raise Invalid if the frame lacks columns of the table, and `missing` does not decide their values."""
         of = (of_table(self._columns), self._schema, self._key, self._required, self._rule)
         CallersColumns(self._schema.names).nulls(*of, remedy=choices(OPTION))
 

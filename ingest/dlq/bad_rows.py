@@ -71,8 +71,9 @@ def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tup
 def _halve(
     failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], object], found: dict[int, BadRow]
 ) -> None:
-    """Add the bad rows of `failed`, which has at least one, to `found`. `first`: number of the first row of
-    `failed`.
+    """Add the bad rows of `failed`, which has at least one, to `found`.
+
+    `first`: number of the first row of `failed`.
     """
     if failed.num_rows == 1:
         try:
@@ -138,8 +139,9 @@ class BadRate:
         self._rows = self._bad = 0
 
     def with_more(self, rows: int, bad: int) -> str | None:
-        """Count a micro-batch of `rows` rows, `bad` of them bad. Return a message if the share is now too high, else
-        None.
+        """Count a micro-batch of `rows` rows, `bad` of them bad.
+
+        Return a message if the share is now too high, else None.
         """
         self._batches.append((rows, bad))
         self._rows += rows
@@ -154,8 +156,9 @@ class BadRate:
 
 
 def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
-    """Return the user's columns of a batch in the table's types. Raises: InvalidRows for rows that a region would
-    refuse.
+    """Return the user's columns of a batch in the table's types.
+
+    Raises: InvalidRows for rows that a region would refuse.
     """
     rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
     whole = target.checker.whole(rows, False if deletes is None else deletes)

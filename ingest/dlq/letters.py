@@ -155,11 +155,10 @@ def as_letters(
 
 
 def _id(query_id: str, batch_id: int, place: Place, content: bytes, seen: Counter[bytes]) -> str:
-    """Return the id of a dead letter, which is the same in every replay, however rows are divided into tasks and
-    batches.
+    """Return the id of a dead letter, which is the same in every replay.
 
     It is a hash of the place of the row, or, if its source has no places, of its content and the number of equal rows
-    before it.
+    before it. It does not depend on the division of rows into tasks and batches.
     """
     if isinstance(place[0], str):
         told = json.dumps([query_id, *place]).encode()

@@ -211,8 +211,9 @@ class Replaying:
         return self._table.put(given, missing=self._missing, token=token)
 
     def _fitting(self, ids: Sequence[str], *, tell: bool = True) -> tuple[list[str], pa.RecordBatch]:
-        """Do step 1: return ids and rows of the dead letters that fit, in order. `tell`: count why others do not
-        fit.
+        """Do step 1: return ids and rows of the dead letters that fit, in order.
+
+        `tell`: count why others do not fit.
         """
         letters = self._letters.dataset.to_table(filter=with_ids(ids)).sort_by(_ORDER)
         mapped = self._map(letters)

@@ -201,8 +201,9 @@ class DeadLetters:
 
     @property
     def name(self) -> str:
-        """The name of this table as a producer of writes. A table that is created anew at its place has another
-        name.
+        """The name of this table as a producer of writes.
+
+        A table that is created anew at its place has another name.
         """
         return self._metadata(_NAME)
 

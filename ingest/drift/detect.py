@@ -237,8 +237,9 @@ class Drift:
 
 
 def _records(frame: DataFrame) -> DataFrame:
-    """Return the raw records of a micro-batch: for Kafka from the frame; for files as lines, which are read once
-    more.
+    """Return the raw records of a micro-batch.
+
+    Kafka records come from the frame; files are read once more, as lines.
     """
     from pyspark.sql import functions
 

@@ -33,8 +33,9 @@ HEAD = _HEADER.size
 
 
 def decoder(schema: str, registry: str, options: Options) -> Callable[[bytes], Any]:
-    """Return a decoder of values. It raises ValueError with a reason, and Unavailable if the registry does not
-    answer.
+    """Return a decoder of values.
+
+    It raises ValueError with a reason, and Unavailable if the registry does not answer.
     """
     if registry:
         return lambda value: _of_registry(value, registry, options)

@@ -33,8 +33,9 @@ class Repeated(dict[str, Any]):
 
 
 def one_of(fields: dict[str, Any], name: str) -> Any:
-    """Return the field `name` of a JSON object; None if it is missing. Raises: ValueError if it occurs more than
-    once.
+    """Return the field `name` of a JSON object; None if it is missing.
+
+    Raises: ValueError if the name occurs more than once.
     """
     if isinstance(fields, Repeated) and name in fields.names:
         raise ValueError(f"ambiguous JSON: {name!r} occurs twice")

@@ -61,8 +61,7 @@ def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
 
 
 def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, int]) -> None:
-    """Raise Invalid if micro-batches that the checkpoint counts as done are missing in the backup: Spark would skip
-    them.
+    """Raise Invalid if the backup lacks micro-batches that the checkpoint counts as done: Spark would skip them.
 
     The last micro-batch in the backup may be in some regions only, unless it was noted as done well before the backup
     began. If it is not noted as done, Spark replays it, and regions that have it skip it. Checkpoints that `run` has
@@ -123,10 +122,9 @@ def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) ->
 
 
 def noted(settings: Settings) -> tuple[str, int, int] | None:
-    """Return the query id and the last micro-batches that the checkpoint notes as begun and as done; -1 if there are
-    none.
+    """Return the query id and the last micro-batches that the checkpoint notes as begun and as done.
 
-    None if the checkpoint has no query yet, or if only Spark can read it.
+    -1 stands for no micro-batch. None if the checkpoint has no query yet, or if only Spark can read it.
     """
     if is_remote(settings.checkpoint):
         return None

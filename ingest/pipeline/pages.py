@@ -121,8 +121,9 @@ class RunPages:
         }
 
     def reasons(self) -> list[Reason]:
-        """Return why the run is not ready; empty if it is ready. Rows that wait because of an operator's pause are not
-        late.
+        """Return why the run is not ready; empty if it is ready.
+
+        Rows that wait because of an operator's pause are not late.
         """
         meter = self.meter
         if not meter.is_late or "ingestion" in self.paused():

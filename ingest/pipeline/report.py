@@ -122,8 +122,9 @@ def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
 
 
 def shown_columns(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[str]:
-    """Return the columns that fit into 80 characters: the key, indexed columns, then others; without vectors and
-    bytes.
+    """Return the columns that fit into 80 characters: the key, indexed columns, then others.
+
+    Vectors and bytes are left out.
     """
     indexed = [index.column for index in indexes]
     names = dict.fromkeys([*table.key, *indexed, *table.schema.names])

@@ -205,9 +205,7 @@ def spark_of(
 
 
 def _of_session(pipelines: Sequence[Settings]) -> Settings:
-    """Return the settings to start Spark with: those of a Kafka pipeline if there is one, since connectors load at the
-    start.
-    """
+    """Return the settings to start Spark with: those of a Kafka pipeline if any, as connectors load at the start."""
     return next((each for each in pipelines if each.source.format == KAFKA), pipelines[0])
 
 
@@ -220,8 +218,9 @@ def _stop_spark(starting: Future[SparkSession]) -> None:
 
 
 def stream(runs: Sequence[PipelineStream], *, once: bool, stop: threading.Event) -> bool:
-    """Stream until every source is drained (return True) or a signal arrives (False). Raises: the error that ended a
-    query.
+    """Stream until every source is drained (return True) or a signal arrives (False).
+
+    Raises: the error that ended a query.
     """
     try:
         for each in runs:

@@ -109,8 +109,9 @@ class PipelineStream:
         self._progress.phase(text)
 
     def look(self, *, show: bool) -> None:
-        """Check that the pipeline still runs; with `show`, update its progress. Raises: the error that ended the
-        query.
+        """Check that the pipeline still runs; with `show`, update its progress.
+
+        Raises: the error that ended the query.
         """
         if self.drained.is_set():
             return
@@ -131,8 +132,9 @@ class PipelineStream:
             self._show()
 
     def finish(self) -> None:
-        """Flush and commit the rows of the drained query, and show its last figures. No commit if an operator paused
-        commits.
+        """Flush and commit the rows of the drained query, and show its last figures.
+
+        No commit if an operator has paused commits.
         """
         self._show()
         self._progress.phase("flushing")
@@ -156,8 +158,9 @@ class PipelineStream:
         self._stop_query(self._query)
 
     def _is_paused(self) -> bool:
-        """Return whether the query is stopped by a pause; stop it if the ingestion is paused and no micro-batch is in
-        progress.
+        """Return whether the query is stopped by a pause.
+
+        Stops the query if the ingestion is paused and no micro-batch is in progress.
         """
         told = self._pausing.told
         if told is None:
@@ -282,8 +285,9 @@ class PipelineStream:
                 self.drained.set()
 
     def _check(self) -> None:
-        """Raise the error that ended the feed or the query. The loss of a daemon has precedence over its
-        consequences.
+        """Raise the error that ended the feed or the query.
+
+        The loss of a daemon has precedence over its consequences.
         """
         failure = self._feed_failure()
         if failure is not None:

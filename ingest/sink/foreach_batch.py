@@ -147,9 +147,7 @@ class MemWalSink:
             self._on_batch(receipt)
 
     def expect_columns(self, columns: Sequence[str]) -> None:
-        """Raise Invalid if rows with `columns` lack columns of the table, and `sink.missing` does not decide their
-        values.
-        """
+        """Raise Invalid if `columns` lack columns of the table, and `sink.missing` does not decide their values."""
         base = self._table()
         rule = missing_rule(self._settings.sink.missing or None, base.key, base.rules.upsert)
         of = (of_table(columns), base.schema, base.key, required_of(columns, base.required), rule)
@@ -250,8 +248,9 @@ class MemWalSink:
         return self._by_one_task(frame, send) if rows is None else rows
 
     def _by_driver(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
-        """Return the receipts of a micro-batch that this process reads, validates and sends; None if it cannot: nothing
-        was sent.
+        """Return the receipts of a micro-batch that this process reads, validates and sends.
+
+        None if it cannot: nothing was sent.
         """
         self._by_jobs = max(0, self._by_jobs - 1)
         if self.small is None or self._by_jobs or (self._last or 0) > MOST_ROWS:
@@ -299,11 +298,10 @@ class MemWalSink:
         return rows
 
     def _without_paths(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
-        """As `_taken`, for rows without the paths of their files; None if paths are needed, or if few rows are
-        expected.
+        """As `_taken`, for rows without the paths of their files.
 
-        A source that needed paths once will probably need them again, so the next micro-batches have paths from the
-        start.
+        None if paths are needed, or if few rows are expected. A source that needed paths once will probably need them
+        again, so the next micro-batches have paths from the start.
         """
         self._with_paths = max(0, self._with_paths - 1)
         if self._with_paths or not set(PLACE) <= set(schema.names) or (self._last or 0) < WITHOUT_PATHS_FROM:
@@ -329,9 +327,7 @@ class MemWalSink:
     def _by_regions(
         self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]
     ) -> tuple[list[dict[str, Any]], int]:
-        """Return the receipts of a shuffled micro-batch, and the number of dead letters written for `refused` before
-        it.
-        """
+        """Return the receipts of a shuffled micro-batch, and the number of dead letters written for `refused`."""
         buckets = self._table().buckets
         most = min(buckets, self._tasks or buckets)
         routed = routed_frame(frame, self._route(refused), most, self._settings.source.order_by)
@@ -392,8 +388,9 @@ class MemWalSink:
         return tuple((name, value.get_secret_value()) for name, value in self._settings.table.storage_options.items())
 
     def _owner(self) -> str:
-        """Return the endpoints to send to. Replaces a child daemon that failed permanently, which the epoch makes
-        safe.
+        """Return the endpoints to send to.
+
+        Replaces a child daemon that failed permanently, which the epoch makes safe.
         """
         if self._endpoint is not None:
             return self._endpoint

@@ -116,8 +116,9 @@ def refuse_older(batch_id: int, newest: int | None) -> None:
 
 
 def older(batch_id: int, newest: int) -> Invalid:
-    """Return the error for a checkpoint whose next micro-batch is `batch_id`, while regions have applied up to
-    `newest`.
+    """Return the error for a checkpoint that was set back.
+
+    `batch_id`: its next micro-batch. `newest`: the highest one that a region has applied.
     """
     return Invalid(
         f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "

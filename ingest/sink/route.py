@@ -35,12 +35,11 @@ from memwal.memtable import InvalidRows
 
 @dataclass(frozen=True, slots=True)
 class RouteTask:
-    """Validates batches against the table and adds the columns `ADDED`. Good rows pass unchanged, then count rows
-    follow.
+    """Validates batches against the table and adds the columns `ADDED`.
 
-    Count rows: `ingest.source.whole_input`. If `letters` is not "fail", bad rows continue as dead letters, with the
-    column `LETTER`. `refused`: rows that their region refused in an earlier attempt, or that are dead letters of this
-    micro-batch; with "fail" they are left out.
+    Good rows pass unchanged, then count rows follow (`ingest.source.whole_input`). If `letters` is not "fail", bad rows
+    continue as dead letters, with the column `LETTER`. `refused`: rows that their region refused in an earlier attempt,
+    or that are dead letters of this micro-batch; with "fail" they are left out.
 
     Raises (as TaskError): Invalid with the column, and the row and its file if there is one. With dead letters, only
     for columns that fit no row.

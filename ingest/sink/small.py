@@ -47,8 +47,9 @@ MOST_BYTES = 64 << 20
 TOO_MANY = "too many rows for one task"
 """`said` of a receipt if nothing was sent because the rows have too many bytes."""
 PATHS_NEEDED = "paths of files are wanted"
-"""`said` of a receipt if rows came without the paths of their files and paths are needed. Other receipts are void
-then.
+"""`said` of a receipt if the paths of files are needed and the rows came without them.
+
+Other receipts are void then.
 """
 
 _HASH_BITS = 20
@@ -64,8 +65,9 @@ pair in a million has the same number; such parts are ordered as Spark reads the
 
 @dataclass(frozen=True, slots=True)
 class OneTask:
-    """Routes, orders and sends all rows of a micro-batch. Yields the receipts of `send`, or one receipt with
-    `TOO_MANY`.
+    """Routes, orders and sends all rows of a micro-batch.
+
+    Yields the receipts of `send`, or one receipt with `TOO_MANY`.
 
     Requires: this task gets all rows of the micro-batch, and behind them the row that ends it.
     Raises (as TaskError): errors of both tasks; Unavailable if the last row is missing.

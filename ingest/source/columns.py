@@ -76,8 +76,9 @@ def place_column(columns: Sequence[str]) -> str:
 
 
 def runs(*columns: npt.NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Return the maximal ranges [start, end) of rows with equal values in all `columns` (equal lengths, at least 1
-    row).
+    """Return the maximal ranges [start, end) of rows with equal values in all `columns`.
+
+    `columns`: of equal lengths, at least 1 row.
     """
     changed = np.zeros(len(columns[0]) - 1, dtype=bool)
     for column in columns:

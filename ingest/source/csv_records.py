@@ -92,10 +92,10 @@ def record_pattern(columns: int, options: Mapping[str, str]) -> str:
 def rows_of_records(
     reader: Any, options: Mapping[str, str], path: Any, stored: pa.Schema
 ) -> tuple[DataFrame, Column, Column]:
-    """Return the rows of files with the columns `stored` as text; a column that is true for unreadable rows; the record
-    text.
+    """Return the rows of files, a column that marks unreadable rows, and the record text.
 
-    `reader`: a Spark CSV reader, streaming or not. `options`: its options, as `options_of` returns them.
+    The rows have the columns `stored`, as text. `reader`: a Spark CSV reader, streaming or not. `options`: its options,
+    as `options_of` returns them.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
 

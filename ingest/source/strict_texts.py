@@ -60,10 +60,9 @@ def read_type(kind: pa.DataType, form: str) -> pa.DataType:
 
 
 def columns(schema: pa.Schema, form: str, options: Mapping[str, str]) -> tuple[list[Column], Column]:
-    """Return Spark columns of `schema` converted from columns of `read_type`, and a column with each row's problem or
-    null.
+    """Return the Spark columns of `schema`, and a column with each row's problem or null.
 
-    `options`: of the reader; its time formats are applied.
+    The input has columns of `read_type`. `options`: of the reader; its time formats are applied.
     """
     from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
 

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("memwal.spark")
 _SCAN = "DataSourceRDD"
 MOST_ROWS, MOST_BYTES = 100_000, 16 << 20
-"""Limits of a micro-batch that the driver reads. The driver is faster for larger ones too, but must hold them in
-memory.
+"""Limits of a micro-batch that the driver reads.
+
+The driver is faster for larger micro-batches too, but must hold them in memory.
 """
 _NUMBERS = itertools.count(1 << 40)
 """Task numbers. They are negated, since Spark's own are not negative; Spark's block manager reserves -1 and -1024."""
@@ -50,19 +51,20 @@ class DriverRead:
     """
 
     scan: DataFrame | None = None
-    """The source's streaming frame, to read the rows that its scan yields. None reads the rows of the micro-batch's
-    frame, whose plan must not contain Python.
+    """The source's streaming frame, to read the rows that its scan yields.
+
+    None reads the rows of the micro-batch's frame, whose plan must not contain Python.
     """
     most_rows: int = MOST_ROWS
     most_bytes: int = MOST_BYTES
     _inside: _Inside | None = None
 
     def read(self, frame: DataFrame) -> pa.RecordBatch | None:
-        """Return all rows of a micro-batch in the order of the source's partitions; a batch without columns if it is
-        empty.
+        """Return all rows of a micro-batch in the order of the source's partitions.
 
-        None if it has more than `most_rows` rows or `most_bytes` bytes, if its plan does not have exactly one scan, or
-        if reading fails. The caller then runs a job, which reports the error.
+        A batch without columns if the micro-batch is empty. None if it has more than `most_rows` rows or `most_bytes`
+        bytes, if its plan does not have exactly one scan, or if reading fails. The caller then runs a job, which
+        reports the error.
         """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Return the Spark schema for a table's columns. Vectors become arrays, unsigned integers the next wider signed
-    type.
+    """Return the Spark schema for a table's columns.
+
+    Vectors become arrays, unsigned integers the next wider signed type.
     """
     from pyspark.sql.types import StructField, StructType
 

@@ -366,8 +366,9 @@ class _Values:
             self._fast(self._raw.filter(pa.array(good)), good)
 
     def _fast(self, raw: pa.Array, good: np.ndarray[Any, np.dtype[np.bool_]] | None) -> bool:
-        """Read all leaves of the rows `good` at once, except those that accept any value. Return False if a value does
-        not fit.
+        """Read all leaves of the rows `good` at once, except those that accept any value.
+
+        Return False if a value does not fit.
         """
         filled = raw.fill_null(b"{}")
         leaves = [leaf for leaf in self._leaves if leaf.unit != ANY_TEXT]

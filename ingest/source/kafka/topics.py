@@ -162,9 +162,7 @@ def _refuse_recreated(settings: Settings, name: str, known: str | None, id: str)
 
 
 def _check_starting(text: str, found: Mapping[str, Topic]) -> None:
-    """Raise Invalid if `starting_offsets` is JSON that does not list exactly the existing partitions, as Spark
-    requires.
-    """
+    """Raise Invalid if `starting_offsets` is JSON without exactly the existing partitions, which Spark requires."""
     if text in ("earliest", "latest"):
         return
     given = {(topic, int(number)) for topic, partitions in json.loads(text).items() for number in partitions}
