@@ -93,7 +93,7 @@ class MemWalSource(DataSource):
 
     @translate_errors
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: tables are written by name in streams only."""
         del schema, overwrite
         raise Invalid(f"tables are written by name in streams only; {_WRITES}")
 
