@@ -25,7 +25,7 @@ was noted, so every offset and record read in between belongs to that topic. A t
 - between steps 5 and 6, or later, is detected by step 5 of the next micro-batch; the rows of this one are from the old
   topic. No task reads records in step 6: if Spark has lost shuffle files and repeats the reading, the task fails, and
   the sink starts again with step 3;
-- between steps 2 and 3, when it has just appeared, is accepted: step 3 notes the id of the newer topic. Nothing of it is
+- between steps 2 and 3, when it has just appeared, is accepted: step 3 notes the newer id. Nothing of it is
   skipped, as new topics are read from their beginning. (Not detected: retention had deleted the beginning of the older
   topic.)
 
