@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Exit with 0 if memwal in this container is ready: the health check of the images, which have no curl.
 
-MEMWAL_HEALTH_URL: the page to ask; it must answer 200. The certificate is not verified: the address is the container's
-own, and the certificate is for the name by which others reach it.
+MEMWAL_HEALTH_URL: the page to request; memwal is ready if it answers 200. The certificate is not verified: the address
+is the container's own, and the certificate has the name that other hosts use.
 """
 
 import os
@@ -13,14 +13,14 @@ import urllib.request
 
 URL = os.environ.get("MEMWAL_HEALTH_URL", "https://127.0.0.1:9464/health/readyz")
 TIMEOUT = 8.0
-"""Seconds; memwal answers within 5, also while storage does not."""
+"""Seconds. memwal answers within 5, even while storage does not answer."""
 
 
 def main() -> int:
-    """Ask once; print why the answer is no."""
+    """Send one request; print the reason if memwal is not ready."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    # Without a proxy: the environment of a container may name one.
+    # No proxy: the environment of a container may name one.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with opener.open(URL, timeout=TIMEOUT):

@@ -1,10 +1,10 @@
-"""Send the flights of the tutorial to Kafka: each of them three times, as scheduled, as departed and as landed.
+"""Send the flights of the tutorial to Kafka, each as three events: scheduled, departed, landed.
 
     python configs/tutorial/send_flights.py [--brokers 127.0.0.1:9092] [--days 1] [--rate 100]
 
-flights.parquet holds the flights that left New York City in the first week of 2013 (public domain, US Bureau of
-Transportation Statistics). The events of all flights are sent in the order in which they happened; the Kafka key of an
-event is the key of its flight, so that one partition has all events of a flight, in order.
+flights.parquet contains the flights that left New York City in the first week of 2013 (public domain, US Bureau of
+Transportation Statistics). The events of all flights are sent in chronological order. The Kafka key of an event is the
+key of its flight, so that one partition has all events of a flight, in order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CITIES = {
 
 
 def events(days: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The keys and values of all events of the first `days` days, in the order in which they happened."""
+    """Yield the keys and values of all events of the first `days` days, in chronological order."""
     rows = [row for row in pq.read_table(Path(__file__).with_name("flights.parquet")).to_pylist() if row["day"] <= days]
     happened = []
     for number, row in enumerate(rows):
@@ -63,13 +63,13 @@ def events(days: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for _, number, stage in sorted(happened):
         row = rows[number]
         if stage == "landed" and row["dep_delay"] is None:
-            continue  # it never left
+            continue  # a cancelled flight
         key = {"day": f"2013-01-{row['day']:02}", **{name: row[name] for name in ("carrier", "flight", "origin")}}
         yield key, key | _told(row, stage)
 
 
 def _told(row: dict[str, Any], stage: str) -> dict[str, Any]:
-    """What is known of a flight at a stage of it. Delays are in minutes."""
+    """Return the value of the event for one stage of a flight. Delays are in minutes."""
     cancelled = stage != "scheduled" and row["dep_delay"] is None
     return {
         "stage": "cancelled" if cancelled else stage,

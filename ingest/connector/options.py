@@ -24,17 +24,16 @@ from memwal.ingest.suggest import suggestion
 
 STORAGE = "storage_options."
 SINCE = "since"
+"""The option that distinguishes a stream of changes from a read of rows."""
 _ACCESS = ("token", "tls_ca", "tls_cert", "tls_key")
-"""The option that tells a stream of changes from a read of rows."""
 ROWS_PER_PARTITION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """What the options of every use of a table have in common.
+    """Options that every use of a table has.
 
-    Thread safety. Immutable; pickles. Holds references to secrets, or secrets that were given literally, which `repr`
-    leaves out.
+    Thread safety. Immutable; can be pickled. Contains references to secrets, or literal secrets; `repr` omits both.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = (
@@ -42,20 +41,20 @@ class TableOptions:
         f"{STORAGE}NAME",
     )
     USE: ClassVar[str] = ""
-    """How a user names the table, for the error without it."""
+    """How a user names the table, for the error message if it is missing."""
 
     uri: str
     columns: tuple[str, ...] | None = None
-    """None: all."""
+    """None: all columns."""
     endpoints: tuple[str, ...] = ()
-    """Daemons to ask besides those of the table's notes."""
+    """Daemons to use in addition to those of the table's notes."""
     access: Access = field(default_factory=Access, repr=False)
     storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Storage options, secrets as they were given: env:NAME, file:PATH, or literally."""
+    """Storage options; secrets as given: env:NAME, file:PATH, or literal."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """Return the options checked. Raises: Invalid with one line for each option that is unknown or wrong."""
+        """Return the checked options. Raises: Invalid with one line for each option that is unknown or wrong."""
         return cls._checked(options)
 
     @classmethod
@@ -103,7 +102,7 @@ class ReadOptions(TableOptions):
 
     level: Level = "latest"
     filter: str | None = None
-    """SQL of Lance."""
+    """A predicate in Lance's SQL."""
     rows_per_partition: int = ROWS_PER_PARTITION
 
 
@@ -118,7 +117,7 @@ class ChangeOptions(TableOptions):
     """"earliest", "latest" or a position."""
     images: Images = "after"
     max_rows_per_batch: int | None = None
-    """Rows of the log in a micro-batch, unless one entry has more; None: no limit."""
+    """Maximum rows of the log in a micro-batch, unless one entry has more; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +130,18 @@ class WriteOptions(TableOptions):
     )
 
     stream_timeout: float = SinkSettings().stream_timeout
-    """Seconds for the rows of one region in a micro-batch."""
+    """Seconds for sending the rows of one region in a micro-batch."""
     in_flight_max: int = SinkSettings().in_flight_max
-    """Bytes that are sent before they are acknowledged."""
+    """Bytes that may be sent before they are acknowledged."""
     missing: Missing | None = None
-    """What happens to columns of the table that the frame lacks; None: as `missing_rule`."""
+    """How columns of the table that the frame lacks are handled; None: see `missing_rule`."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """As `TableOptions.of`. With `config`, the address of the table and all else comes from the configuration."""
+        """As `TableOptions.of`.
+
+        With `config`, the configuration provides the address of the table and all other options.
+        """
         if "config" not in options:
             return cls._checked(options)
         others = sorted({*options} - {"config", "checkpointlocation"})

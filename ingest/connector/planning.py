@@ -1,4 +1,4 @@
-"""What the driver does for a read: capture one moment of the table, and divide its rows into partitions."""
+"""The driver's part of a read: capture one moment of the table, and divide its rows into partitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTES_PER_PARTITION = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of a table, and its columns then. Pickles; holds no secret."""
+    """A moment of a table, and its columns then. Can be pickled; contains no secret."""
 
     pinned: Pinned
     schema: pa.Schema
@@ -39,9 +39,9 @@ class Share:
 
 
 def captured(options: ReadOptions) -> Moment:
-    """Return the present moment of the table. The room's README has the steps.
+    """Return the current moment of the table. The room's README has the steps.
 
-    Raises: Invalid for an unknown table, a wrong filter or refused credentials; Unavailable.
+    Raises: Invalid for an unknown table, a wrong filter or rejected credentials; Unavailable.
     """
     storage = options.storage_options()
     base = opened_table(options.uri, storage)
@@ -55,9 +55,9 @@ def captured(options: ReadOptions) -> Moment:
 
 
 def _make_durable(base: BaseTable, store: wal.ObjectStore, options: ReadOptions) -> None:
-    """Let the owners append what they have acknowledged and not yet appended, if daemons own the table.
+    """If daemons own the table, make the owners append rows that they have acknowledged and not yet appended.
 
-    Their read at level `durable` does that: it answers at a moment when every visible row is on storage.
+    A read at level `durable` does this: it answers at a moment when every visible row is on storage.
     """
 
     def find() -> Sequence[str]:
@@ -74,7 +74,7 @@ def _make_durable(base: BaseTable, store: wal.ObjectStore, options: ReadOptions)
 
 
 def opened_table(uri: str, storage: Mapping[str, str]) -> BaseTable:
-    """Open the newest version of a table. Raises: Invalid for an unknown one."""
+    """Open the newest version of a table. Raises: Invalid for an unknown table."""
     try:
         return BaseTable.open(uri, storage)
     except flush.NotALanceTable:
@@ -82,7 +82,7 @@ def opened_table(uri: str, storage: Mapping[str, str]) -> BaseTable:
 
 
 def shares(pinned: Pinned, rows_per_partition: int) -> list[Share]:
-    """Divide the rows of a moment: first one share for each region with rows above the base, then groups of fragments.
+    """Divide the rows of a moment: first one share per region with rows above the base, then groups of fragments.
 
     A group has at most `rows_per_partition` rows and `BYTES_PER_PARTITION` bytes, or one fragment with more.
     """

@@ -1,4 +1,4 @@
-"""Registers the data source in a Spark session. Imports PySpark only when it is called."""
+"""Register the data source in a Spark session. PySpark is imported only by the call."""
 
 from __future__ import annotations
 

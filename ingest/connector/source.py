@@ -3,8 +3,8 @@
     memwal.register_spark(spark)
     spark.read.format("memwal").option("level", "durable").load("s3://bucket/table.lance")
 
-Spark makes a `MemWalSource` for each `load()`, in a Python worker on the driver's machine, and sends it to executors in
-a pickle. The README has the steps of a read, and why filters are an option.
+Spark creates a `MemWalSource` for each `load()`, in a Python worker on the driver's machine, and sends it to executors
+as a pickle. The README has the steps of a read, and the reason why filters are an option.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WRITES = "use df.writeStream, or memwal.connect(uri).put(rows, token=…)"
 class MemWalSource(DataSource):
     """One `load()` or `start()`: its options, and the moment of the table that all reads of its frame see.
 
-    Errors. `ingest.errors` kinds, which Spark wraps.
+    Raises: `ingest.errors` kinds, which Spark wraps.
     """
 
     _moment: Moment | None = None
@@ -54,15 +54,19 @@ class MemWalSource(DataSource):
         return FORMAT
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Keep the options. What is wrong with them is raised by the first method that uses them: only that one knows
-        whether Spark reads or writes."""
-        super().__init__({})  # secrets are in `_given` only, which no text of Spark shows
+        """Store the options. The first method that uses them checks them.
+
+        Only that method knows whether Spark reads or writes.
+        """
+        super().__init__({})  # only `_given` has secrets: no text of Spark shows it
         self._given = _Given(options)
 
     @translate_errors
     def schema(self) -> StructType:
-        """Return the columns to read; captures the moment. Spark does not say whether it reads rows or a stream of
-        changes: the option `since` does. Raises: Invalid, Unavailable."""
+        """Return the columns to read; capture the moment. Raises: Invalid, Unavailable.
+
+        Spark does not say whether it reads rows or a stream of changes; the option `since` decides.
+        """
         if SINCE in self._given:
             changes = ChangeOptions.of(self._given)
             self._follows_columns = changes.columns is None
@@ -89,7 +93,7 @@ class MemWalSource(DataSource):
 
     @translate_errors
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Raises: Invalid."""
+        """Raise Invalid: tables are written by name in streams only."""
         del schema, overwrite
         raise Invalid(f"tables are written by name in streams only; {_WRITES}")
 
@@ -107,7 +111,7 @@ class MemWalSource(DataSource):
 
 
 class _Given(dict[str, str]):
-    """Options as they were given; `repr` shows no value, which may be a secret."""
+    """Options as given. `repr` shows no value, since a value may be a secret."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__((name.lower(), text) for name, text in options.items())
@@ -127,9 +131,9 @@ class SharePartition(InputPartition):
 
 
 class MemWalReader(DataSourceReader):
-    """Reads the partitions of a moment.
+    """Reads the partitions of a moment. Raises: `ingest.errors` kinds, which Spark wraps.
 
-    `pushFilters` is left alone on purpose: see the README. Errors. `ingest.errors` kinds, which Spark wraps.
+    `pushFilters` is not implemented on purpose: see the README.
     """
 
     def __init__(self, pinned: Pinned, options: ReadOptions, schema: StructType) -> None:
@@ -141,7 +145,7 @@ class MemWalReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition, on an executor."""
-        if not isinstance(partition, SharePartition):  # Spark's own, of a table without rows
+        if not isinstance(partition, SharePartition):  # Spark's own partition, for a table without rows
             return
         share, columns, filter = partition.share, self._schema.fieldNames(), self._options.filter
         with source_edge():
@@ -155,5 +159,8 @@ class MemWalReader(DataSourceReader):
 
 @lru_cache(maxsize=2)
 def _opened(pinned: Pinned, storage: tuple[tuple[str, str], ...]) -> PinnedReads:
-    """Return the reads of a moment, kept by a Python worker for its partitions: it reads the keys above once."""
+    """Return the reads of a moment.
+
+    A Python worker caches them for its partitions, so it reads the keys above the base once.
+    """
     return PinnedReads(pinned, resolved(storage))

@@ -1,4 +1,4 @@
-"""Rows of a table as Spark takes them: the schema of a read, and Arrow batches of exactly that schema."""
+"""Rows of a table in Spark's form: the schema of a read, and Arrow batches of exactly that schema."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ROWS_PER_BATCH = 65_536
-"""Most rows of an Arrow batch. Spark copies the rows of a batch one by one; its size bounds memory only."""
+"""Maximum rows of an Arrow batch. Spark copies the rows of a batch one by one, so this limits memory only."""
 
 
 def schema_of_columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructType:
     """Return the Spark schema of `columns` (None: all) of a table.
 
-    Raises: Invalid for an unknown column, and one line for each column that Spark cannot hold.
+    Raises: Invalid for an unknown column, and with one line for each column whose type Spark lacks.
     """
     from pyspark.sql.types import StructField, StructType
 
@@ -53,7 +53,7 @@ def expect_types(asked: StructType, schema: pa.Schema) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark expects of a reader of `schema`."""
+    """Return the Arrow schema that Spark expects from a reader of `schema`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
@@ -62,7 +62,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 def spark_batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield `tables` as batches of `schema` (from `arrow_schema`): vectors as lists, half floats as floats.
 
-    Raises: Invalid naming the column of a value that Spark cannot hold exactly, such as a time in nanoseconds.
+    Raises: Invalid with the column of a value that Spark cannot represent exactly, such as a time in nanoseconds.
     """
     for table in tables:
         columns = [_converted(table.column(field.name), field) for field in schema]

@@ -1,7 +1,7 @@
-"""`spark.readStream.format("memwal")`: the change feed as a stream of micro-batches. README.md has the steps.
+"""`spark.readStream.format("memwal")`: the change feed as a stream of micro-batches. The README has the steps.
 
 Spark keeps one `MemWalStreamReader` per running query, in a Python worker on the driver's machine, and sends it to
-executors in a pickle. Its offsets are positions of the feed.
+executors as a pickle. Its offsets are positions of the feed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from memwal.ingest.spark.task import source_edge
 
 Offset = dict[str, Any]
 _START = "start"
-"""In the end of the first micro-batch: where it begins. Spark asks for the initial offset again whenever it plans or
-repeats this micro-batch, and "latest" would be another position each time."""
+"""Field in the end of the first micro-batch: the position where that micro-batch begins.
+
+Spark requests the initial offset again whenever it plans or repeats the first micro-batch, and "latest" would be
+another position each time.
+"""
 
 
 @dataclass
@@ -46,30 +49,30 @@ class ChangesPartition(InputPartition):
 class MemWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Divides the feed into micro-batches, and reads their partitions.
 
-    Thread safety. One thread. Errors. `ingest.errors` kinds, which Spark wraps.
+    Thread safety. One thread. Raises: `ingest.errors` kinds, which Spark wraps.
     Invariants. The rows of a micro-batch depend only on its offsets and the schema.
     """
 
     def __init__(self, options: ChangeOptions, schema: StructType, *, follows_columns: bool) -> None:
-        """`follows_columns`: the stream was to have every column of the table, so it ends when one is added."""
+        """`follows_columns`: the stream has every column of the table, so it ends when a column is added."""
         self._options, self._schema, self._follows_columns = options, schema, follows_columns
         self._target: Position | None = None
 
     @translate_errors
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return the option `since`. It is resolved once, by the first `latestOffset`."""
+        """Return the option `since`. The first `latestOffset` resolves it once."""
         since = self._options.since
         return {SINCE: since if isinstance(since, str) else since.to_json()}
 
     @translate_errors
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of the options."""
+        """Return the limit from the options."""
         most = self._options.max_rows_per_batch
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     @translate_errors
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix where the query ends. Raises: Invalid, Unavailable."""
+        """Fix the end of the query. Raises: Invalid, Unavailable."""
         self._target = self._opened().position("latest")
 
     @translate_errors
@@ -82,7 +85,7 @@ class MemWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._begin(start[SINCE]) if first else Position.of_json(start, "offset")
         until = self._target or ranges.position("latest")
         end = ranges.end(begin, until, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        self._expect_columns(ranges.base)  # opened after `end`, so no entry up to there has columns that it lacks
+        self._expect_columns(ranges.base)  # opened after `end`: no entry before `end` has a column that this base lacks
         if first:
             return {**end.to_json(), _START: begin.to_json()}
         return start if end is begin else end.to_json()
@@ -97,7 +100,7 @@ class MemWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a partition, on an executor."""
-        if not isinstance(partition, ChangesPartition):  # Spark's own, of a micro-batch without rows
+        if not isinstance(partition, ChangesPartition):  # Spark's own partition, for a micro-batch without rows
             return
         with source_edge():
             ranges = _ranges(partition.uri, self._options.storage)
@@ -117,7 +120,7 @@ class MemWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tuple(name for name in self._schema.fieldNames() if name not in heads) or None
 
     def _expect_columns(self, base: BaseTable) -> None:
-        """Raise Invalid if the table does not have the columns of the stream any more, or has more than it follows."""
+        """Raise Invalid if the table lacks columns of the stream, or has columns that a stream of all columns lacks."""
         if self._follows_columns:
             added = [name for name in base.schema.names if name not in self._schema.fieldNames()]
             if added:
@@ -130,7 +133,7 @@ class MemWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @lru_cache(maxsize=2)
 def _ranges(uri: str, storage: tuple[tuple[str, str], ...]) -> ChangeRanges:
-    """Return the ranges of a table, kept by a Python worker for its micro-batches."""
+    """Return the change ranges of a table. A Python worker caches them for its micro-batches."""
     options = resolved(storage)
     return ChangeRanges(opened_table(uri, options), wal.open_store(uri, options))
 

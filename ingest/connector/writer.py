@@ -1,7 +1,7 @@
-"""`df.writeStream.format("memwal")`: tasks stage rows, the driver sends them. README.md has the steps.
+"""`df.writeStream.format("memwal")`: tasks stage rows, the driver sends them. The README has the steps.
 
-Spark makes a `MemWalStreamWriter` for each micro-batch in a Python worker on the driver's machine, sends it to
-executors in a pickle, and makes another one there for the commit. So nothing is kept but the messages of the tasks.
+Spark creates a `MemWalStreamWriter` for each micro-batch in a Python worker on the driver's machine, sends it to
+executors as a pickle, and creates another one on the driver for the commit. Only the messages of the tasks survive.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from memwal.ingest.spark.task import source_edge
 from memwal.wal.retries import with_retried_reads
 
 _QUERY = "sql.streaming.queryId"
-"""Local property of Spark's tasks: the id of their query, which the checkpoint keeps."""
+"""Local property of Spark's tasks: the id of their query, which the checkpoint stores."""
 
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task has staged."""
+    """The rows that one task has staged."""
 
     query: str
     partition: int
     routing: int
-    """Version of the routing by which rows were divided into regions."""
+    """Version of the routing that divided the rows into regions."""
     staged: tuple[Staged, ...]
 
 
 class MemWalStreamWriter(DataSourceStreamArrowWriter):
     """Writes one micro-batch into a table.
 
-    Thread safety. One thread. Errors. `ingest.errors` kinds, which Spark wraps.
+    Thread safety. One thread. Raises: `ingest.errors` kinds, which Spark wraps.
     Invariants. See the README.
     """
 
@@ -55,7 +55,7 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
         """Find the table and its daemons. `columns`: of the frame. Raises: Invalid, Unavailable."""
         base = opened_table(options.uri, options.storage_options())
         self._options, self._routing = options, base.routing_version
-        self._uri = base.uri  # an executor has another working directory
+        self._uri = base.uri  # absolute: an executor has another working directory
         self._regions, self._id = base.regions, base.table_id
         self._columns, self._schema, self._key = tuple(columns), base.schema, base.key
         self._required = required_of(columns, base.required)
@@ -69,7 +69,7 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
             )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
-        """Stage the rows of a partition, on an executor. Raises: Invalid with the place of a row that is refused."""
+        """Stage the rows of a partition, on an executor. Raises: Invalid with the place of a refused row."""
         context: Any = TaskContext.get()
         partition, query = context.partitionId(), context.getLocalProperty(_QUERY)
         with source_edge():
@@ -80,9 +80,9 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
 
     @translate_errors
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Send the staged rows of all tasks, on the driver; returns when they are durable.
+        """Send the staged rows of all tasks, on the driver; return when they are durable.
 
-        Raises: what the owners answer; Unavailable if the table was resized or staged rows are gone.
+        Raises: errors that the owners return; Unavailable if the table was resized or staged rows are missing.
         """
         told = _in_order(messages)
         if batchId == 0:
@@ -104,7 +104,7 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
 
     @translate_errors
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Delete what the tasks have staged; what others have left is deleted by a collection."""
+        """Delete the staged rows of these tasks. Garbage collection deletes those of other tasks."""
         del batchId
         staged = [each for message in _in_order(messages) for each in message.staged]
         if staged:
@@ -126,16 +126,14 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
             find=self._find,
             table=self._id or None,
             # Columns that are added while the query runs must not end it. No writer outlives a micro-batch, so only the
-            # first one of a query checks the columns (`_expect_columns`); later ones keep stored values.
+            # first micro-batch of a query checks the columns (`_expect_columns`); later ones keep stored values.
             known=tuple(self._schema.names) if options.missing == "null" else (),
             missing=options.missing,
             form=OPTION,
         )
 
     def _expect_columns(self) -> None:
-        """Raise Invalid if the frame lacks columns of the table, and the option missing does not say what happens to
-        these.
-        """
+        """Raise Invalid if the frame lacks columns of the table, and `missing` does not decide their values."""
         of = (of_table(self._columns), self._schema, self._key, self._required, self._rule)
         CallersColumns(self._schema.names).nulls(*of, remedy=choices(OPTION))
 
@@ -150,6 +148,6 @@ def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows
 
 @lru_cache(maxsize=2)
 def _opened(uri: str, storage: tuple[tuple[str, str], ...]) -> wal.ObjectStore:
-    """Return the table's storage, kept by a Python worker for its tasks."""
+    """Return the table's storage. A Python worker caches it for its tasks."""
     store = wal.open_store(uri, resolved(storage))
     return with_retried_reads(store, wal.SystemClock(), wal.WalOptions())

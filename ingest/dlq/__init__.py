@@ -1,1 +1,1 @@
-"""Dead letters: rows that cannot be used, kept with the reason, replayed."""
+"""Dead letters: rows that cannot be used, stored with the reason, and replayed."""

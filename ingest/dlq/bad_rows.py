@@ -1,7 +1,7 @@
-"""Finds the bad rows of a batch, and the share of bad rows in the newest micro-batches.
+"""Find the bad rows of a batch, and the share of bad rows in the newest micro-batches.
 
-A batch is checked as a whole. If the check fails, the batch is halved again and again until the bad rows are alone:
-b bad rows of n cost about 2 b log2(n / b) checks; a batch without bad rows costs one.
+A batch is checked as a whole. If the check fails, the batch is halved until the bad rows are isolated: b bad rows of n
+cost about 2 b log2(n / b) checks; a batch without bad rows costs one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from memwal.memtable import InvalidRows
 T = TypeVar("T")
 
 _ALONE = " in row 0"
-"""The row number in the message of a row that was checked alone; it is removed."""
+"""Row number in the message of a row that was checked alone; it is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """Why a row is a dead letter: the stage (parse, map, fit, refused), the column if one is at fault, the reason."""
+    """Why a row is a dead letter: the stage (parse, map, fit, refused), the column if one is the cause, the reason."""
 
     stage: str
     column: str | None
@@ -55,9 +55,9 @@ def _problem(text: str) -> BadRow:
 
 
 def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tuple[dict[int, BadRow], T | None]:
-    """Return the rows that `check` refuses, by their number in the batch; and if there are none, the result of `check`.
+    """Return the rows that `check` rejects, by their number in the batch; without such rows, the result of `check`.
 
-    Raises: InvalidRows if `check` refuses even zero rows of these columns: the columns are at fault, not a row.
+    Raises: InvalidRows if `check` rejects zero rows of these columns too: the columns are the cause, not a row.
     """
     try:
         return {}, check(batch)
@@ -71,7 +71,10 @@ def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tup
 def _halve(
     failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], object], found: dict[int, BadRow]
 ) -> None:
-    """Add the bad rows of `failed`, at least one, to `found`; the first row of `failed` is number `first`."""
+    """Add the bad rows of `failed`, which has at least one, to `found`.
+
+    `first`: number of the first row of `failed`.
+    """
     if failed.num_rows == 1:
         try:
             check(failed)
@@ -106,8 +109,10 @@ def _plain(value: object) -> object:
 
 
 def readable_row(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
-    """Return the values of one row. Bytes of text that is not UTF-8 become surrogates, which `as_json` writes as those
-    bytes: then the dead letter is not valid JSON, and no replay puts a different text.
+    """Return the values of one row.
+
+    Bytes of text that are not UTF-8 become surrogates, and `as_json` writes them as the original bytes. The dead letter
+    is then not valid JSON, so that no replay puts a different text.
     """
     return {name: _value(batch[name].slice(row, 1)) for name in batch.schema.names}
 
@@ -120,10 +125,12 @@ def _value(alone: pa.Array) -> Any:
 
 
 class BadRate:
-    """The share of bad rows in the newest micro-batches that have `window` rows together; with fewer rows, no share.
+    """The share of bad rows in the newest micro-batches that have `window` rows together; no share with fewer rows.
 
-    Thread safety. One thread. A new process begins with no rows: a stream that was stopped for its bad rows runs for
-    `window` more rows before it is stopped again, unless one micro-batch has too many bad rows by itself.
+    Thread safety. One thread.
+
+    A new process starts with no rows: a stream that was stopped because of its bad rows runs for `window` more rows
+    before it is stopped again, unless one micro-batch alone has too many bad rows.
     """
 
     def __init__(self, max_percent: int, window: int) -> None:
@@ -132,7 +139,10 @@ class BadRate:
         self._rows = self._bad = 0
 
     def with_more(self, rows: int, bad: int) -> str | None:
-        """Count a micro-batch of `rows`, `bad` of them bad; return a message if that makes too many, else None."""
+        """Count a micro-batch of `rows` rows, `bad` of them bad.
+
+        Return a message if the share is now too high, else None.
+        """
         self._batches.append((rows, bad))
         self._rows += rows
         self._bad += bad
@@ -146,7 +156,10 @@ class BadRate:
 
 
 def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
-    """Return the user's columns of a batch in the table's types. Raises: InvalidRows for what a region would refuse."""
+    """Return the user's columns of a batch in the table's types.
+
+    Raises: InvalidRows for rows that a region would refuse.
+    """
     rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
     whole = target.checker.whole(rows, False if deletes is None else deletes)
     target.checker.checked(whole)

@@ -1,4 +1,4 @@
-"""Rows of files as JSON, value by value: the content of a dead letter, and what Spark may have misread."""
+"""Rows of files as JSON, value by value: the content of a dead letter, and lines that Spark may have misread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memwal.ingest.source.files import UNREADABLE
 
 
 def fields_of(raw: bytes | None, *, strict: bool = False) -> dict[str, Any] | BadRow:
-    """Return the fields of a JSON object, or why it is none. `strict`: NaN and infinities are no JSON."""
+    """Return the fields of a JSON object, or why the bytes are not one. `strict`: NaN and infinities are errors."""
     hooks: dict[str, Any] = {"parse_constant": no_number} if strict else {}
     try:
         given = json.loads((raw or b"").decode(), parse_float=Written, object_pairs_hook=object_of, **hooks)
@@ -37,16 +37,17 @@ def fields_of(raw: bytes | None, *, strict: bool = False) -> dict[str, Any] | Ba
 
 
 def read_json(value: Any, kind: pa.DataType, _unit: str = "") -> Any:
-    """Convert a value to type `kind`. Like `bad_rows.as_json` it allows NaN and infinite floats, and like Spark it
-    takes any value for a text column. Raises: ValueError.
+    """Convert a value to type `kind`. Raises: ValueError.
+
+    Like `bad_rows.as_json`, it allows NaN and infinite floats; like Spark, it accepts any value for a text column.
     """
     if isinstance(value, float) and pa.types.is_floating(kind) and not math.isfinite(value):
-        return typed(value, kind) if isinstance(value, Written) else value  # 1e400 is no infinity
+        return typed(value, kind) if isinstance(value, Written) else value  # 1e400 is not infinity
     return typed(value, kind, ANY_TEXT if is_text(kind) else "")
 
 
 def read_text(value: Any, kind: pa.DataType, _unit: str = "") -> Any:
-    """As `read_json`, for a file in which all values are texts."""
+    """As `read_json`, for a file format in which all values are text."""
     return from_text(value, kind) if isinstance(value, str) else read_json(value, kind)
 
 
@@ -58,9 +59,10 @@ def failure(field: pa.Field, reason: str) -> BadRow:
 def columns_of(
     raw: Sequence[bytes | None], schema: pa.Schema, *, texts: bool = False, lines: bool = False
 ) -> tuple[dict[str, pa.Array], dict[int, BadRow]]:
-    """Read JSON objects as strictly as records of Kafka: return the columns of `schema`, in the types in which they
-    travel through Spark, and why rows are bad. Other fields are left out. `texts`: numbers may be text, as in CSV.
-    `lines`: `raw` are lines of JSON files.
+    """Read JSON objects as strictly as Kafka records.
+
+    Return the columns of `schema`, in the types that they have in Spark, and why rows are bad. Other fields are
+    ignored. `texts`: numbers may be text, as in CSV. `lines`: `raw` are lines of JSON files.
     """
     documents = [fields_of(each, strict=lines) for each in raw]
     bad = {row: each for row, each in enumerate(documents) if isinstance(each, BadRow)}
@@ -75,8 +77,9 @@ def columns_of(
 
 
 def read_again(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, BadRow]]:
-    """Read again, exactly, the JSON lines that Spark could not read, or may have misread; return the batch with their
-    values, and its bad rows with their reasons. `schema`: of the table.
+    """Read again, exactly, the JSON lines that Spark could not read or may have misread.
+
+    Return the batch with their values, and its bad rows with their reasons. `schema`: of the table.
     """
     bad = problems_of(batch)
     rows = [row for row, why in bad.items() if f"{why.stage}: {why.reason}" == UNREADABLE]
@@ -93,7 +96,7 @@ def read_again(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch
     places[rows] = np.arange(len(rows))
     spread = pa.array(places, mask=places < 0)
     for name, values in columns.items():
-        given = batch[name]  # not null where the name of a directory says it
+        given = batch[name]  # not null if a directory name contains the value
         exact = values.cast(given.type).take(spread)
         at = batch.schema.get_field_index(name)
         batch = batch.set_column(at, batch.schema.field(at), pc.if_else(given.is_valid(), given, exact))

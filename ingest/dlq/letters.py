@@ -1,8 +1,8 @@
-"""Dead letters on their way through Spark: `RouteTask` makes them, and a single task writes them.
+"""Dead letters on their way through Spark: `RouteTask` creates them, and a single task writes them.
 
-A bad row keeps its place columns, is null in all others, and goes to no region: its `_memwal_bucket` is `NO_REGION`,
-and the column `LETTER` has the reason and the bytes of the row. Rows of no region sort before all others, so the task
-that gets them writes them before it sends anything.
+A bad row keeps its place columns, is null in all others, and has no region: its `_memwal_bucket` is `NO_REGION`, and
+the column `LETTER` has the reason and the bytes of the row. Rows without a region sort before all others, so the task
+that receives them writes them before it sends anything.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SAID = 3
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What happens to bad rows: settings for the tasks. Secrets stay references."""
+    """How bad rows are handled: settings for the tasks. Secrets stay references."""
 
     mode: Mode = "fail"
     uri: str = ""
@@ -62,7 +62,7 @@ FAIL = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The bad rows of a micro-batch. `added`: dead letters newly written. `reasons`: the most frequent ones."""
+    """The bad rows of a micro-batch. `added`: newly written dead letters. `reasons`: the most frequent ones."""
 
     rows: int
     added: int
@@ -70,7 +70,7 @@ class Written:
 
 
 def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
-    """Return where a row lies in its source; `number`: as `route.RowNumbers` counts."""
+    """Return the place of a row in its source. `number`: as counted by `route.RowNumbers`."""
     names = batch.schema.names
     if TOPIC in names and batch[TOPIC][row].is_valid:
         return tuple(batch[name][row].as_py() for name in (TOPIC, PARTITION, OFFSET))
@@ -79,7 +79,7 @@ def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
 
 
 def rows_at(places: Mapping[Place, BadRow], batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> dict[int, BadRow]:
-    """Return the rows of a batch that lie at one of `places` (see `place_of`), by their number in the batch."""
+    """Return the rows of a batch that are at one of `places` (see `place_of`), by their number in the batch."""
     if not places:
         return {}
 
@@ -94,8 +94,9 @@ def rows_at(places: Mapping[Place, BadRow], batch: pa.RecordBatch, numbers: npt.
 
 
 def letter_column(batch: pa.RecordBatch, bad: Mapping[int, BadRow], columns: list[str], *, raw: bool) -> pa.Array:
-    """Return the column `LETTER` of a batch: null for good rows. `raw`: with the bytes of the record, or, if the source
-    has none, with `columns` as JSON.
+    """Return the column `LETTER` of a batch: null for good rows.
+
+    `raw`: include the bytes of the record, or, if the source has none, the row's `columns` as JSON.
     """
     if not bad:
         return pa.nulls(batch.num_rows, LETTER_TYPE)
@@ -120,9 +121,9 @@ def _bytes(batch: pa.RecordBatch, name: str, row: int) -> bytes | None:
 def as_letters(
     batch: pa.RecordBatch, row_numbers: str, query_id: str, batch_id: int, now: float, seen: Counter[bytes]
 ) -> pa.RecordBatch:
-    """Return rows of no region as rows of the table of dead letters. `row_numbers`: the column with their numbers.
+    """Return rows without a region as rows of the table of dead letters. `row_numbers`: the column with their numbers.
 
-    `seen`: how often each content of rows without a place occurred in this micro-batch; this function adds to it.
+    `seen`: how often each content of rows without a place occurred in this micro-batch; this function updates it.
     """
     names = batch.schema.names
     numbers = batch[row_numbers].to_pylist()
@@ -154,8 +155,10 @@ def as_letters(
 
 
 def _id(query_id: str, batch_id: int, place: Place, content: bytes, seen: Counter[bytes]) -> str:
-    """Return the id of a dead letter, the same in every replay, however rows are divided into tasks and batches: a hash
-    of the place of the row, or, if its source has no places, of its content and the number of equal rows before it.
+    """Return the id of a dead letter, which is the same in every replay.
+
+    It is a hash of the place of the row, or, if its source has no places, of its content and the number of equal rows
+    before it. It does not depend on the division of rows into tasks and batches.
     """
     if isinstance(place[0], str):
         told = json.dumps([query_id, *place]).encode()
@@ -166,10 +169,12 @@ def _id(query_id: str, batch_id: int, place: Place, content: bytes, seen: Counte
 
 
 class Refusals:
-    """Remembers the places of the rows of a region's stream, for the case that the region refuses rows by number.
+    """Records the places of the rows of a region's stream, in case the region refuses rows by number.
 
-    Thread safety. One thread. The raw bytes are no longer available then: the driver runs the micro-batch again, and
-    `RouteTask` makes the rows dead letters.
+    Thread safety. One thread.
+
+    The raw bytes are no longer available at that point: the driver runs the micro-batch again, and `RouteTask` makes
+    the rows dead letters.
     """
 
     def __init__(self, row_numbers: str) -> None:
@@ -177,12 +182,12 @@ class Refusals:
         self._sent: list[pa.RecordBatch] = []
 
     def sent(self, batch: pa.RecordBatch) -> None:
-        """Record that these rows were sent, behind those before."""
+        """Record these rows as sent, after those recorded before."""
         names = (TOPIC, PARTITION, OFFSET, FILE, BLOCK, self._row_numbers)
         self._sent.append(batch.select([name for name in names if name in batch.schema.names]))
 
     def packed(self, error: MemWalError) -> str | None:
-        """Return the rows that `error` names, packed for the driver; None if it names none."""
+        """Return the rows that `error` names, packed for the driver; None if it names no rows."""
         details = error.details
         rows = details.get("rows") or ([details["row"]] if isinstance(details.get("row"), int) else [])
         if not rows or not self._sent:
@@ -199,9 +204,9 @@ def refused_in(packed: str) -> dict[Place, BadRow]:
 
 
 def given(letters: DeadLetters | None, query_id: str, batch_id: int) -> dict[Place, BadRow]:
-    """Return the dead letters that an earlier attempt at a micro-batch has written, by the places of their rows.
+    """Return the dead letters that an earlier attempt of a micro-batch has written, by the places of their rows.
 
-    Rows of a source without places are left out: they cannot be recognised.
+    Rows of a source without places are omitted: they cannot be recognized.
     """
     note = None if letters is None else letters.note(query_id)
     if letters is None or note is None or note.batch_id != batch_id:
@@ -231,11 +236,11 @@ class DeadLetterWriter:
         self._seen: Counter[bytes] = Counter()
 
     def take(self, bad: Iterable[pa.RecordBatch]) -> Written:
-        """Write all rows of no region, or none. Raises: what `DeadLetters` raises, and iterating `bad`."""
+        """Write all rows without a region, or none. Raises: errors of `DeadLetters`, and of iterating `bad`."""
         letters = map(self._counted, bad)
         added = self._write(letters)
         for _ in letters:
-            continue  # `append` does not read those of a micro-batch that is done; they are counted here
+            continue  # count the rest: `append` does not read the dead letters of a micro-batch that is done
         said = "; ".join(f"{reason} ({count:,}x)" for reason, count in self._reasons.most_common(_SAID))
         return Written(self._rows, added, said)
 

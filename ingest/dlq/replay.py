@@ -1,24 +1,26 @@
-"""Puts dead letters that fit now into the table, each once, however often the replay is begun.
+"""Put dead letters that fit now into the table, each exactly once, however often the replay is started.
 
-In steps, for dead letters of one region at a time that are all puts or all deletes:
+Steps for dead letters of one region at a time that are all puts or all deletes:
 
- 1. **Map** their raw bytes to rows, and check these as the sink does. Dead letters that still do not fit remain.
- 2. **Reserve** a number for them, by a compare-and-swap in the metadata of the table of dead letters: the number and
-    their ids. The number is above all that the table has applied, and not only above the last one noted: Lance's
-    restore of the table of dead letters puts the note back too. *Crash here: the next replay begins with step 3 for
-    these ids.*
- 3. **Put** their rows, tagged with the name of the table of dead letters and the number. All or none are applied, once.
-    *Crash here: the next replay puts them again, and the table answers that they were applied before.*
- 4. **Delete** the dead letters, then clear the reservation. *Crash in between: the next replay finds nothing to do.*
+1. **Map** their raw bytes to rows, and check these as the sink does. Dead letters that still do not fit remain.
+2. **Reserve** a number for them with a compare-and-swap in the metadata of the table of dead letters: the number and
+   their ids. The number is above all numbers that the table has applied, not only above the last noted one: Lance's
+   restore of the table of dead letters restores an old note too. *Crash here: the next replay starts with step 3 for
+   these ids.*
+3. **Put** their rows, tagged with the name of the table of dead letters and the number. All or none are applied, once.
+   *Crash here: the next replay puts them again, and the table answers that they were applied before.*
+4. **Delete** the dead letters, then clear the reservation. *Crash in between: the next replay finds no dead letters
+   with these ids.*
 
-Two replays at once do the same steps for the same ids. Rows that the region refuses are put in halves, each with its
-own number, until the bad rows are alone.
+Two concurrent replays do the same steps for the same ids. Rows that the region refuses are put in halves, each with its
+own number, until the bad rows are isolated.
 
-Dead letters of an unfinished micro-batch remain: the micro-batch is replayed, and would take the row of every dead
-letter that no longer exists. Of the query whose checkpoint can be read, it tells. Of any other query (another pipeline
-into the table, a program of its own, a checkpoint that only Spark can read) a micro-batch is finished if the query has
-written dead letters of a later one, or a region has applied a later one, since Spark runs them in order; and it is no
-longer taken from if every region has applied it.
+Dead letters of an unfinished micro-batch remain: Spark replays the micro-batch, and would put the row of every dead
+letter that no longer exists. If the query's checkpoint can be read, it shows whether the micro-batch is finished. For
+any other query (another pipeline into the table, a program of its own, a checkpoint that only Spark can read), a
+micro-batch is finished if the query has written dead letters of a later one, or if a region has applied a later one,
+since Spark runs them in order. A micro-batch that every region has applied is not applied again, so its dead letters
+may be replayed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.source.columns import DELETE, runs
 
 AT_ONCE = 500
-"""Dead letters that are mapped, checked and put together; the most ids in the table's metadata."""
+"""Number of dead letters that are mapped, checked and put together; it bounds the ids in the table's metadata."""
 _ORDER = [(name, "ascending") for name in ("landed", "topic", "partition", "offset", "file", "block", "row", "id")]
 
 _UNFINISHED = "their micro-batch is not finished; let `memwal run` finish it, then replay them"
@@ -50,11 +52,11 @@ _UNKNOWN = (
     "next micro-batch, or give --force if the query has ended for good"
 )
 Noted = tuple[str, int, int]
-"""What a checkpoint notes: query id, and the last micro-batches begun and done, -1 for none."""
+"""What a checkpoint notes: query id, and the last micro-batches begun and done; -1 if there are none."""
 
 
 class Puts(Protocol):
-    """The table that dead letters are put into, open here or at its owner."""
+    """The table that dead letters are put into, opened in this process or through its owner."""
 
     def put(self, rows: pa.Table, *, missing: Missing | None, token: Token) -> Receipt:
         """As `Table.put`."""
@@ -71,14 +73,14 @@ class Puts(Protocol):
 
 @dataclass
 class Outcome:
-    """The outcome of a replay: the number of dead letters put into the table, and why the others were not."""
+    """The outcome of a replay: the number of dead letters put into the table, and why the others remain."""
 
     replayed: int = 0
     stay: Counter[str] = field(default_factory=Counter)
 
 
 class Replaying:
-    """Replays the letters of one table of dead letters. One thread. Errors: those of `Puts.put` and `DeadLetters`."""
+    """Replays dead letters of one table. One thread. Raises: errors of `Puts.put` and `DeadLetters`."""
 
     def __init__(
         self,
@@ -91,15 +93,15 @@ class Replaying:
         missing: Missing | None = None,
         force: bool = False,
     ) -> None:
-        """`missing`: as of a put. `noted`: returns what the checkpoint of one query notes, None if it cannot be read;
-        called after the dead letters were read. `force`: take micro-batches of other queries as finished.
+        """`missing`: as for a put. `noted`: returns the notes of one query's checkpoint, None if it cannot be read;
+        called after the dead letters were read. `force`: treat micro-batches of other queries as finished.
         """
         self._letters, self._target, self._table, self._map = letters, target, table, mapping
         self._noted, self._missing, self._force = noted, missing, force
         self._outcome = Outcome()
 
     def replay(self, condition: str | None, limit: int | None) -> Outcome:
-        """Replay what an earlier replay did not finish, then the dead letters that match `condition` (SQL)."""
+        """Finish an interrupted replay, then replay the dead letters that match `condition` (SQL)."""
         self._letters.refresh()
         self._finish(self._letters.replay())
         names = [*(name for name, _ in _ORDER), "query_id", "batch_id"]
@@ -113,7 +115,7 @@ class Replaying:
         return self._outcome
 
     def _waiting(self, written: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Return those of the micro-batches, by query id and number, that may be replayed by Spark, with the reason."""
+        """Return the micro-batches, by query id and number, that Spark may still replay, with the reason."""
         found, known = {}, self._noted()
         for query, number in written:
             if known is not None and query == known[0]:
@@ -142,11 +144,11 @@ class Replaying:
                 self._region([found[int(row)] for row in here[start:end]])
 
     def _region(self, ids: Sequence[str]) -> None:
-        """Do steps 2 to 4 for dead letters that fit; halve what the region refuses."""
+        """Do steps 2 to 4 for dead letters that fit. Halve those that the region refuses."""
         self._letters.refresh()
         self._finish(self._letters.replay())
         reserved = self._letters.reserve(ids, self._letters.replay(), self._applied() or 0)
-        if reserved is None:  # another replay came first; what it takes is gone in the next round
+        if reserved is None:  # another replay was faster; its dead letters are gone in the next round
             self._region(ids)
             return
         refused = self._finish(reserved)
@@ -160,20 +162,21 @@ class Replaying:
         self._region(ids[middle:])
 
     def _finish(self, reserved: Replay) -> Invalid | None:
-        """Do steps 3 and 4 for what is reserved: by this replay, by an interrupted one, or by one that runs elsewhere
-        and does the same. Return the error if the region refuses the rows; the reservation is cleared then.
+        """Do steps 3 and 4 for a reservation of this replay, of an interrupted one, or of a concurrent one.
 
-        Reads the dead letters once more: those that another replay put before the reservation are gone.
+        Return the error if the region refuses the rows; the reservation is cleared then. Reads the dead letters once
+        more: those that another replay put before the reservation are gone.
         """
         if not reserved.ids:
             return None
         ids, rows = self._fitting(reserved.ids, tell=False)
         token = Token(self._producer, reserved.sequence)
-        # The receipt alone is not enough: if the put was sent twice, it does not say which one was applied.
+        # The receipt alone is insufficient: if the put was sent twice, it does not say which one was applied.
         newest = self._applied()
         if newest is not None and newest > token.sequence:
             # A later number is reserved only when this one is done. If it is still noted, the table of dead letters was
-            # put back: whether these rows were put is unknown, so their dead letters stay, and get another number.
+            # restored to an older version: whether these rows were put is unknown, so their dead letters stay, and get
+            # another number.
             self._letters.refresh()
             if self._letters.replay() == reserved:
                 self._letters.reserve((), reserved)
@@ -185,7 +188,7 @@ class Replaying:
         except Invalid as error:
             self._letters.reserve((), reserved)
             return error
-        if before:  # then all that was reserved was applied, even if some of it no longer fits
+        if before:  # then all reserved dead letters were applied, even those that do not fit any more
             self._letters.refresh()
             # If another replay has finished this reservation, it has handled its dead letters.
             ids = list(reserved.ids) if self._letters.replay() == reserved else []
@@ -208,7 +211,10 @@ class Replaying:
         return self._table.put(given, missing=self._missing, token=token)
 
     def _fitting(self, ids: Sequence[str], *, tell: bool = True) -> tuple[list[str], pa.RecordBatch]:
-        """Do step 1: return ids and rows of the dead letters that fit, in order. `tell`: count why others do not."""
+        """Do step 1: return ids and rows of the dead letters that fit, in order.
+
+        `tell`: count why others do not fit.
+        """
         letters = self._letters.dataset.to_table(filter=with_ids(ids)).sort_by(_ORDER)
         mapped = self._map(letters)
         rows = mapped.rows
@@ -221,7 +227,7 @@ class Replaying:
 
 
 def _deletes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which rows delete their key; of rows that are put together all or none do."""
+    """Return which rows delete their key. Rows that are put together either all delete or all put."""
     if DELETE not in rows.schema.names:
         return np.zeros(rows.num_rows, dtype=bool)
     return np.asarray(rows[DELETE].fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)

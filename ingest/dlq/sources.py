@@ -1,7 +1,7 @@
-"""From dead letters back to rows: raw bytes are read as their source reads them in the stream.
+"""Convert dead letters back to rows: read raw bytes as the stream of their source reads them.
 
-Dead letters of files are rows as JSON. Dead letters of Kafka are records, and go through the mapping of `[source]`, in
-this process; a Spark session is started only if the mapping has SQL.
+Dead letters of files are rows as JSON. Dead letters of Kafka are records; they go through the mapping of `[source]` in
+this process. A Spark session is started only if the mapping has SQL.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ Map = Callable[[pa.Table], Mapped]
 
 
 def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Map:
-    """Return the function that reads dead letters of the source of `settings` into columns of `schema`; those of
-    another source fail.
+    """Return the function that reads dead letters of the source of `settings` into columns of `schema`.
 
-    Raises: Invalid for a mapping that does not fit the table.
+    Dead letters of another source fail. Raises: Invalid for a mapping that does not fit the table.
     """
     if settings.source.format == KAFKA:
         mapping = record_mapping(settings.source, schema, key)
@@ -75,7 +74,7 @@ def _of_kind(*, of_topics: bool, read: Map) -> Map:
 
 
 def rows_of_records(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> Mapped:
-    """Map records to rows. A mapping that reads headers fails dead letters of older versions, which have none."""
+    """Map records to rows. A mapping that reads headers fails dead letters of older versions, which have no headers."""
     kept = np.ones(letters.num_rows, dtype=bool)
     if mapping.headers:
         kept = np.asarray(letters["raw_headers"].is_valid()) if "raw_headers" in letters.column_names else ~kept
@@ -122,7 +121,7 @@ def _by_spark(records: pa.Table, mapping: RecordMapping, settings: Settings) -> 
 
 @contextmanager
 def ending_spark() -> Iterator[None]:
-    """A context at whose end the Spark is stopped that reading records with SQL has started inside."""
+    """When the context exits, stop the Spark that was started inside it to read records with SQL."""
     before = _session()
     try:
         yield
@@ -132,7 +131,7 @@ def ending_spark() -> Iterator[None]:
 
 
 def _session() -> Any:
-    """Return the Spark session of this process, None if there is none; imports nothing."""
+    """Return the Spark session of this process; None without one. Does not import Spark."""
     sql = sys.modules.get("pyspark.sql")
     return None if sql is None else sql.SparkSession.getActiveSession()
 

@@ -1,18 +1,18 @@
-"""The Lance table of dead letters: each row of a source that no region took, once.
+"""The Lance table of dead letters: each row of a source that no region received, once.
 
-One task writes the dead letters of a micro-batch, before Spark notes the micro-batch as done. In steps:
+One task writes the dead letters of a micro-batch, before Spark notes the micro-batch as done. Steps:
 
- 1. **Write** the dead letters into data files, streamed. No version refers to them. *Crash here: Lance's clean-up of
-    old versions removes the files; the replay of the micro-batch writes them again.*
- 2. **Append** them by a compare-and-swap (`flush.base.swap`). The same version notes for the query, in the schema's
-    metadata, the newest batch_id and a digest of the ids of its dead letters. A second append for the same micro-batch
-    at the same time (a task that Spark runs twice) fails, reads again and finds the note. *Crash here: both or none.*
- 3. Spark notes the micro-batch as done; if regions failed, it is replayed. *Crash before: the micro-batch is replayed;
-    its dead letters have the noted digest, and nothing is written.*
+1. **Write** the dead letters into data files, streamed. No version refers to them. *Crash here: Lance's clean-up of old
+   versions removes the files; the replay of the micro-batch writes them again.*
+2. **Append** them with a compare-and-swap (`flush.base.swap`). The same version notes for the query, in the schema's
+   metadata, the newest batch_id and a digest of the ids of its dead letters. A concurrent second append for the same
+   micro-batch (a task that Spark runs twice) fails, reads again and finds the note. *Crash here: both or none.*
+3. Spark notes the micro-batch as done; if regions failed, it replays it. *Crash before: the micro-batch is replayed;
+   its dead letters have the noted digest, and nothing is written.*
 
-If a replay has other dead letters than the first attempt (a column was added between the two; a region refused rows),
-those whose ids are missing are appended. Only then is the table read, two columns of it. A micro-batch of a query
-begins only after the previous one is done, so notes of older ones are not needed.
+If a replay has other dead letters than the first attempt (a column was added in between; a region refused rows), those
+whose ids are missing are appended. Only then is the table read, two columns of it. A micro-batch of a query begins only
+after the previous one is done, so notes of older ones are unnecessary.
 
 An id is a hash of the query and of the row's place in its source, so a row has the same id in every replay.
 """
@@ -62,9 +62,12 @@ SCHEMA = pa.schema(
         pa.field("raw_headers", HEADERS_TYPE),
     ]
 )
-"""`stage`: one of `STAGES`. `time`: when the dead letter was written. `landed`: the time of the record, or of its file.
-`raw_headers`: of a Kafka record, in order; null in dead letters older than the column, and of files."""
-_ADDED = ("raw_headers",)  # columns that a table may not have yet
+"""Columns of the table of dead letters.
+
+`stage`: one of `STAGES`. `time`: when the dead letter was written. `landed`: the time of the record, or of its file.
+`raw_headers`: of a Kafka record, in order; null in dead letters older than the column, and of files.
+"""
+_ADDED = ("raw_headers",)  # columns that older tables lack
 
 STAGES = ("parse", "map", "fit", "refused")
 _NOTES, _REPLAY, _NAME = "memwal:letters", "memwal:replay", "memwal:letters-id"
@@ -76,7 +79,7 @@ _VERSIONS_KEPT, _VERSIONS_AGE = 10, timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The newest micro-batch of a query with dead letters. `digest`: of all their ids, in any order; 0 for none."""
+    """The newest micro-batch of a query with dead letters. `digest`: of all their ids, in any order; 0 without ids."""
 
     batch_id: int
     digest: int
@@ -95,17 +98,17 @@ class DeadLetters:
 
     Thread safety. One thread; any number of processes at the same table.
     Durability. Changes are on storage when a method returns.
-    Errors. Unavailable if other writers came first in every attempt; OSError of Lance; wal errors of storage.
+    Raises: Unavailable if other writers were faster in every attempt; OSError of Lance; wal errors of storage.
     """
 
     def __init__(self, uri: str, dataset: lance.LanceDataset, options: Mapping[str, str], clock: wal.Clock) -> None:
-        """Use `find` or `create`."""
+        """Use `find` or `create` instead."""
         self.uri, self.dataset = uri, dataset
         self._options, self._clock = dict(options), clock
 
     @staticmethod
     def find(uri: str, options: Mapping[str, str], clock: wal.Clock) -> DeadLetters | None:
-        """Return the table at `uri`, None if there is none. Raises: Invalid if another table is there."""
+        """Return the table at `uri`; None if it does not exist. Raises: Invalid if `uri` is a table of another kind."""
         store = wal.open_store(uri, options)
         dataset = open_dataset(store, uri)
         if dataset is None:
@@ -117,27 +120,28 @@ class DeadLetters:
 
     @staticmethod
     def create(uri: str, options: Mapping[str, str], clock: wal.Clock, ids: wal.Ids) -> DeadLetters:
-        """Return the table at `uri`; create it if there is none. Safe if several processes create it. Raises: as
-        `find`.
+        """Return the table at `uri`; create it if it does not exist. Several processes may call this concurrently.
+
+        Raises: as `find`.
         """
         found = DeadLetters.find(uri, options, clock)
         if found is not None:
-            return found._widened()  # noqa: SLF001 - one of us
+            return found._widened()  # noqa: SLF001 - the same class
         schema = SCHEMA.with_metadata({_NAME: ids.entry_id()})
         known_to_lance = wal.open_store(uri, options).storage_options
-        with suppress(OSError):  # another process came first, or `find` raises the reason
+        with suppress(OSError):  # another process was faster, or `find` raises the reason
             lance.write_dataset(schema.empty_table(), uri, schema=schema, storage_options=known_to_lance)
         found = DeadLetters.find(uri, options, clock)
         if found is None:
             raise Unavailable(f"{uri}: the table of dead letters could not be created; run the same command again")
-        return found._widened()  # noqa: SLF001 - one of us
+        return found._widened()  # noqa: SLF001 - the same class
 
     # ---- write ---------------------------------------------------------------------------------------------------
 
     def append(self, letters: Iterable[pa.RecordBatch], query_id: str, batch_id: int) -> int:
-        """Write those dead letters of a micro-batch (in `SCHEMA`) that do not exist yet; return their number.
+        """Write the dead letters of a micro-batch (in `SCHEMA`) that do not exist yet; return their number.
 
-        Raises: Unavailable if another attempt wrote other dead letters meanwhile: the replay adds what is missing.
+        Raises: Unavailable if another attempt wrote other dead letters meanwhile: the replay adds the missing ones.
         """
         noted = self.note(query_id)
         if noted is not None and noted.batch_id > batch_id:
@@ -178,8 +182,9 @@ class DeadLetters:
         return self._until_alone(act)
 
     def reserve(self, ids: Sequence[str], after: Replay, applied: int = 0) -> Replay | None:
-        """Note that these dead letters are replayed next; return None if `after` is not the newest. `applied`: a number
-        that was used before, though this table may not know it: somebody may have put it back to an older version.
+        """Note that these dead letters are replayed next. Return None if `after` is not the newest replay.
+
+        `applied`: the highest number already used. This table may not know it after a restore to an older version.
         """
         replay = Replay(max(after.sequence, applied) + 1, tuple(ids)) if ids else Replay(after.sequence, ())
         said = json.dumps({"sequence": replay.sequence, "ids": replay.ids})
@@ -196,11 +201,14 @@ class DeadLetters:
 
     @property
     def name(self) -> str:
-        """The name of this table as a producer of writes; a table created anew at its place has another name."""
+        """The name of this table as a producer of writes.
+
+        A table that is created anew at its place has another name.
+        """
         return self._metadata(_NAME)
 
     def note(self, query_id: str) -> Note | None:
-        """Return the note for a query in the version that was read last."""
+        """Return the note for a query in the last read version."""
         found = self._notes().get(query_id)
         return None if found is None else Note(int(found[0]), int(found[1], 16))
 
@@ -210,7 +218,7 @@ class DeadLetters:
         return self.dataset.to_table(kept, filter=_of_micro_batch(query_id, batch_id))
 
     def replay(self) -> Replay:
-        """Return the newest replay, with the ids that may be under way."""
+        """Return the newest replay, with the ids that may be in progress."""
         said = json.loads(self._metadata(_REPLAY) or '{"sequence": 0, "ids": []}')
         return Replay(said["sequence"], tuple(said["ids"]))
 
@@ -240,7 +248,7 @@ class DeadLetters:
         return str((self.dataset.schema.metadata or {}).get(name.encode(), b"").decode())
 
     def _missing(self, letters: pa.Table, noted: Note, query_id: str) -> Iterator[pa.RecordBatch]:
-        """Yield those dead letters of the micro-batch `noted` that the table does not have."""
+        """Yield the dead letters of the micro-batch in `noted` that the table lacks."""
         if digest(letters["id"].to_pylist()) == noted.digest:
             return iter(())
         same = _of_micro_batch(query_id, noted.batch_id)
@@ -253,7 +261,7 @@ class DeadLetters:
         self.dataset = append_if_unchanged(self.dataset, fragments, encoded, self._options)
 
     def _until_alone(self, act: Callable[[], T]) -> T:
-        """Run `act()`, and repeat it on the newest version while other writers come in between."""
+        """Run `act()`; repeat it on the newest version after each conflict with another writer."""
         for attempt in range(_SWAPS):
             try:
                 return act()
@@ -265,7 +273,7 @@ class DeadLetters:
         raise Unavailable(f"{self.uri}: not written after {_SWAPS} attempts ({said}); run it again") from last
 
     def _maintain(self) -> None:
-        """Merge fragments and delete old versions: each micro-batch with dead letters adds one. Optional."""
+        """Merge fragments and delete old versions, as each micro-batch with dead letters adds one. Optional."""
         if len(self.dataset.get_fragments()) < _FRAGMENTS:
             return
         with suppress(OSError, RuntimeError, ValueError), panics_as_errors:
@@ -275,7 +283,7 @@ class DeadLetters:
 
 
 class _Written:
-    """Writes dead letters into data files; knows their number and the digest of their ids once they are written."""
+    """Writes dead letters into data files; then has their number and the digest of their ids."""
 
     def __init__(self, letters: Iterable[pa.RecordBatch]) -> None:
         self._letters = letters
@@ -283,7 +291,7 @@ class _Written:
         self.rows = self.digest = 0
 
     def into(self, dataset: lance.LanceDataset, options: Mapping[str, str]) -> Sequence[Any]:
-        """Write data files; no version of `dataset` refers to them. Raises: what iterating the dead letters raises."""
+        """Write data files; no version of `dataset` refers to them. Raises: errors of iterating the dead letters."""
         letters = iter(self._letters)
         first = next(letters, None)
         if first is None:
@@ -309,7 +317,7 @@ class _Written:
 
 
 def digest(ids: Iterable[str]) -> int:
-    """Return one number for a set of ids: independent of their order, the XOR of the digests of its parts."""
+    """Return one number for a set of ids, independent of their order: the XOR of the ids."""
     found = 0
     for id in ids:
         found ^= int(id, 16)
@@ -321,7 +329,7 @@ def _of_micro_batch(query_id: str, batch_id: int) -> str:
 
 
 def sql_text(text: str) -> str:
-    """Return a text as an SQL literal. Raises: Invalid for bytes of a command line that are no text."""
+    """Return a text as an SQL literal. Raises: Invalid for bytes of a command line that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,1 +1,1 @@
-"""New fields of a source, and what happens to them."""
+"""Detect new fields in a source, and ignore them, reject them or add columns."""

@@ -1,8 +1,9 @@
 """The fields of an Avro writer's schema, with the kinds of their columns; exact, and without reading a record.
 
 int, long, float, double, bool, bytes and text have columns of the same type; so do dates, timestamps, decimals and
-lists of one kind of scalar. A union with null is its other type, one of int and a float type is float64. Enums, UUIDs
-and times of day are text; records, maps and other unions, such as that of long and double, are `kinds.ANY`.
+lists of one kind of scalar. A union with null has the kind of its other type; a union of int and a float type is
+float64. Enums, UUIDs and times of day are text. Records, maps and other unions, such as long with double, are
+`kinds.ANY`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _SIDES = ("after", "before")
 
 
 def fields_of_schema(schema: Any, envelope: str = "none") -> Kinds:
-    """Return the fields of rows written by `schema`, a result of `fastavro.parse_schema`."""
+    """Return the fields of rows written with `schema`, a result of `fastavro.parse_schema`."""
     names: dict[str, Any] = {}
     for each in schema if isinstance(schema, list) else [schema]:
         names |= each.get("__named_schemas", {}) if isinstance(each, dict) else {}

@@ -1,16 +1,16 @@
-"""New fields in a source: found before anything of their micro-batch is written, then refused or added as columns.
+"""Detect new fields in a source before their micro-batch is written; then reject them or add columns.
 
-In steps, for a micro-batch:
+Steps for a micro-batch:
 
- 1. Its records are searched for fields that the mapping does not read, and for the types of their values: JSON by the
-    values themselves (`kinds`), Avro by the schemas that its values were written by, each once (`avro_fields`), Parquet
-    and ORC by the schemas of the files (`file_fields`).
- 2. `fail`: the stream ends here. `add`: the driver adds nullable columns to the base table, by Lance's own call; if
-    several drivers add the same column, one succeeds. *Crash here: the columns exist, null in every row.*
- 3. The query is restarted with the columns that the table has now; the regions follow (`ingest.region.admission`). Its
-    checkpoint has the micro-batch as begun, so it is replayed as a whole. *Crash here: the same.*
+1. Its records are examined for fields that the mapping does not read, and for the types of their values: JSON by the
+   values (`kinds`), Avro by the writer's schemas, each once (`avro_fields`), Parquet and ORC by the schemas of the
+   files (`file_fields`).
+2. `fail`: the stream ends here. `add`: the driver adds nullable columns to the base table with Lance's own call; if
+   several drivers add the same column, one succeeds. *Crash here: the columns exist, null in every row.*
+3. The query is restarted with the table's current columns; the regions follow (`ingest.region.admission`). The
+   checkpoint counts the micro-batch as begun, so it is replayed as a whole. *Crash here: the same.*
 
-The README says which fields become no columns.
+The README lists the fields that do not become columns.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _TRIES = 20
 _LONG_WHOLE = re.compile(rb"[:\[,]\s*-?\d{%d,}\s*[,\]}]" % len(str(WHOLE[64])))
 """A whole number in JSON that a float64 may round."""
 MOST_COLUMNS = 1_000
-"""Most columns of a table to which columns are added: with more fields than that, field names are data."""
+"""Maximum number of columns for adding columns. With more fields than this, field names are data."""
 
 
 class ColumnsAdded(Exception):
-    """Raised if the table has columns that the query was started without."""
+    """Raised if the table has columns that it lacked when the query was started."""
 
 
 # ---- on executors --------------------------------------------------------------------------------------------------
@@ -74,10 +74,10 @@ class ColumnsAdded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldsTask:
-    """Searches records (a binary column) for fields besides `known`; yields them once, packed.
+    """Examines records (a binary column) for fields besides `known`; yields the fields once, packed.
 
-    `registry`: of Avro values; without one, values are JSON. Unreadable records count as records without fields; the
-    mapping reports them. Raises (as TaskError): Invalid and Unavailable about the registry.
+    `registry`: of Avro values; without a registry, values are JSON. Unreadable records count as records without fields;
+    the mapping reports them. Raises (as TaskError): Invalid and Unavailable for the registry.
     """
 
     known: frozenset[str]
@@ -119,10 +119,10 @@ def _of_json(records: pa.Array, envelope: str, known: frozenset[str]) -> Kinds:
 
 
 def _at_once(values: list[bytes], known: frozenset[str]) -> Kinds | None:
-    """Read all records with Arrow's own reader, and return the kinds of fields besides `known`.
+    """Read all records with Arrow's reader, and return the kinds of fields besides `known`.
 
-    Return None if it refuses one of them, or two together, may take what is no JSON (see `mapping.json_columns`), or
-    may have rounded a whole number.
+    Return None if the reader rejects a record or two together, may accept text that is not JSON (see
+    `mapping.json_columns`), or may have rounded a whole number.
     """
     joined, given = b"\n".join(values), [each.strip() for each in values]
     if not all(each[:1] == b"{" and each[-1:] == b"}" for each in given) or b"NaN" in joined or b"Inf" in joined:
@@ -148,7 +148,8 @@ def _at_once(values: list[bytes], known: frozenset[str]) -> Kinds | None:
 class Drift:
     """Wraps the sink of a query, and examines each micro-batch first.
 
-    Thread safety. As the sink. Errors. As the sink, and `ColumnsAdded`; the last one stays in `failure`.
+    Thread safety. As the sink. Raises: as the sink, and `ColumnsAdded`; `failure` keeps the last error of the
+    examination.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Drift:
         self.failure: MemWalError | ColumnsAdded | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Examine, then write; Spark calls this."""
+        """Examine a micro-batch, then write it; Spark calls this."""
         self.failure = None
         try:
             self._look(frame)
@@ -185,7 +186,7 @@ class Drift:
             raise Invalid(
                 f"the source has fields without a column: {names}; add the columns, or set source.schema_drift"
             )
-        if self._settings.source.format in OWN_SCHEMA:  # a column of text cannot take other values of such files
+        if self._settings.source.format in OWN_SCHEMA:  # a text column cannot hold other values of such files
             passed += [column.name for column in columns if column.metadata]
             columns = [column for column in columns if not column.metadata]
         self._tell(passed)
@@ -236,7 +237,10 @@ class Drift:
 
 
 def _records(frame: DataFrame) -> DataFrame:
-    """Return the raw records of a micro-batch: of Kafka from the frame, of files as lines, which are read once more."""
+    """Return the raw records of a micro-batch.
+
+    Kafka records come from the frame; files are read once more, as lines.
+    """
     from pyspark.sql import functions
 
     if PLACE[1] not in frame.columns:
@@ -247,13 +251,14 @@ def _records(frame: DataFrame) -> DataFrame:
 
 
 def add_columns(base: BaseTable, wanted: Sequence[pa.Field]) -> bool:
-    """Add the missing columns to the table; return whether it now has columns that `base` does not have.
+    """Add the missing columns to the table. Return whether it now has columns that `base` lacks.
 
-    Raises: Unavailable if other writers came first in every attempt.
+    Raises: Unavailable if other writers were faster in every attempt.
     """
     for _ in range(_TRIES):
         newest = base.latest()
-        # Another pipeline may have added it, in another case; or another program, with a type that memwal cannot hold.
+        # Another pipeline may have added the column with another case; another program with a type that memwal cannot
+        # hold.
         there = {name.lower() for name in newest.dataset.schema.names}
         missing = [column for column in wanted if column.name.lower() not in there]
         if not missing:

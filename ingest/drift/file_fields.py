@@ -32,8 +32,9 @@ _PLAIN = (
 
 
 def fields_of_files(frame: DataFrame, source: SourceSettings, known: frozenset[str]) -> Kinds:
-    """Return the kinds of the columns of the files of a micro-batch that are not in `known`, whatever their case, which
-    Spark ignores. Raises: Invalid for a file whose columns Spark cannot read.
+    """Return the kinds of the columns of a micro-batch's files that are not in `known`.
+
+    Names are compared without case, as Spark does. Raises: Invalid for a file whose columns Spark cannot read.
     """
     there = {name.lower() for name in known}
     reader = frame.sparkSession.read.format(source.format)
@@ -42,7 +43,7 @@ def fields_of_files(frame: DataFrame, source: SourceSettings, known: frozenset[s
     for path in files_of(frame):
         try:
             columns = reader.load(path).schema.fields
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises does not name the file
+        except Exception as error:  # noqa: BLE001 - Spark's errors do not name the file
             why = of_spark(error)
             raise type(why)(f"{path}: {why.message}", why.details) from None
         widen(found, {each.name: kind_of(each.dataType) for each in columns if each.name.lower() not in there})
@@ -50,7 +51,7 @@ def fields_of_files(frame: DataFrame, source: SourceSettings, known: frozenset[s
 
 
 def kind_of(kind: DataType) -> pa.DataType:
-    """Return the type of a column that Spark reads as `kind`; `ANY` if there is none."""
+    """Return the column type for a type of Spark; `ANY` if there is none."""
     from pyspark.sql import types as spark
 
     if isinstance(kind, spark.ArrayType):

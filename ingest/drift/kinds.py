@@ -1,10 +1,10 @@
-"""The kinds of fields of a source, as types of the columns that they become. Everything here is pure.
+"""The kinds of fields of a source, as types of the columns that they become. Pure.
 
-Every value of a field fits its kind, in all records. Numbers widen to wider numbers if those hold each of them exactly:
-whole numbers up to 2^53 beside floats are float64. Lists of one kind of scalar stay lists. Anything else (an object, a
-list of lists, text in one record and a number in another, int64 beside floats, a number beyond int64) is `ANY`: a
-column of text that takes every value, text as it is and everything else as JSON (`mapping.values.ANY_TEXT`), so that
-nothing is lost, whatever values come later. None: only nulls and empty lists so far; no column can be made.
+Every value of a field fits its kind, in all records. Numbers widen to wider numbers if those represent each of them
+exactly: whole numbers up to 2^53 beside floats are float64. Lists of one kind of scalar stay lists. Everything else (an
+object, a list of lists, text in one record and a number in another, int64 beside floats, a number beyond int64) is
+`ANY`: a text column that accepts every value, text unchanged and other values as JSON (`mapping.values.ANY_TEXT`), so
+that nothing is lost, whatever values follow. None: only nulls and empty lists so far; no column can be created.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from memwal.ingest.mapping.values import MARK_ANY, WHOLE
 Kind: TypeAlias = pa.DataType | None
 Kinds: TypeAlias = dict[str, Kind]
 ANY = pa.json_(pa.string())
-"""Represents `MARK_ANY` while kinds are determined; no column ever has this type."""
+"""Represents `MARK_ANY` while kinds are determined; no column has this type."""
 EXACT = pa.opaque(pa.int64(), "a whole number that float64 holds", "memwal")
-"""Whole numbers of JSON up to 2^53: their column is int64, or float64 if floats come too. No column has this type."""
+"""Whole numbers of JSON up to 2^53: their column is int64, or float64 if floats follow. No column has this type."""
 _IN_FLOATS = (pa.int8(), pa.int16(), pa.int32(), EXACT)
 _INTEGERS = (*_IN_FLOATS, pa.int64())
 _FLOATS = (pa.float32(), pa.float64())
 DIGITS = 38
-"""Most digits of a decimal."""
+"""Maximum number of digits of a decimal."""
 
 
 def of_value(value: object) -> Kind:
@@ -41,7 +41,7 @@ def of_value(value: object) -> Kind:
             return EXACT
         return pa.int64() if -(2**63) <= value < 2**63 else ANY
     if isinstance(value, float):
-        return pa.float64() if math.isfinite(value) else ANY  # JSON's 1e400, which no float64 holds
+        return pa.float64() if math.isfinite(value) else ANY  # JSON's 1e400, beyond float64
     if isinstance(value, str):
         return pa.string()
     if isinstance(value, list):
@@ -50,9 +50,9 @@ def of_value(value: object) -> Kind:
 
 
 def of_arrow(values: pa.ChunkedArray) -> Kind:
-    """Return the kind of a field that Arrow's JSON reader read as `values`; times that it guessed in text stay text.
+    """Return the kind of a field that Arrow's JSON reader read as `values`; text that it parsed as times stays text.
 
-    Not for floats that it may have rounded: see `may_be_rounded`.
+    Not for floats that the reader may have rounded: see `may_be_rounded`.
     """
     kind, types = values.type, pa.types
     if types.is_null(kind):
@@ -67,8 +67,9 @@ def of_arrow(values: pa.ChunkedArray) -> Kind:
 
 
 def may_be_rounded(values: pa.ChunkedArray) -> bool:
-    """Return whether floats that Arrow's JSON reader read may be whole numbers beyond 2^53: it reads these as floats if
-    they are beside floats or beyond int64.
+    """Return whether floats that Arrow's JSON reader read may be whole numbers beyond 2^53.
+
+    The reader returns these as floats if they are beside floats or beyond int64.
     """
     if pa.types.is_list(values.type):
         return may_be_rounded(pc.list_flatten(values))
@@ -91,7 +92,7 @@ def common(kinds: Iterable[Kind]) -> Kind:
 
 
 def widened(one: Kind, other: Kind) -> Kind:
-    """Return a kind that the values of both fit."""
+    """Return a kind that fits the values of both kinds."""
     if one is None or other is None or one == other:
         return other if one is None else one
     if pa.types.is_list(one) and pa.types.is_list(other):
@@ -118,9 +119,9 @@ def widen(found: Kinds, more: Mapping[str, Kind]) -> None:
 
 
 def new_columns(found: Mapping[str, Kind], known: Iterable[str]) -> tuple[list[pa.Field], list[str]]:
-    """Return the columns for new fields, those not in `known`, and the names of fields that cannot become columns.
+    """Return the columns for new fields, which are not in `known`, and the names of fields that cannot become columns.
 
-    Spark does not distinguish `Id` from `id`: of two such fields the first becomes a column.
+    Spark does not distinguish `Id` from `id`: of two such fields, the first becomes a column.
     """
     taken = {name.lower() for name in known}
     columns: list[pa.Field] = []
@@ -151,18 +152,18 @@ def described(field: pa.Field) -> str:
 
 
 def _is_usable(name: str) -> bool:
-    """Return whether a column can have this name; names that begin with _ are reserved for Lance and memwal."""
+    """Return whether a column can have this name. Names that begin with _ are reserved for Lance and memwal."""
     return bool(name) and not name.startswith("_") and name.isprintable() and not set(name) & set('."`\\')
 
 
 def packed(found: Mapping[str, Kind]) -> bytes:
-    """Return kinds as bytes, for the way from a task to the driver; kinds that are None are left out."""
+    """Return kinds as bytes, to transfer them from a task to the driver. Kinds that are None are omitted."""
     fields = [pa.field(_text(name), kind) for name, kind in found.items() if kind is not None]
     return bytes(pa.schema(fields).serialize())
 
 
 def unpacked(told: bytes) -> Kinds:
-    """Return the kinds in the bytes of `packed`."""
+    """Return the kinds from the bytes of `packed`."""
     return {field.name: field.type for field in pa.ipc.read_schema(pa.py_buffer(told))}
 
 

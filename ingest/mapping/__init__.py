@@ -1,1 +1,1 @@
-"""Values of records to columns of the table. Pure."""
+"""Convert the values of records to columns of the table. Pure."""

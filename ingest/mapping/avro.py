@@ -1,9 +1,9 @@
-"""Decodes Avro values, with a schema of the configuration or with schemas from a Confluent-compatible registry.
+"""Decode Avro values, with a schema of the configuration or with schemas from a Confluent-compatible registry.
 
     registry:   0x00 | schema id, 4 bytes big-endian | Avro binary
     inline:     Avro binary only
 
-A worker fetches a schema once; the schema of an id never changes.
+A worker fetches each schema once; the schema of an id never changes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json"
 _TIMEOUT = 30.0
 Options = tuple[tuple[str, str], ...]
 HEAD = _HEADER.size
-"""Length of the header that names the schema of a value, in bytes."""
+"""Length in bytes of the header that names the schema of a value."""
 
 
 def decoder(schema: str, registry: str, options: Options) -> Callable[[bytes], Any]:
-    """Return a decoder of values. It raises ValueError with a reason, Unavailable if the registry does not answer."""
+    """Return a decoder of values.
+
+    It raises ValueError with a reason, and Unavailable if the registry does not answer.
+    """
     if registry:
         return lambda value: _of_registry(value, registry, options)
     parsed = inline_schema(schema)
@@ -64,7 +67,7 @@ def _of_registry(value: bytes, registry: str, options: Options) -> Any:
 
 
 def writer_schema(value: bytes, registry: str, options: Options) -> Any:
-    """Return the schema that the first `HEAD` bytes of a value name. Raises: as a decoder does."""
+    """Return the schema that the first `HEAD` bytes of a value name. Raises: as a decoder."""
     if len(value) < HEAD or value[0] != MAGIC:
         raise ValueError("the Avro value does not begin with a schema id; for plain Avro set avro_schema, not registry")
     _, number = _HEADER.unpack_from(value)
@@ -76,7 +79,7 @@ def _decoded(stream: BytesIO, size: int, schema: Any) -> Any:
 
     try:
         decoded = fastavro.schemaless_reader(stream, schema, None)
-    except Exception as error:  # noqa: BLE001 - whatever the library raises, the value is at fault
+    except Exception as error:  # noqa: BLE001 - whatever the library raises, the value is the cause
         raise ValueError(f"not Avro of that schema ({type(error).__name__}: {str(error)[:80]})") from None
     if stream.tell() != size:
         raise ValueError(f"not Avro of that schema: {size - stream.tell()} bytes too many")
@@ -98,7 +101,7 @@ def _registered(registry: str, options: Options, number: int) -> Any:
 
 
 def _parse_references(registry: str, options: Options, registered: dict[str, Any], named: dict[str, Any]) -> None:
-    """Parse the types that a schema refers to into `named`, after the types that they refer to."""
+    """Parse the types that a schema refers to into `named`; dependencies first."""
     from urllib.parse import quote
 
     import fastavro
@@ -115,12 +118,15 @@ def _parse_references(registry: str, options: Options, registered: dict[str, Any
 
 
 def _fetch(registry: str, options: Options, path: str) -> dict[str, Any] | None:
-    """Return the registry's answer; None for 404. Raises: Invalid if it refuses us, Unavailable without an answer."""
+    """Return the registry's answer; None for 404.
+
+    Raises: Invalid if the registry rejects the credentials, Unavailable without an answer.
+    """
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
     shown = redacted(registry)
-    # The URL is http or https: settings refuse other ones.
+    # The URL is http or https: settings reject other schemes.
     request = Request(registry.rstrip("/") + path, headers=_headers(options))  # noqa: S310
     try:
         with urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310

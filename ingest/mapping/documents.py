@@ -1,6 +1,6 @@
-"""Decodes record values into objects: one by one, in Python, with a reason for each value that cannot be read.
+"""Decode record values into objects one by one, in Python, with a reason for each value that cannot be read.
 
-Used for Avro always, and for JSON when the fast way (`json_columns`) refused a batch. Debezium's envelope is removed
+Always used for Avro, and for JSON if the fast way (`json_columns`) rejected a batch. Debezium's envelope is removed
 here: an object with before, after and op, with or without the wrapper of schema and payload.
 """
 
@@ -39,7 +39,7 @@ class Document:
 def documents(
     values: Sequence[bytes | None], decode: Callable[[bytes], Any], envelope: str, noun: str = "the value"
 ) -> list[Document]:
-    """Return one document per value; a null value gives an empty one. `decode` raises ValueError with a reason."""
+    """Return one document per value; an empty one for a null value. `decode` raises ValueError with a reason."""
     return [Document() if value is None else _document(value, decode, envelope, noun) for value in values]
 
 
@@ -72,18 +72,19 @@ def opened(envelope: dict[str, Any]) -> Document:
 
 
 def json_decoder(kinds: Iterable[pa.DataType], *, any_text: bool = False) -> Callable[[bytes], Any]:
-    """Return `of_json` for values that become columns of `kinds`. Where decimals are among them, or with `any_text` a
-    text that takes every value, its numbers with a fraction are `Written`, which takes longer.
+    """Return `of_json` for values that become columns of `kinds`.
+
+    If `kinds` contain decimals, or with `any_text` (a text column that accepts every value), numbers with a fraction
+    are `Written`, which takes longer.
     """
     digits = any_text or any(holds(kind, pa.types.is_decimal) for kind in kinds)
     return partial(of_json, number=Written) if digits else of_json
 
 
 def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
-    """Parse strict JSON: UTF-8, no NaN; an object with duplicate names is `Repeated`. `number` makes the numbers with a
-    fraction, None floats.
+    """Parse strict JSON: UTF-8, no NaN; an object with duplicate names is `Repeated`.
 
-    Raises: ValueError with a reason.
+    `number`: converts numbers with a fraction; None converts them to floats. Raises: ValueError with a reason.
     """
     hooks: dict[str, Any] = {"parse_float": number, "parse_constant": no_number, "object_pairs_hook": object_of}
     try:
@@ -102,8 +103,10 @@ def of_json(value: bytes, number: Callable[[str], float] | None = None) -> Any:
 
 
 def field(document: Document, path: Sequence[str], *, of_envelope: bool = False) -> Any:
-    """Return the value at `path`: None if it is missing; a ValueError (not raised) if the path crosses a non-object, or
-    one of its names occurs twice.
+    """Return the value at `path`; None if it is missing.
+
+    Returns (does not raise) a ValueError if the path crosses a value that is not an object, or if one of its names
+    occurs twice.
     """
     value: Any = document.envelope if of_envelope else document.fields
     for depth, name in enumerate(path):
@@ -124,13 +127,13 @@ def _kind(value: Any) -> str:
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of the fields that JSON gives; it is `Repeated` if a name occurs twice."""
+    """Return an object with the fields `pairs`; `Repeated` if a name occurs twice."""
     fields = dict(pairs)
     return fields if len(fields) == len(pairs) else Repeated(pairs)
 
 
 def _whole(digits: str) -> int | float:
-    """Return a whole number; infinity, which no column takes, for one that is longer than Python converts."""
+    """Return a whole number; infinity, which no column accepts, if it has more digits than Python converts."""
     return int(digits) if len(digits) < sys.int_info.default_max_str_digits else math.inf
 
 

@@ -1,11 +1,12 @@
-"""Reads the JSON values of a whole batch as columns, by Arrow's reader: all of them, or none if any value is wrong.
+"""Read the JSON values of a whole batch as columns with Arrow's reader: all of them, or none if any value is wrong.
 
-The values are joined to one text, separated by line breaks. No record can move into its neighbour's place: each value
-must begin with `{` and end with `}`. So a value that is cut off inside an object is followed by `{` where JSON needs a
-comma, and one that is cut off inside a string by a line break, which JSON forbids there. If the reader then finds as
-many objects as there are values, each value is one object. Arrow refuses text that is not strict JSON (but NaN and Inf,
-which are searched for), duplicate names of fields that are read, numbers in place of text and integers out of range;
-`finished` refuses the rest.
+The values are joined with line breaks to one text. No record can take its neighbour's place: each value must begin with
+`{` and end with `}`. A value that is cut off inside an object is followed by `{` where JSON requires a comma; a value
+that is cut off inside a string is followed by a line break, which JSON forbids there. If the reader then returns as
+many objects as there are values, each value is one object.
+
+Arrow rejects text that is not strict JSON (except NaN and Inf, which are searched for), duplicate names of fields that
+are read, numbers in place of text, and integers out of range. `finished` rejects the rest.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def plain(values: pa.Array, fields: Sequence[Read], *, closed: bool = False) -> 
 
 
 def wrapped(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
-    """As `plain`, for keys: all of them, but for empty objects, are wrapped (an object of nothing but a schema and a
-    payload) in the same schema, or none is.
+    """As `plain`, for keys. All keys except empty objects have the same wrapper and schema, or no key has a wrapper.
+
+    A wrapper is an object with only a schema and a payload.
     """
     given = values.filter(pc.not_equal(values, b"{}"))
     head = _head(given[0].as_py()) if len(given) else None
@@ -70,7 +72,7 @@ def wrapped(values: pa.Array, fields: Sequence[Read]) -> list[pa.Array] | None:
 
 
 def _head(value: bytes) -> bytes | None:
-    """Return what stands before the payload of a value in a wrapper, None if it is in none."""
+    """Return the bytes before the payload of a wrapped value; None if the value is not wrapped."""
     for found in _PAYLOAD.finditer(value):
         try:
             if list(of_json(value[: found.end()] + b"{}}")) == ["schema", "payload"]:
@@ -117,14 +119,14 @@ def _below(path: Path, fields: Sequence[Read]) -> list[Read]:
 
 
 def _either(struct: pa.StructArray, path: Path, kind: pa.DataType, unit: str) -> pa.Array:
-    """Return a field of the payload if the value has one, else of the value itself."""
+    """Return a field of the payload if the value has a payload, else a field of the value itself."""
     inside = at(struct, (*_WRAPPER, *path))
     values = pc.if_else(pc.is_valid(at(struct, _WRAPPER)), inside, at(struct, path))
     return finished(values, kind, unit)
 
 
 def _sides_present(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -> bool:
-    """Whether every upsert has `after` and every delete has `before`."""
+    """Return whether every upsert has `after` and every delete has `before`."""
     for side, wanted in (("after", upsert), ("before", delete)):
         present = pc.or_(pc.is_valid(at(struct, (side,))), pc.is_valid(at(struct, (*_WRAPPER, side))))
         if pc.any(pc.and_not(wanted, present)).as_py():
@@ -135,10 +137,13 @@ def _sides_present(struct: pa.StructArray, upsert: pa.Array, delete: pa.Array) -
 def _struct(
     values: pa.Array, fields: Sequence[Read], other_fields: str = "ignore", objects: Sequence[Path] = ()
 ) -> pa.StructArray | None:
-    """`objects`: paths of objects that are read without their fields."""
+    """Return `values` as a struct with `fields`; None if a value does not fit.
+
+    `objects`: paths of objects that are read without their fields.
+    """
     if not all(is_fast(kind) for _, kind, _ in fields):
         return None
-    text = values.cast(pa.string())  # the reader itself does not check the encoding
+    text = values.cast(pa.string())  # the reader does not check the encoding
     tree: _Tree = {}
     for path, kind, unit in fields:
         _grow(tree, path, json_type(kind, unit))
@@ -201,14 +206,17 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
 
 
 def _names_no_number(joined: bytes, text: pa.Array) -> bool:
-    """Whether NaN or an infinity stands in the text, perhaps inside of a string."""
+    """Return whether the text contains NaN or an infinity, possibly inside a string."""
     if b"NaN" not in joined and b"Inf" not in joined:
         return False
     return bool(pc.any(pc.match_substring_regex(text, r"[:\[,]\s*-?(NaN|Inf)")).as_py())
 
 
 def _rounds(values: pa.Array, kind: pa.DataType, text: pa.Array) -> bool:
-    """Whether floats of a column may be whole numbers in `text` that the reader rounded; -0 is 0 without its sign."""
+    """Return whether floats of a column may be whole numbers in `text` that the reader rounded.
+
+    Also true for -0, which as a whole number is 0 without a sign.
+    """
     floats, number = _flat(values, kind)
     found = floats.drop_null()
     if not pa.types.is_floating(number) or not len(found):
@@ -227,7 +235,7 @@ def _rounds(values: pa.Array, kind: pa.DataType, text: pa.Array) -> bool:
 
 
 def _flat(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.DataType]:
-    """Return the values in a column of lists, and their type; those of any other column as they are."""
+    """Return the elements of a list column and their type; any other column and its type unchanged."""
     return (values.flatten(), kind.value_type) if pa.types.is_list(values.type) else (values, kind)
 
 
@@ -260,15 +268,15 @@ def finished(values: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
 
 
 def largest(floats: pa.Array) -> float:
-    """Return the largest absolute value of `floats`; 0 if there is none."""
+    """Return the largest absolute value of `floats`; 0 if there are no values."""
     found = pc.min_max(floats).as_py()
     return max(-(found["min"] or 0.0), found["max"] or 0.0)
 
 
 def is_fast(kind: pa.DataType) -> bool:
-    """Whether Arrow's JSON reader and `finished` give a column of `kind` the values that `typed` gives, and no others.
+    """Return whether Arrow's JSON reader and `finished` give a column of `kind` exactly the values that `typed` gives.
 
-    Not inside of structs, whose unknown fields the reader drops, nor in lists of what JSON has as text.
+    False for structs, as the reader drops their unknown fields, and for lists of values that JSON represents as text.
     """
     if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = kind.value_type
@@ -278,8 +286,9 @@ def is_fast(kind: pa.DataType) -> bool:
 
 
 def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
-    """Return the type in which Arrow's JSON reader reads a field for `finished`; text where the reader would guess, and
-    null where no value is taken.
+    """Return the type that Arrow's JSON reader uses to read a field for `finished`.
+
+    Text where the reader would guess; null for columns that accept no values.
     """
     if not is_readable(kind):
         return pa.null()
@@ -289,4 +298,4 @@ def json_type(kind: pa.DataType, unit: str) -> pa.DataType:
         return pa.list_(json_type(kind.value_type, ""))
     if is_bytes(kind) or is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
         return pa.string()
-    return pa.float64() if pa.types.is_floating(kind) else kind  # rounded once, as a float of Python is
+    return pa.float64() if pa.types.is_floating(kind) else kind  # rounded once, as Python's floats

@@ -1,4 +1,4 @@
-"""What Python's parser of JSON would lose: the digits of a number, and that a name occurs twice in an object."""
+"""Keep what Python's JSON parser loses: the digits of a number, and names that occur twice in an object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 
 class Written(float):
-    """A JSON number with a fraction or an exponent: the nearest float, and its digits as they are written."""
+    """A JSON number with a fraction or an exponent: the nearest float, with the original digits."""
 
     __slots__ = ("digits",)
 
@@ -24,7 +24,7 @@ class Written(float):
 
 
 class Repeated(dict[str, Any]):
-    """A JSON object in which some names occur more than once: `names`. Only who reads one of them is refused."""
+    """A JSON object in which the names in `names` occur more than once. Only reading one of these names is an error."""
 
     def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -33,15 +33,18 @@ class Repeated(dict[str, Any]):
 
 
 def one_of(fields: dict[str, Any], name: str) -> Any:
-    """Return the field `name` of a JSON object, None if it has none. Raises: ValueError if it has more than one."""
+    """Return the field `name` of a JSON object; None if it is missing.
+
+    Raises: ValueError if the name occurs more than once.
+    """
     if isinstance(fields, Repeated) and name in fields.names:
         raise ValueError(f"ambiguous JSON: {name!r} occurs twice")
     return fields.get(name)
 
 
 def expect_names_once(value: Any) -> None:
-    """Raise ValueError if a name occurs twice in an object of JSON, at any depth."""
-    pending = [value]  # no recursion, as in `_as_json`
+    """Raise ValueError if a name occurs twice in a JSON object at any depth."""
+    pending = [value]  # no recursion, for the reason in `_as_json`
     while pending:
         part = pending.pop()
         if isinstance(part, Repeated):
@@ -51,9 +54,10 @@ def expect_names_once(value: Any) -> None:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON text; numbers keep the digits that they were written with.
+    """Return a value as JSON text. Numbers keep their original digits.
 
-    Bytes are base64, times ISO 8601. Raises: ValueError for a number that is not finite, and a name that occurs twice.
+    Bytes are base64, times ISO 8601. Raises: ValueError for a number that is not finite, and for a name that occurs
+    twice.
     """
     if isinstance(value, bytes | datetime.date):
         return _plain(value)
@@ -67,17 +71,17 @@ def as_json(value: Any) -> str:
 
 
 def _as_json(value: Any, *, ensure_ascii: bool) -> str:
-    """Write a value without recursion: the parser takes deeper values than calls of Python functions can nest."""
+    """Write a value without recursion: the parser accepts deeper values than Python's call stack."""
     encode = json.JSONEncoder(default=_plain, ensure_ascii=ensure_ascii, allow_nan=False).encode
 
     def written(part: Any) -> Any:
-        """Return a scalar as JSON, an object or a list as it is."""
+        """Return a scalar as JSON, an object or a list unchanged."""
         if isinstance(part, dict | list):
             return part
         return part.digits if isinstance(part, Written) else encode(part)
 
     def opened(part: dict[str, Any] | list[Any]) -> list[Any]:
-        """Return an object or a list as the parts of its JSON, with the objects and lists inside of it as they are."""
+        """Return an object or a list as the parts of its JSON; nested objects and lists are unchanged parts."""
         if isinstance(part, list):
             return ["[", *[each for below in part for each in (",", written(below))][1:], "]"]
         fields = [each for name, below in part.items() for each in (",", encode(name), ":", written(below))]

@@ -1,8 +1,8 @@
-"""The mapping of `[source]`: which part of a Kafka record becomes which column; parsed, checked, ready to be pickled.
+"""The mapping of `[source]`: which part of a Kafka record becomes which column; parsed, checked, and picklable.
 
     [source.columns]
     dep = "value.dep_time"                                   a field of the value, nested ones with dots
-    carrier = { from = "headers.carrier", default = "??" }   the last header of that name; a default where there is none
+    carrier = { from = "headers.carrier", default = "??" }   the last header of that name; a default if it is missing
     at = { from = "value.ms", unit = "ms" }                  a timestamp from a number of milliseconds since 1970
     seen = "timestamp"                                       also topic, partition, offset, key, key.field, value
     delay = { sql = "value.arr - value.sched" }              Spark SQL over the same names
@@ -76,7 +76,7 @@ class Origin:
 class Leaf:
     """A part of a record and the type to read it as.
 
-    `unit`: s, ms, us, ns or d where numbers are times; `ANY_TEXT` where a column of text takes values of every kind.
+    `unit`: s, ms, us, ns or d if numbers are times; `ANY_TEXT` if a text column accepts values of every kind.
     """
 
     origin: Origin
@@ -99,7 +99,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RecordMapping:
-    """Everything an executor needs to turn records into rows. Secrets in `registry_options` are references."""
+    """Everything that an executor needs to map records to rows. Secrets in `registry_options` are references."""
 
     columns: tuple[Column, ...]
     inputs: tuple[Leaf, ...]
@@ -113,7 +113,7 @@ class RecordMapping:
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Every part of a record that is read, each once."""
+        """Every part of a record that is read, without duplicates."""
         return tuple(dict.fromkeys([*(c.leaf for c in self.columns if c.leaf is not None), *self.inputs]))
 
     @property
@@ -128,7 +128,7 @@ class RecordMapping:
 
 
 class MappingProblem(ValueError):
-    """A mistake in the mapping: `key` is the setting of [source], `text` says what is wrong, with the fix."""
+    """A mistake in the mapping. `key`: the setting of [source]. `text`: the problem and its remedy."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -167,7 +167,7 @@ def build(source: MappingSource, schema: pa.Schema, key: Sequence[str]) -> tuple
 
 
 def parse_origin(text: str, source: MappingSource) -> Origin:
-    """Parse `value.geo.lat`; a name with a dot is in backticks. Raises: ValueError with the fix."""
+    """Parse `value.geo.lat`; backticks enclose a name with a dot. Raises: ValueError with the remedy."""
     return _origin(_split(text), text, source)
 
 
@@ -222,7 +222,7 @@ def _column(source: MappingSource, field: pa.Field, key: Sequence[str]) -> Colum
 
 
 def _entry(source: MappingSource, name: str) -> Mapping[str, Any]:
-    """Return the entry of a column in [source.columns] as a table; the default entry if it has none."""
+    """Return the entry of a column in [source.columns] as a table; the default entry if it is not listed."""
     entry = source.columns.get(name)
     if entry is None:
         if source.value_format == "raw" and name not in (KEY, VALUE, *PLAIN):
@@ -254,7 +254,7 @@ def _any(field: pa.Field) -> str:
 
 
 def _check_fit(leaf: Leaf) -> None:
-    """Refuse a part whose values can never fit the column. Raises: ValueError."""
+    """Raise ValueError for a part whose values can never fit the column."""
     root, kind = leaf.origin.root, leaf.kind
     if root in PLAIN and not _plain_fits(root, kind):
         raise ValueError(f"{root} is {PLAIN[root]}, the column is {kind}; change the column's type, or use sql")

@@ -1,4 +1,4 @@
-"""Parses names of column types in the configuration: `installed_kb = "int64"`, `embedding = "vector[384]"`.
+"""Parse names of column types in the configuration: `installed_kb = "int64"`, `embedding = "vector[384]"`.
 
 Each name is exactly one Arrow type. Vectors are `fixed_size_list<float32>[width]`, as Lance stores them.
 """
@@ -38,7 +38,7 @@ _TIMESTAMP = re.compile(r"timestamp\[\s*(s|ms|us|ns)\s*(?:,\s*([\w/+:-]+)\s*)?\]
 
 
 def parse_type(name: str) -> pa.DataType:
-    """Return the Arrow type of a configured name. Raises: ValueError that names the nearest known type."""
+    """Return the Arrow type of a configured name. Raises: ValueError that suggests the nearest known type."""
     if name in SIMPLE:
         return SIMPLE[name]()
     if match := _TIMESTAMP.fullmatch(name):

@@ -1,10 +1,10 @@
-"""Converts values of records into values of columns: strictly, exactly, with a reason for each refusal.
+"""Convert values of records into values of columns: strictly, exactly, with a reason for each rejected value.
 
 Conversions: text into dates and times (ISO 8601), base64 text into binary (JSON has no bytes), numbers and numeric text
 into decimals, numbers with a declared unit into times, and the text of keys and headers into the type of the column.
 
-Spark has neither unsigned numbers nor fixed-size lists, so columns travel in the type that `carried` returns; the sink
-casts them to the table's types.
+Spark has neither unsigned numbers nor fixed-size lists, so columns travel in the type that `transport_type` returns;
+the sink casts them to the table's types.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ Problems = dict[int, str]
 """Row of a batch -> why it cannot be used."""
 
 MARK_ANY = (b"memwal:values", b"any")
-"""Metadata of a text column that takes values of every kind; see `ANY_TEXT`."""
+"""Metadata of a text column that accepts values of every kind; see `ANY_TEXT`."""
 ANY_TEXT = "any"
-"""In place of a unit: text stays as it is, every other value becomes JSON text, as Spark reads JSON into text."""
+"""In place of a unit: text is unchanged, every other value becomes JSON text, as Spark reads JSON into text."""
 
 _UNITS: Mapping[str, tuple[int, int]] = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Factor and divisor that convert each unit to microseconds."""
 _LIBRARY = (ArithmeticError, TypeError, RecursionError)
-"""What Python and Arrow raise beside ValueError for a value that they cannot hold."""
+"""Exceptions besides ValueError that Python and Arrow raise for a value that does not fit."""
 _DIGIT_GROUPS = re.compile(r"[^\x00-\x7f]|_")
-"""What Python takes in a number, but nobody writes: 1_000, and digits that are not ASCII."""
+"""Number syntax that Python accepts and memwal rejects: 1_000, and digits that are not ASCII."""
 _WHOLE_TEXT = r"[+-]?[0-9]+"
 _SHOWN = 40
 FLOAT_MAX = {16: 65504.0, 32: float(np.finfo(np.float32).max), 64: math.inf}
-"""Largest number of floats, by their width in bits."""
+"""Largest finite float, by width in bits."""
 WHOLE = {16: 2**11, 32: 2**24, 64: 2**53}
-"""The number up to which floats of a width hold every whole number."""
+"""Bound up to which floats represent every whole number, by width in bits."""
 NARROW: Mapping[int, Callable[[Any], Any]] = {16: np.float16, 32: np.float32, 64: np.float64}
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text."""
+    """Return whether a column holds text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether a column holds bytes."""
+    """Return whether a column holds bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def holds(kind: pa.DataType, of: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a column holds values of a type for which `of` is true, at any depth."""
+    """Return whether a column holds values of a type for which `of` is true, at any depth."""
     if pa.types.is_struct(kind):
         return any(holds(field.type, of) for field in kind)
     return holds(kind.value_type, of) if pa.types.is_nested(kind) else bool(of(kind))
 
 
 def is_readable(kind: pa.DataType) -> bool:
-    """Whether records and files of texts can have values of a column."""
+    """Return whether records and text files can contain values for a column."""
     return any(family(kind) for family, _ in _FAMILIES)
 
 
 def transport_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a column travels through Spark, as in `spark.schema`."""
+    """Return the type that a column has in Spark, as in `spark.schema`."""
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.float16(): pa.float32()}
     wider |= {pa.uint64(): pa.decimal128(20, 0), pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
@@ -98,7 +98,7 @@ def check_unit(unit: str, kind: pa.DataType) -> str:
 
 
 def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
-    """Convert a value of JSON or Avro to what Arrow takes for `transport_type(kind)`; None stays None.
+    """Convert a value of JSON or Avro to a value that Arrow accepts for `transport_type(kind)`; None stays None.
 
     Raises: ValueError.
     """
@@ -116,16 +116,16 @@ def typed(value: Any, kind: pa.DataType, unit: str = "") -> Any:
 def cast_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast texts to `kind`. Raises: pa.ArrowInvalid for texts that do not fit, and for hexadecimal numbers."""
     if pa.types.is_integer(kind):
-        odd = texts.filter(pc.match_substring_regex(texts, "^[+-]?0[xX]"))  # Arrow takes 0x10 for 16
+        odd = texts.filter(pc.match_substring_regex(texts, "^[+-]?0[xX]"))  # Arrow reads 0x10 as 16
         if len(odd):
             raise pa.ArrowInvalid(f"{odd[0].as_py()!r} is hexadecimal; write its digits")
     return texts.cast(kind)
 
 
 def rounds(texts: pa.Array, floats: pa.Array) -> bool:
-    """Whether `floats`, which `texts` were cast to, may have another value than a whole number in `texts`.
+    """Return whether `floats`, the cast of `texts`, may differ from a whole number in `texts`.
 
-    True also for whole numbers beyond int64, which `from_text` looks at one by one.
+    True also for whole numbers beyond int64, which `from_text` checks one by one.
     """
     large = pc.greater_equal(pc.abs(floats), pa.scalar(WHOLE[floats.type.bit_width], floats.type))
     if not pc.any(large).as_py():
@@ -151,7 +151,9 @@ def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
         except pa.ArrowInvalid:
             raise _misfit(text, kind) from None
         if pa.types.is_floating(kind) and re.fullmatch(_WHOLE_TEXT, text.strip()):
-            typed(int(Decimal(text.strip())), kind)  # the cast has rounded; int() takes 4,300 digits at most
+            typed(
+                int(Decimal(text.strip())), kind
+            )  # checks the exact number, as the cast has rounded; int() accepts at most 4,300 digits
         return value
     return typed(text, kind, unit)
 
@@ -223,7 +225,7 @@ def _decimal(value: Any, kind: pa.DataType, _unit: str) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         raise _misfit(value, kind)
     try:
-        # A float without its digits, as Avro has it, is converted by its shortest ones.
+        # A float without original digits, as in Avro, is converted from its shortest representation.
         number = Decimal(value.digits if isinstance(value, Written) else str(value))
         if number.is_finite() and not _DIGIT_GROUPS.search(str(value)):  # Arrow raises TypeError for infinity
             return pa.scalar(number).cast(kind).as_py()  # type: ignore[no-any-return]
@@ -278,7 +280,7 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bool) or not isinstance(value, str):
         raise _misfit(value, kind, "numbers need a unit" if isinstance(value, int | float) else "")
     try:
-        # The number in it: Python has no dates before year 1 and after year 9999, Arrow has.
+        # The integer representation: Python's dates are limited to years 1 to 9999, Arrow's are not.
         return pa.scalar(value).cast(transport_type(kind)).value
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         why = "with an offset, such as Z" if "expected a zone offset" in str(error) else ""

@@ -1,1 +1,1 @@
-"""`memwal run`: from a source to the table until it is ended."""
+"""`memwal run`: pipelines from a source to a table."""

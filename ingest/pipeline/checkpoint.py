@@ -1,6 +1,6 @@
-"""The checkpoint of a stream: where it may lie, which table it belongs to, and one run at a time.
+"""The checkpoint of a stream: where it may be, which table it belongs to, and one run at a time.
 
-A checkpoint names its table, and a run locks a checkpoint on a local disk; *Decisions* in the README say why.
+A checkpoint names its table, and a run locks a checkpoint on a local disk (reasons: README, *Decisions*).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from memwal.ingest.settings.paths import is_remote, local_path
 from memwal.ingest.sink.receipts import older
 
 MARKER = "memwal-table"
-"""File in a checkpoint with the id of its table; Spark ignores files that it does not know."""
+"""File in a checkpoint with the id of its table; Spark ignores unknown files."""
 _CLOCKS = 60.0
-"""Seconds by which the clocks of the machines of a pipeline and of a backup may differ."""
+"""Maximum difference, in seconds, between the clocks of the machines of a pipeline and of a backup."""
 LOCK = "memwal-lock"
 """File in a checkpoint that a run locks. The lock ends with the process, also after a crash; the file stays."""
 
 
 def check_checkpoint(settings: Settings) -> None:
-    """Raise Invalid if no checkpoint is set and the table is on object storage, where there is no default."""
+    """Raise Invalid if no checkpoint is set and the table is on object storage, which has no default checkpoint."""
     if not settings.sink.checkpoint and is_remote(settings.table.uri):
         raise Invalid(
             "sink.checkpoint is not set, and there is no default for a table on object storage; "
@@ -38,8 +38,9 @@ def check_checkpoint(settings: Settings) -> None:
 
 
 def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
-    """Raise Invalid if the checkpoint belongs to another table, or is newer than the backup that the table was restored
-    from. `base`: None if the table does not exist yet.
+    """Raise Invalid if the checkpoint belongs to another table, or is newer than the backup of a restored table.
+
+    `base`: None if the table does not exist yet.
     """
     if is_remote(settings.checkpoint):
         return
@@ -60,11 +61,11 @@ def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
 
 
 def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, int]) -> None:
-    """Raise Invalid if the checkpoint notes micro-batches as done that the backup lacks: Spark would not replay them.
+    """Raise Invalid if the backup lacks micro-batches that the checkpoint counts as done: Spark would skip them.
 
     The last micro-batch in the backup may be in some regions only, unless it was noted as done well before the backup
-    began. Spark replays it if it is not noted as done; regions that have it leave it out. The table's own checkpoints,
-    which `run` has marked after the restore, are not looked at.
+    began. If it is not noted as done, Spark replays it, and regions that have it skip it. Checkpoints that `run` has
+    marked with the restored table's own id are not checked.
     """
     found = noted(settings)
     if found is None:
@@ -84,7 +85,7 @@ def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, 
 
 
 def _noted_before(commit: Path, began: float) -> bool:
-    """Return whether Spark wrote `commit` before `began`, in Unix seconds, though clocks of machines differ."""
+    """Return whether Spark wrote `commit` before `began` (unix seconds), even if the clocks of the machines differ."""
     return commit.exists() and commit.stat().st_mtime < began - _CLOCKS
 
 
@@ -97,12 +98,14 @@ def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
 
 
 def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) -> None:
-    """Raise Invalid if a region has a micro-batch whose offsets the checkpoint lacks: it was set back.
+    """Raise Invalid if a region has applied a micro-batch whose offsets the checkpoint lacks: it was set back.
 
-    Spark notes the offsets of a micro-batch before its rows are sent. It would give the number of such a micro-batch to
-    the rows that it reads next, and the regions would leave those out as applied before. Offsets without a query id are
-    refused too: a begun micro-batch would be sent under another id, and so twice. Checkpoints that only Spark can read
-    are not looked at. `applied`: returns the highest number that a region has applied of a query id.
+    Spark writes the offsets of a micro-batch before its rows are sent. With a checkpoint that was set back, it would
+    reuse the number of such a micro-batch for the next rows, and the regions would skip these rows as already applied.
+    Offsets without a query id are refused too: a begun micro-batch would be sent again under another id, and be applied
+    twice. Checkpoints that only Spark can read are not checked.
+
+    `applied`: returns the highest number that a region has applied of a query id.
     """
     found = noted(settings)
     if found is None:
@@ -119,9 +122,9 @@ def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) ->
 
 
 def noted(settings: Settings) -> tuple[str, int, int] | None:
-    """Return query id and the last micro-batches that the checkpoint notes as begun and as done, -1 for none.
+    """Return the query id and the last micro-batches that the checkpoint notes as begun and as done.
 
-    None if it has no query yet, or if only Spark can read it.
+    -1 stands for no micro-batch. None if the checkpoint has no query yet, or if only Spark can read it.
     """
     if is_remote(settings.checkpoint):
         return None
@@ -141,7 +144,7 @@ def _numbers(directory: Path) -> list[int]:
 
 @contextmanager
 def locked(checkpoints: Sequence[str]) -> Iterator[None]:
-    """Lock those of `checkpoints` that are on a local disk. Raises: Invalid if another run on this host uses one."""
+    """Lock the local checkpoints among `checkpoints`. Raises: Invalid if another run on this host uses one."""
     with ExitStack() as locks:
         for checkpoint in checkpoints:
             if not is_remote(checkpoint):

@@ -35,7 +35,7 @@ Checked = Callable[[str, Any, MemWalError | None], None]
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
-    """Return the table, None if it does not exist yet. Reads only. Raises: the first problem, mostly Invalid."""
+    """Return the table; None if it does not exist yet. Reads only. Raises: the first problem, mostly Invalid."""
     base, problems = find_problems(settings, environ, starts=True)
     if problems:
         raise problems[0]
@@ -47,9 +47,9 @@ def find_problems(
 ) -> tuple[BaseTable | None, list[MemWalError]]:
     """Return the table (None if it does not exist or cannot be read) and all problems. Reads only.
 
-    `starts`: the pipeline is about to run; else it may be running already, and its ports may be in use. A failed check
-    skips only the checks that depend on it. `checked`: called after each check with its name, what it returned, and
-    its problem.
+    `starts`: the pipeline is about to run. Otherwise it may be running already, and its ports may be in use. A failed
+    check skips only the checks that depend on it. `checked`: called after each check with its name, its result and its
+    problem.
     """
     problems: list[MemWalError] = []
 
@@ -57,7 +57,7 @@ def find_problems(
         found, problem = None, None
         try:
             found = work(*args)
-        except Exception as error:  # noqa: BLE001 - reported with the others
+        except Exception as error:  # noqa: BLE001 - reported with the other problems
             problem = classify(error)
             problems.append(problem)
         if checked is not None:
@@ -93,12 +93,12 @@ def find_problems(
 
 
 def has_source(settings: Settings) -> bool:
-    """Return whether the configuration names a source of rows, as one of a pipeline does."""
+    """Return whether the configuration names a source of rows, so that it describes a pipeline."""
     return bool({"format", "path", "feed"} & settings.source.model_fields_set)
 
 
 def _edges(settings: Settings, environ: Mapping[str, str], starts: bool) -> None:
-    """Check addresses, tokens and certificates of the daemons and HTTP servers; those of a child daemon too."""
+    """Check addresses, tokens and certificates of the daemons and HTTP servers, including those of a child daemon."""
     daemon, sink = settings.daemon, settings.sink
     guard = Guard.of(daemon, environ) if daemon.endpoints or daemon.on_spark else None
     if guard is None:
@@ -110,7 +110,7 @@ def _edges(settings: Settings, environ: Mapping[str, str], starts: bool) -> None
 
 
 def _master(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Check that a standalone master answers. A reference that cannot be resolved is a problem of the secrets."""
+    """Check that a standalone master answers. `_secrets` reports references that cannot be resolved."""
     given = {name: value for name, value in settings.source.spark.items() if name == "spark.master"}
     try:
         conf = resolve_spark(given, environ)
@@ -120,7 +120,7 @@ def _master(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def _secrets(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Check that every secret reference can be resolved, also those that are resolved late."""
+    """Check that every secret reference can be resolved, including those that are resolved late."""
     source, lines = settings.source, list[str]()
     for resolved in (
         lambda: Access.of(settings).options(environ),
@@ -162,7 +162,7 @@ def _source(settings: Settings, schema: pa.Schema, key: tuple[str, ...], upsert:
 
 
 def _expect_fields(source: SourceSettings, mapping: RecordMapping) -> None:
-    """Raise Invalid if `avro_schema` has no field for a column: every row would set it to null."""
+    """Raise Invalid if `avro_schema` lacks the field of a column: every row would set the column to null."""
     if source.value_format != "avro" or not source.avro_schema:
         return
     fields = fields_of_schema(inline_schema(source.avro_schema), source.envelope)
@@ -182,8 +182,8 @@ def _expect_fields(source: SourceSettings, mapping: RecordMapping) -> None:
 def written_schema(settings: Settings, base: BaseTable) -> pa.Schema:
     """Return the columns that a source is read with: those of the table.
 
-    If it is decided how missing columns are handled and [table] columns is set, only those: a source gives null for a
-    column that it does not have, and a null would replace the stored value.
+    If a rule for missing columns applies and [table] columns is set, only the columns named there: a source returns
+    null for a column that it lacks, and a null would replace the stored value.
     """
     named = settings.table.columns
     if not named or not (settings.sink.missing or base.rules.upsert == "merge"):

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FOUND_WITHIN = 2.0
-"""Seconds in which daemons that owner notes name have to answer."""
+"""Seconds within which a daemon named by owner notes must answer."""
 
 
 def check_room(pipelines: Sequence[Settings]) -> None:
-    """Raise Invalid if Spark has no room for the daemons and the streams of these pipelines."""
+    """Raise Invalid if Spark has too few slots for the daemons and the streams of these pipelines."""
     for settings in (each for each in pipelines if each.daemon.on_spark):
         try:
             check_configuration(session_of(settings), settings.daemon.on_spark, beside=beside(settings, pipelines))
@@ -50,8 +50,9 @@ def beside(settings: Settings, pipelines: Sequence[Settings]) -> int:
 def sending_tasks(slots: int, settings: Settings, pipelines: Sequence[Settings]) -> int:
     """Return how many tasks of one stream may send at the same time.
 
-    If the daemons are lost, sending tasks wait for them in their slots, and the other slots must be enough to start the
-    daemons again. Half of the spare slots, since Spark may rerun a stage while tasks of its first attempt remain.
+    If the daemons are lost, sending tasks wait for them in their slots, and the other slots must suffice to start the
+    daemons again. The result is half of the spare slots, since Spark may rerun a stage while tasks of its first attempt
+    remain.
     """
     streams = len(pipelines)
     spare = slots - settings.daemon.on_spark - (beside(settings, pipelines) - streams)
@@ -60,10 +61,10 @@ def sending_tasks(slots: int, settings: Settings, pipelines: Sequence[Settings])
 
 @contextmanager
 def daemons_for(settings: Settings, starting: Future[SparkSession], pipelines: Sequence[Settings]) -> Iterator[Placed]:
-    """Yield the daemons of `settings`: those that run already, or new ones in this Spark, which end with the context.
+    """Yield the daemons of `settings`: running ones, or new ones in this Spark, which end with the context.
 
-    `pipelines`: all that this Spark runs. Raises: Invalid if Spark has no room; the error of a daemon that does not
-    start.
+    `pipelines`: all pipelines of this Spark. Raises: Invalid if Spark has too few slots; the error of a daemon that
+    does not start.
     """
     find, table = _finder(settings), _found(settings)
     with ExitStack() as stack:
@@ -100,7 +101,7 @@ def _finder(settings: Settings) -> NotesFinder:
 
 
 def _found(settings: Settings) -> RemoteTable | None:
-    """Return a client of the daemons that serve the table, None if none answers."""
+    """Return a client of the daemons that serve the table; None if none answers."""
     options = settings.storage_options(os.environ)
     if flush.BaseTable.find(settings.table.uri, options, to_write=True) is None:
         return None
@@ -129,7 +130,7 @@ class Owner:
     """How many tasks may send at once, if they share their slots with daemons; None: no limit."""
 
     def check(self) -> None:
-        """Raise the failure of the child daemon, or of those on Spark, if they are not restarted any more."""
+        """Raise the failure of the child daemon, or of the daemons on Spark, if it is not restarted."""
         for daemons in (self.child, self.on_spark):
             if daemons is not None and daemons.failure is not None:
                 raise daemons.failure
@@ -139,8 +140,9 @@ class Owner:
 def owner_of(
     settings: Settings, replaying: Callable[[str], None], starting: Future[SparkSession], every: Sequence[Settings]
 ) -> Iterator[Owner]:
-    """Start a daemon, or daemons in the Spark that is `starting`, unless some are configured or run there already; stop
-    them at the end. `replaying`: see `start_child`; `every`: the pipelines of that Spark.
+    """Yield the owner of the table's regions. If none is configured or runs on Spark, start one and stop it at the end.
+
+    `replaying`: see `start_child`. `starting`: the Spark that may host daemons. `every`: the pipelines of that Spark.
     """
     with ExitStack() as stack:
         if settings.daemon.on_spark:
@@ -153,6 +155,6 @@ def owner_of(
             stack.callback(child.stop, settings.daemon.drain_timeout)
             endpoint = child.endpoint
         sink, shown = settings.sink, Access.of(settings).options()
-        # A daemon that does not answer now is an error; one that ends later is waited for.
+        # A daemon that does not answer at the start is an error; a daemon that ends later is awaited.
         table = RemoteTable(endpoint, in_flight_max=sink.in_flight_max, restarts=sink.stream_timeout, **shown)
         yield Owner(child, stack.enter_context(table))

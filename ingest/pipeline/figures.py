@@ -19,11 +19,11 @@ KEPT = 100_000
 class Figures:
     """The counts of a run at one moment. Times in seconds; NaN if nothing was measured.
 
-    `rows`: rows of finished micro-batches; `repeated`: those that their region had applied before. `bad`: rows that no
-    region got; `letters`: dead letters written for them.
+    `rows`: rows of finished micro-batches. `repeated`: rows that their region had applied before. `bad`: rows that no
+    region received. `letters`: dead letters written for them.
     `seconds`: from the start of the query to the last ack. `ack_*`: from a stream's closing message to the ack, one
     value per region and micro-batch. `queryable_*`: from a row's landing in the source to its ack. These times are
-    known for the oldest and the newest row of a region in a micro-batch; the median takes the middle of both.
+    known for the oldest and the newest row of a region in a micro-batch; the median uses their mean.
     """
 
     rows: int
@@ -48,7 +48,7 @@ class Figures:
 class RunStats:
     """Counts receipts.
 
-    Thread safety. `begin` and `add` from the query's thread, `figures` from any.
+    Thread safety. `begin` and `add` from the query's thread, `figures` from any thread.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -60,10 +60,12 @@ class RunStats:
         self._batch_id = -1
         self._by_region: Counter[str] = Counter()
         self._acks: deque[float] = deque(maxlen=KEPT)
-        self._waits: deque[tuple[float, float, int]] = deque(maxlen=KEPT)  # of the middle, of the oldest, rows
+        self._waits: deque[tuple[float, float, int]] = deque(
+            maxlen=KEPT
+        )  # mean of oldest and newest row, oldest row, rows
 
     def begin(self) -> None:
-        """Start the clock: the query starts now, or again; the time since the last ack does not count then."""
+        """Start the clock when the query starts or restarts. The time since the last ack does not count."""
         with self._lock:
             now = self._clock.monotonic()
             self._began, self._last = self._began + now - self._last, now
@@ -87,7 +89,7 @@ class RunStats:
                     self._waits.append(((oldest + newest) / 2, oldest, region.rows))
 
     def figures(self) -> Figures:
-        """Return the counts at this moment."""
+        """Return the current counts."""
         with self._lock:
             waits = np.array(list(self._waits) or [(np.nan, np.nan, 1)])
             acks = np.array(list(self._acks) or [np.nan])
@@ -108,7 +110,7 @@ class RunStats:
 
 
 def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
-    """Return the smallest value with at least half of the weight at or below it; both arrays float64[n], n >= 1."""
+    """Return the smallest value with at least half of the weight at or below it. Both arrays: float64[n], n >= 1."""
     order = np.argsort(values)
     covered = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(covered, covered[-1] / 2)])

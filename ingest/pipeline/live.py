@@ -1,4 +1,4 @@
-"""What the page of a run shows: what the driver has counted, and the regions as their owners told it last."""
+"""What the page of a run shows: the driver's counters, and the regions as last reported by their owners."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunSource:
         self._pages, self._settings, self._clock = pages, settings, clock
 
     def sample(self) -> Sample:
-        """Return the counters of the driver, and how far the regions are behind by their owners' last status.
+        """Return the driver's counters, and the lag of the regions from the last status of their owners.
 
         `latest` is the freshness, see `RunMeter.lag_seconds`.
         """
@@ -72,7 +72,7 @@ class RunSource:
         }
 
     def queryable(self) -> dict[str, Any] | None:
-        """Return what a query may name, None before the table has an owner."""
+        """Return the names that a query may use; None until the table has an owner."""
         base = self._pages.base
         if base is None or self._pages.reader is None:
             return None
@@ -88,7 +88,7 @@ class RunSource:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _regions(self) -> list[Mapping[str, Any]]:
-        """Return the regions by the last status of their owners; all are silent while no daemon answers."""
+        """Return the regions from the last status of their owners; all are silent while no daemon answers."""
         regions = list(self._pages.owners.get("regions", ()))
         if any(reason["reason"] == "no_daemon" for reason in self._pages.health.reasons()):
             return [{**region, "state": "silent"} for region in regions]

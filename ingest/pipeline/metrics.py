@@ -16,20 +16,20 @@ from memwal.ingest.sink.receipts import BatchReceipt
 from memwal.wal import Clock
 
 WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
-"""Upper bounds of the time from the landing of rows in the source until they are searchable."""
+"""Bucket bounds, in seconds, of the time from the landing of rows in the source until they are searchable."""
 
 _RECENT = 60.0
-"""Seconds. After the source was read to its end, the freshness of the last micro-batch counts for this long."""
+"""Seconds for which the freshness of the last micro-batch counts after the source was read to its end."""
 
 
 class RunMeter:
-    """The counters of one pipeline since it was started.
+    """The counters of one pipeline since its start.
 
-    Thread safety. `add` from the query's thread, `progressed` and `looked` from the run's; reading from any.
+    Thread safety. `add` from the query's thread, `progressed` and `looked` from the run's; reading from any thread.
     """
 
     def __init__(self, clock: Clock, trigger: float = 0.0, freshness_max: float = 0.0) -> None:
-        """`trigger`, `freshness_max`: those of [source], in seconds; `freshness_max` 0: no objective."""
+        """`trigger`, `freshness_max`: the settings of [source], in seconds. `freshness_max` 0: no objective."""
         self._clock, self.trigger, self.freshness_max = clock, trigger, freshness_max
         self.rows = self.repeated = self.micro_batches = 0
         self.bad = self.letters = 0
@@ -70,9 +70,9 @@ class RunMeter:
     def lag_seconds(self) -> float:
         """Freshness: seconds from the landing of a row in the source until the row is searchable.
 
-        Of the last micro-batch it is the time of the oldest row. While the source has more rows it is at least the time
-        that the oldest of these has waited: that row landed after the newest searchable row, and after the last look
-        that found nothing to read. 0 if nothing landed in the last minute.
+        For a finished micro-batch it is the time of its oldest row. While the source has more rows, it is at least the
+        time that the oldest of them has waited: that row landed after the newest searchable row, and after the last
+        check that found nothing to read. 0 if nothing landed in the last minute.
         """
         if self._ahead:
             return max(self._last_lag, self._clock.now() - max(self._landed, self._caught_up))
@@ -80,12 +80,12 @@ class RunMeter:
 
     @property
     def is_late(self) -> bool:
-        """Whether `lag_seconds` is beyond the objective `source.freshness_max`."""
+        """Whether `lag_seconds` exceeds the objective `source.freshness_max`."""
         return 0 < self.freshness_max < self.lag_seconds
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds without a finished micro-batch though the source has rows to read, or does not answer; else 0."""
+        """Seconds without a finished micro-batch while the source has rows to read or does not answer; else 0."""
         return max(0.0, self._clock.now() - max(self._finished, self._caught_up)) if self._ahead else 0.0
 
     def _queryable_of(self, region: str) -> Histogram:
@@ -93,30 +93,31 @@ class RunMeter:
             self.queryable = {
                 **self.queryable,
                 region: Histogram(WAITS),
-            }  # a new dict: a scrape may iterate the old one
+            }  # a new dict, because a scrape may iterate over the old one
         return self.queryable[region]
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """Take over Spark's progress of the last trigger."""
+        """Store Spark's progress of the last trigger."""
         self.rows_behind = rows_behind(progress)
         self.steps = {step: float(took) / 1e3 for step, took in progress.get("durationMs", {}).items()}
 
     def looked(self, status: Mapping[str, Any] | None) -> None:
-        """Take over Spark's status of the query; None if no query runs, because the source does not answer."""
+        """Store Spark's status of the query; None if no query runs because the source does not answer."""
         self._processing = status is None or bool(status.get("isTriggerActive") and status.get("isDataAvailable"))
         if not self._ahead:
             self._caught_up = self._clock.now()
 
     @property
     def _ahead(self) -> bool:
-        """Whether the source had rows to read at the last look, as far as Spark tells."""
+        """Whether the source had rows to read at the last check, as reported by Spark."""
         return self._processing or bool(self.rows_behind)
 
 
 def rows_behind(progress: Mapping[str, Any]) -> int | None:
-    """Return how many rows the sources held at the last trigger and it did not take; None if they count none (files).
+    """Return the number of rows that the sources had at the last trigger and that it did not read.
 
-    `progress`: Spark's JSON. A source that counts rows gives offsets by topic and partition, as Kafka does.
+    None if no source counts rows (files). `progress`: Spark's JSON. A source that counts rows reports offsets by topic
+    and partition, as Kafka does.
     """
     behind: int | None = None
     for source in progress.get("sources", ()):
@@ -215,7 +216,7 @@ class RunCollector(Collector):
         self._meter, self._paused = meter, paused
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics at this moment."""
+        """Yield the current metrics."""
         yield from families(RAN, {"": self._meter})
         yield from families(RAN_BY_REGION, self._meter.queryable, "region")
         yield from families(PAUSED, {"": self._paused()})

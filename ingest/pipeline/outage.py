@@ -1,7 +1,7 @@
-"""An outage of the source: the query ends, and is started again from its checkpoint, for up to `outage_max`.
+"""An outage of the source: restart the query from its checkpoint, for up to `outage_max`.
 
-Spark's Kafka source gives up after its client's timeouts. Nothing is lost by that, so the run restarts the query itself
-instead of ending. It logs each attempt, and is not ready meanwhile.
+Spark's Kafka source fails after its client's timeouts. Nothing is lost, so the run restarts the query instead of
+ending. It logs each attempt, and is not ready meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memwal.wal.retries import Backoff
 
 _LOG = logging.getLogger("memwal.pipeline")
 PAUSE_FIRST, PAUSE_MOST = 1.0, 30.0
-"""Seconds between the end of a query and its next start, doubling."""
+"""Seconds between the end of a query and its next start: the first pause, which doubles, and the longest one."""
 _HELD = "source_silent"
 
 
@@ -28,7 +28,7 @@ class Outage:
     """
 
     def __init__(self, table: str, longest: float, health: Health, clock: Clock) -> None:
-        """`longest`: seconds from the first failure during which the query is started again; 0: never."""
+        """`longest`: seconds after the first failure during which the query is restarted; 0: never."""
         self._table, self._longest, self._health, self._clock = table, longest, health, clock
         self._since: float | None = None
         self._next: float | None = None
@@ -36,16 +36,16 @@ class Outage:
 
     @property
     def waits(self) -> bool:
-        """Return whether no query runs and the next start is not due yet."""
+        """Return whether no query runs and its next start is not due yet."""
         return self._next is not None and self._clock.monotonic() < self._next
 
     @property
     def due(self) -> bool:
-        """Return whether the query is to be started now."""
+        """Return whether the query must be started now."""
         return self._next is not None and not self.waits
 
     def failed(self, error: MemWalError) -> None:
-        """Handle `error`, which ended the query. Raises: `error`, if it is no outage, or the time is over."""
+        """Handle `error`, which ended the query. Raises: `error` if it is not an outage, or if `longest` is over."""
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
         if error.details.get("reason") != SILENT or now + self._backoff.next - self._since > self._longest:
@@ -60,11 +60,11 @@ class Outage:
         )
 
     def started(self) -> None:
-        """Note that the query runs again; whether the source answers is seen later."""
+        """Note that the query runs again. Whether the source answers is detected later."""
         self._next = None
 
     def look(self, status: Mapping[str, Any]) -> None:
-        """Note the `status` of the query: if it waits for data or its next trigger, the source has answered."""
+        """Evaluate the `status` of the query: if it waits for data or its next trigger, the source has answered."""
         if self._since is not None and str(status.get("message", "")).startswith("Waiting"):
             self.over()
 
@@ -75,7 +75,7 @@ class Outage:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the outage: a pause ends the wait for the source, which is not asked while it lasts."""
+        """End the outage without a log line: during a pause the source is not read, so the wait for it is over."""
         self._since = self._next = None
         self._backoff.reset()
         self._health.release(_HELD)

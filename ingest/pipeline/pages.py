@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 BAD_BATCHES = 20
-"""Newest micro-batches with bad rows whose reasons are kept."""
+"""Number of newest micro-batches with bad rows that are kept with their reasons."""
 
 
 class RunPages:
-    """The pages of a pipeline's driver, and what its owners told it last.
+    """The pages of a pipeline's driver, with the last status of its owners.
 
     Thread safety. Any thread.
     """
@@ -48,25 +48,25 @@ class RunPages:
         self._clock = clock or SystemClock()
         self.stats = stats
         self.base: BaseTable | None = None
-        """The table, None before it is known."""
+        """The table; None until it is known."""
         self.reader: RemoteTable | None = None
-        """A client of the table's owners, None before they run."""
+        """A client of the table's owners; None until they run."""
         self.owners: Mapping[str, Any] = {}
-        """The newest status that the owners have answered with; empty before."""
+        """The newest status that the owners returned; empty before the first one."""
         self.bad_batches: deque[dict[str, Any]] = deque(maxlen=BAD_BATCHES)
         """The newest micro-batches with bad rows, oldest first: `{"time", "batch_id", "bad", "letters", "reasons"}`."""
         self.commits: Sequence[Mapping[str, Any]] = ()
-        """The newest commits of the owners, oldest first, as `CommitMeter.recent`."""
+        """The newest commits of the owners, oldest first; see `CommitMeter.recent`."""
         self.pausing: Pausing | None = None
-        """The pauses of the table, None before it is known."""
+        """The pauses of the table; None until the table is known."""
         scrape.add(RunCollector(meter, self._held))
 
     def serves(self, base: BaseTable, reader: RemoteTable) -> None:
-        """Note the table, and a client of its owners."""
+        """Set the table and a client of its owners."""
         self.base, self.reader = base, reader
 
     def paused(self) -> Paused:
-        """Return what an operator holds, as of the last look."""
+        """Return what an operator has paused, as last read from storage."""
         return {} if self.pausing is None else self.pausing.watch.last
 
     def add(self, receipt: BatchReceipt) -> None:
@@ -78,13 +78,13 @@ class RunPages:
             self.bad_batches.append({"time": self._clock.now(), **told, "reasons": receipt.reasons})
 
     def saw(self, status: Mapping[str, Any]) -> None:
-        """Take over a status that the owners answered with."""
+        """Store a status that the owners returned."""
         self.owners = {**status, "regions": _with_silent(self.owners, status)}
-        if status.get("commits"):  # a daemon that was restarted has none
+        if status.get("commits"):  # a restarted daemon has no commits
             self.commits = status["commits"][-COMMITS_KEPT:]
 
     def look(self, query: StreamingQuery) -> None:
-        """Take over Spark's progress of the source; do nothing if the JVM has ended, which `PipelineStream` reports."""
+        """Store Spark's progress of the source. Does nothing if the JVM has ended, which `PipelineStream` reports."""
         from py4j.protocol import Py4JError
 
         with suppress(Py4JError, OSError):
@@ -94,7 +94,7 @@ class RunPages:
             self.meter.looked(query.status if query.isActive else None)
 
     def status(self) -> dict[str, Any]:
-        """Return what the pipeline has done so far; times in seconds, null if nothing was measured."""
+        """Return what the pipeline has done so far. Times are in seconds; null if nothing was measured."""
         figures, meter = self.stats.figures(), self.meter
         return {
             "table": self.name,
@@ -121,7 +121,10 @@ class RunPages:
         }
 
     def reasons(self) -> list[Reason]:
-        """Return why the run is not ready; empty if it is. Rows that wait because an operator paused are not late."""
+        """Return why the run is not ready; empty if it is ready.
+
+        Rows that wait because of an operator's pause are not late.
+        """
         meter = self.meter
         if not meter.is_late or "ingestion" in self.paused():
             return self.health.reasons()
@@ -134,7 +137,7 @@ class RunPages:
         return pages_of(self.scrape, self.reasons, self.status, self.paused)
 
     def acts(self) -> dict[str, Act]:
-        """Return the actions by path; flushes and commits are those of the owners."""
+        """Return the actions by path. Flushes and commits are actions of the owners."""
 
         def flush(*_: Any) -> dict[str, Any]:
             regions = self._served().status()["regions"]
@@ -145,7 +148,10 @@ class RunPages:
         return pauses | {"/flush": flush, "/commit": lambda *_: asdict(self._served().commit())}
 
     def _held(self) -> Paused:
-        """Return what an operator holds and what stands still by it: a micro-batch under way may still hang."""
+        """Return the pauses that are in effect: a paused ingestion counts only once the query is stopped.
+
+        Until then a micro-batch may be in progress, and may hang.
+        """
         stands = self.pausing is not None and self.pausing.stands
         return {what: told for what, told in self.paused().items() if what != "ingestion" or stands}
 

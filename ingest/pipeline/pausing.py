@@ -1,13 +1,13 @@
-"""A pipeline whose ingestion is paused: no micro-batch begins, the one under way is finished.
+"""Pause the ingestion of a pipeline: no micro-batch begins, and the one in progress is finished.
 
-1. Every second or so the run looks at the table's pauses (`ingest.rpc.pauses`), in a thread of its own; over HTTP it is
-   told at once.
+1. About once a second, a thread of the run reads the table's pauses (`ingest.rpc.pauses`). A pause over HTTP takes
+   effect at once.
 2. The gate is closed: a micro-batch that Spark begins now waits there, before any of its rows is read.
-3. The query is stopped once no micro-batch is in the sink. The offsets of the last one are noted by then; one that
-   waits at the gate is begun again later, with the same rows. So the source is not asked while the pause lasts.
+3. The query is stopped once no micro-batch is in the sink. By then Spark has noted the offsets of the last one. A
+   micro-batch that waits at the gate begins again later with the same rows. The source is not read during the pause.
 4. After the pause the query is started again from its checkpoint.
 
-*A crash anywhere: the next run finds the pause, and does not start the query.*
+*Crash anywhere: the next run reads the pause, and does not start the query.*
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("memwal.pauses")
 Write = Callable[["DataFrame", int], None]
 _LOOK_EVERY = 0.5
-"""Seconds between two looks whether the last look at storage is still recent."""
+"""Seconds between two checks whether the last read of the pauses is still recent."""
 
 
 class Gate:
     """Lets micro-batches begin, or makes them wait.
 
-    Thread safety. Any thread; Spark's begins micro-batches.
+    Thread safety. Any thread; micro-batches begin in a thread of Spark.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Gate:
 
     @property
     def holds(self) -> bool:
-        """Whether a micro-batch waits, so that none is in the sink."""
+        """Whether a micro-batch waits at the gate, so that none is in the sink."""
         return self._waiting > 0
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Gate:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """End the wait of a micro-batch whose query is being stopped: it fails, and is begun again later."""
+        """End the wait of a micro-batch whose query is being stopped: it fails, and begins again later."""
         with self._changed:
             self._left = self._closed
             self._changed.notify_all()
@@ -89,9 +89,9 @@ class Gate:
 
 
 class Pausing:
-    """Watches the pauses of one pipeline's table, and holds its micro-batches.
+    """Reads the pauses of one pipeline's table, and holds its micro-batches.
 
-    Thread safety. One thread, which runs the pipeline; `watch` and `gate` any.
+    Thread safety. One thread, which runs the pipeline; `watch` and `gate` from any thread.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], clock: wal.Clock) -> None:
@@ -99,21 +99,22 @@ class Pausing:
         self.watch = PauseWatch.of(store, clock, wal.SystemIds(), settings.wal.options())
         self.gate = Gate()
         self.stands = False
-        """Whether the query has been stopped by a pause."""
+        """Whether a pause has stopped the query."""
         self._looks = Periodic("pauses", self.watch.recent, _LOOK_EVERY)
 
     def start(self) -> None:
-        """Begin to look. Raises: wal errors."""
+        """Read the pauses, and start the thread that repeats it. Raises: wal errors."""
         self.watch.look()
         self._looks.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._looks.stop()
 
     def held(self, what: What) -> Mapping[str, Any] | None:
-        """Return the pause of `what`, None if there is none; that of the last look if storage does not answer now: what
-        a run does only once must not be left out for that.
+        """Return the pause of `what`; None if it is not paused.
+
+        If storage does not answer, the last known pause counts: a step that a run does only once must not be skipped.
         """
         try:
             return self.watch.look().get(what)
@@ -133,7 +134,7 @@ class Pausing:
         return "paused" if self.stands else "running" if self.told is None else "pausing"
 
     def may_stop(self, query: StreamingQuery | None) -> bool:
-        """Return whether `query` can be stopped without ending a micro-batch half-way. Closes the gate."""
+        """Return whether `query` can be stopped without interrupting a micro-batch. Closes the gate."""
         self.gate.close()
         if query is None or self.gate.holds:
             return True

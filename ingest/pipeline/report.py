@@ -32,7 +32,7 @@ _WORD = re.compile(r"[A-Za-z]{4,}")
 def print_report(
     console: Console, table: RemoteTable, indexes: Sequence[IndexSpec], figures: Figures, clock: Clock
 ) -> None:
-    """Print the figures of a run and the answers of the queries, at level latest. Raises: what the reads raise."""
+    """Print the figures of a run and the answers of the queries, at level latest. Raises: errors of the reads."""
     console.print(figures_table(figures, table.status()))
     for query in queries(table, indexes):
         began = clock.monotonic()
@@ -104,9 +104,9 @@ class Query:
 
 
 def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
-    """Return a lookup by key, and for each kind of index a filter, vector search or text search.
+    """Return a lookup by key, and for each kind of index one query: a filter, a vector search or a text search.
 
-    They use values of stored rows, so that each finds something.
+    Queries use values of stored rows, so that each returns rows.
     """
     rows = table.scan(limit=_SAMPLE).read_all()
     if not rows.num_rows:
@@ -122,7 +122,10 @@ def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
 
 
 def shown_columns(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[str]:
-    """Return the columns to show in 80 characters: the key, indexed columns, then others; no vectors and no bytes."""
+    """Return the columns that fit into 80 characters: the key, indexed columns, then others.
+
+    Vectors and bytes are left out.
+    """
     indexed = [index.column for index in indexes]
     names = dict.fromkeys([*table.key, *indexed, *table.schema.names])
     return [name for name in names if _printable(table.schema.field(name).type)][:_COLUMNS_SHOWN]
@@ -186,7 +189,7 @@ def _print_query(console: Console, query: Query, found: pa.Table, seconds: float
 
 
 def _widest(found: pa.Table) -> str:
-    """Return the column with the longest texts; it gets the width that the others leave."""
+    """Return the column with the longest texts; it gets the width that the other columns leave."""
     lengths = {name: sum(len(str(value)) for value in python_values(found[name])) for name in found.column_names}
     return max(lengths, key=lambda name: lengths[name], default="")
 

@@ -43,17 +43,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOOK_EVERY = 0.1
-_SHOW_EVERY = 5  # looks between two status calls to the daemon
+_SHOW_EVERY = 5  # iterations between two status calls to the daemon
 
 
 @translate_errors
 def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, notes: Console | None = None) -> int:
     """Run pipelines in one Spark, each with its own query; return the exit code.
 
-    `pipelines`: settings by the file or FILE:NAME they were loaded from, which is printed in hints.
-    `notes`: takes progress, hints and the last words of a run; None: `console` does.
-    `once`: process the data that is available now, commit, print a report. Else run until SIGINT or SIGTERM.
-    Raises: Invalid before anything was written; Unavailable if a daemon or Spark ends; what a sink raises. An error of
+    `pipelines`: settings by the FILE or FILE:NAME that they were loaded from, which hints print.
+    `notes`: console for progress, hints and the last line of a run; None: `console`.
+    `once`: process the data that is available now, commit, print a report. Otherwise run until SIGINT or SIGTERM.
+
+    Raises: Invalid before anything was written; Unavailable if a daemon or Spark ends; errors of a sink. An error of
     one pipeline ends all.
     """
     every, notes = list(pipelines.values()), notes or console
@@ -89,7 +90,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
         if drained:
             for each in runs:
                 each.finish()
-        screen.__exit__(None, None, None)  # now: the report goes below the panel
+        screen.__exit__(None, None, None)  # now, so that the report is printed below the panel
         if drained:
             _report(runs, list(pipelines), console, notes)
     if not drained:
@@ -98,7 +99,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
 
 
 def _meter(settings: Settings, clock: Clock, *, once: bool) -> RunMeter:
-    """Return the meter of a pipeline; `run --once` has no objective, since it reads what has waited for it."""
+    """Return the meter of a pipeline. `run --once` has no freshness objective, since it reads old data."""
     source = settings.source
     return RunMeter(clock, source.trigger, 0.0 if once else source.freshness_max)
 
@@ -106,7 +107,7 @@ def _meter(settings: Settings, clock: Clock, *, once: bool) -> RunMeter:
 def _owners(
     pipelines: Sequence[Settings], screen: Screen, starting: Future[SparkSession], stack: ExitStack
 ) -> dict[str, Owner]:
-    """Return the owner of each table's regions by uri; pipelines into one table share it. Owners end with `stack`."""
+    """Return the owner of each table's regions by uri. Pipelines into one table share it. Owners end with `stack`."""
     owners: dict[str, Owner] = {}
     for settings, board in zip(pipelines, screen.boards, strict=True):
         if settings.table.uri not in owners:
@@ -115,7 +116,7 @@ def _owners(
 
 
 def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Console, notes: Console) -> None:
-    """Print the reports of drained pipelines; `sources`: as the keys of `run`'s `pipelines`."""
+    """Print the reports of drained pipelines. `sources`: the keys of `run`'s `pipelines`."""
     for each, source in zip(runs, sources, strict=True):
         each.report(console)
         notes.out(f"query it: {_program()} query {source} --help", highlight=False)
@@ -128,15 +129,18 @@ def _stopped(pages: Sequence[RunPages]) -> str:
 
 
 def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -> int:
-    """Return the largest number of regions that a table has."""
+    """Return the largest number of regions of a table."""
     both = zip(pipelines, found, strict=True)
     return max(settings.regions.count if base is None else base.buckets for settings, base in both)
 
 
 @contextmanager
 def _http(settings: Settings, pages: RunPages, console: Console, *, storage: bool) -> Iterator[None]:
-    """Serve a pipeline's pages over HTTP, unless the port is -1, and print the address. `storage`: show the requests of
-    this process to storage among its metrics; one pipeline of several does, so that sums count them once."""
+    """Serve a pipeline's pages over HTTP, unless the port is -1, and print the address.
+
+    `storage`: include the storage requests of this process in its metrics. Only one of several pipelines does so, so
+    that sums count the requests once.
+    """
     sink, guard, clock = settings.sink, Guard.of(settings.daemon, os.environ), SystemClock()
     if sink.http_port < 0:
         yield
@@ -165,7 +169,7 @@ def _http(settings: Settings, pages: RunPages, console: Console, *, storage: boo
 
 
 def _program() -> str:
-    """Return the command as it was typed, such as .venv/bin/memwal, so that hints can be copied."""
+    """Return the command as the user typed it, such as .venv/bin/memwal, so that hints can be copied."""
     return sys.argv[0] if Path(sys.argv[0]).name == "memwal" else "memwal"
 
 
@@ -201,7 +205,7 @@ def spark_of(
 
 
 def _of_session(pipelines: Sequence[Settings]) -> Settings:
-    """Return the settings to start Spark with: of a Kafka pipeline if any, since connectors load at the start."""
+    """Return the settings to start Spark with: those of a Kafka pipeline if any, as connectors load at the start."""
     return next((each for each in pipelines if each.source.format == KAFKA), pipelines[0])
 
 
@@ -214,7 +218,10 @@ def _stop_spark(starting: Future[SparkSession]) -> None:
 
 
 def stream(runs: Sequence[PipelineStream], *, once: bool, stop: threading.Event) -> bool:
-    """Stream until every source is drained (return True) or a signal arrives (False). Raises: what ended a query."""
+    """Stream until every source is drained (return True) or a signal arrives (False).
+
+    Raises: the error that ended a query.
+    """
     try:
         for each in runs:
             if stop.is_set():

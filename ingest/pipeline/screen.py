@@ -1,4 +1,4 @@
-"""The progress of running pipelines: a live panel on a terminal, plain lines elsewhere."""
+"""Show the progress of running pipelines: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REGIONS_SHOWN = 8
 
 
 class Screen:
-    """The console of a run: a panel on a terminal, plain lines elsewhere, for each pipeline.
+    """The console of a run: for each pipeline a panel on a terminal, plain lines elsewhere.
 
     Thread safety. One thread.
     """
@@ -71,7 +71,7 @@ class Progress:
     """
 
     def __init__(self, screen: Screen, table: str, clock: Clock) -> None:
-        """Use `Screen.boards`."""
+        """Use `Screen.boards` instead."""
         self._screen, self._table, self._clock = screen, table, clock
         self._phase, self._note = "starting", ""
         self._began = clock.monotonic()
@@ -92,7 +92,7 @@ class Progress:
         self._screen.refresh()
 
     def show(self, figures: Figures, status: dict[str, Any], files: str = "") -> None:
-        """Show new figures; `status` as from `Table.status`, `files` such as "6/10"."""
+        """Show new figures. `status`: as from `Table.status`. `files`: such as "6/10"."""
         self._figures, self._status, self._files = figures, status or self._status, files
         if figures.batch_id > self._printed_batch:
             self._printed_batch = figures.batch_id

@@ -1,7 +1,8 @@
-"""One pipeline while it streams: starts, watches, restarts and stops its feed and its streaming query.
+"""One pipeline while it streams: start, watch, restart and stop its feed and its streaming query.
 
-The query is restarted from its checkpoint after columns were added for new fields (`ingest.drift.detect`), and after an
-outage of its source (`ingest.pipeline.outage`). Any other end of the query ends the run.
+The query is restarted from its checkpoint after columns were added for new fields (`ingest.drift.detect`), after an
+outage of its source (`ingest.pipeline.outage`) and after a pause (`ingest.pipeline.pausing`). Any other end of the
+query ends the run.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The daemons and the Spark that a pipeline uses; Spark may still be starting."""
+    """The daemons and the Spark that a pipeline uses. Spark may still be starting."""
 
     owner: Owner
     starting: Future[SparkSession]
 
     @property
     def spark(self) -> SparkSession:
-        """Return Spark once it has started. Raises: why it did not start."""
+        """Return Spark; wait until it has started. Raises: the error if it did not start."""
         return self.starting.result()
 
 
@@ -90,7 +91,8 @@ class PipelineStream:
 
     def start(self, *, once: bool) -> None:
         """Start the query, unless its ingestion is paused. `once`: set `drained` when the source is drained.
-        Raises: why it did not start.
+
+        Raises: the error if the query did not start.
         """
         self._once = once
         if (told := self._pausing.told) is not None:
@@ -107,7 +109,10 @@ class PipelineStream:
         self._progress.phase(text)
 
     def look(self, *, show: bool) -> None:
-        """Check that the pipeline still runs, and `show` its progress. Raises: what ended the query."""
+        """Check that the pipeline still runs; with `show`, update its progress.
+
+        Raises: the error that ended the query.
+        """
         if self.drained.is_set():
             return
         self._services.owner.check()
@@ -121,14 +126,15 @@ class PipelineStream:
             self._stop_query(self._query)
             self.start(once=self._once)
         if show or self.drained.is_set():
-            if self._query is not None:  # before the daemon is asked, which may take long to answer
+            if self._query is not None:  # first, because the daemon may take long to answer
                 self._pages.look(self._query)
                 self._look_at_source(self._query)
             self._show()
 
     def finish(self) -> None:
-        """Show the last figures of the drained query, then flush and commit what it has put; no commit if an operator
-        has paused them.
+        """Flush and commit the rows of the drained query, and show its last figures.
+
+        No commit if an operator has paused commits.
         """
         self._show()
         self._progress.phase("flushing")
@@ -152,10 +158,13 @@ class PipelineStream:
         self._stop_query(self._query)
 
     def _is_paused(self) -> bool:
-        """Stop the query if its ingestion is paused and no micro-batch is under way; return whether it stands still."""
+        """Return whether the query is stopped by a pause.
+
+        Stops the query if the ingestion is paused and no micro-batch is in progress.
+        """
         told = self._pausing.told
         if told is None:
-            if not self._pausing.stands:  # else `_go_on` starts the query again
+            if not self._pausing.stands:  # otherwise `_go_on` starts the query again
                 self._pausing.gate.open()
             return False
         with suppress(Py4JError, OSError):  # the JVM has ended, which `_check` reports
@@ -172,8 +181,9 @@ class PipelineStream:
         self._progress.phase(told)
 
     def _go_on(self) -> None:
-        """Check the query, and restart it after an outage or a pause. Raises: what ended the query, unless it is an
-        outage.
+        """Check the query, and restart it after an outage or a pause.
+
+        Raises: the error that ended the query, unless it is an outage.
         """
         if self._outage.waits:
             return
@@ -202,7 +212,7 @@ class PipelineStream:
             if self._feed is not None:
                 local_path(source.path).mkdir(parents=True, exist_ok=True)
             rows = self._rows()
-            if not has_header(source):  # of such files the frame has only the names
+            if not has_header(source):  # for these the frame has only file names
                 self._sink.expect_columns(rows.frame.columns)
             self._sink.small = rows.small
             writer = rows.frame.writeStream.foreachBatch(self._pausing.gate.before(self._writer()))
@@ -228,8 +238,10 @@ class PipelineStream:
         return query
 
     def _check_replay(self) -> None:
-        """Compare the topics of Kafka, and let the sink compare them in each micro-batch; name deleted files.
-        Raises: as `TopicGuard`."""
+        """Start the checks that precede a replay: compare Kafka's topics, or log the names of deleted files.
+
+        For Kafka, the sink then compares the topics in each micro-batch. Raises: as `TopicGuard`.
+        """
         self._end_guard()
         spark, source = self._services.spark, self._settings.source
         if source.format == KAFKA:
@@ -261,19 +273,22 @@ class PipelineStream:
         return read_stream(spark, source, schema)
 
     def _drain(self, query: StreamingQuery) -> None:
-        """Set `drained` once the query has processed all data of the source. Failures are found by `_check`."""
+        """Set `drained` once the query has processed all data of the source. `_check` reports failures."""
         with suppress(Exception):
             if self._feed is None:
                 query.awaitTermination()
             else:
                 self._feed.wait()
                 query.processAllAvailable()
-            paused = query is not self._query  # and it will be another one that drains the source
+            paused = query is not self._query  # after a pause, another query drains the source
             if not paused and query.exception() is None and self._feed_failure() is None:
                 self.drained.set()
 
     def _check(self) -> None:
-        """Raise what ended the feed or the query; the loss of a daemon before the errors that follow from it."""
+        """Raise the error that ended the feed or the query.
+
+        The loss of a daemon has precedence over its consequences.
+        """
         failure = self._feed_failure()
         if failure is not None:
             raise failure

@@ -1,1 +1,1 @@
-"""The foreachBatch sink: micro-batches into regions, each exactly once."""
+"""The foreachBatch sink: writes micro-batches into regions, each exactly once."""

@@ -3,8 +3,9 @@
     df.writeStream.foreachBatch(memwal.MemWalSink("config.toml")).option("checkpointLocation", …).start()
 
 The README has the steps of a micro-batch with their crash points. In short: executors validate and route the rows
-(`RouteTask`), Spark shuffles them by region, and one task per region streams them to the owner (`SendTask`); of a
-micro-batch that is likely to be small one task does all of it (`OneTask`). The driver collects one receipt per region.
+(`RouteTask`), Spark shuffles them by region, and one task per region streams them to the owner (`SendTask`). For a
+micro-batch that is likely to be small, one task does all of this (`OneTask`). The driver collects one receipt per
+region.
 
 A replayed micro-batch must have the same rows (README, *Decisions*).
 """
@@ -62,16 +63,19 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _ROUNDS = 20
-"""Attempts of one micro-batch whose regions refuse rows; each leaves out the rows that were refused before."""
+"""Maximum attempts of a micro-batch whose regions refuse rows. Each attempt leaves out the rows refused before."""
 _QUERY_ID = "sql.streaming.queryId"
 """Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
 
 SMALL, SMALL_ON_FEW = 200_000, 1_000_000
-"""Most rows of a micro-batch for one task. A shuffle and a second stage take longer than so few rows do; if at most
-`FEW` tasks run at once, they move fewer rows through a shuffle and a sort than one task does without them."""
+"""Most rows of a micro-batch for one task.
+
+A shuffle and a second stage take longer than so few rows take in one task. With at most `FEW` concurrent tasks the
+limit is higher, because a shuffle and a sort in so few tasks are slower than one task.
+"""
 FEW = 2
 WITHOUT_PATHS_FROM = 10_000
-"""Fewest rows for which leaving out the paths of files is worth another column in Spark's plan."""
+"""Fewest rows for which omitting the paths of files is worth another column in Spark's plan."""
 WITH_PATHS_FOR = 100
 """Number of micro-batches that are read with paths after one that needed them."""
 BY_JOBS_FOR = 20
@@ -115,16 +119,16 @@ class MemWalSink:
         self._known: tuple[str, ...] = ()
         dlq = self._settings.dlq
         self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
-        self._last: int | None = None  # rows of the last micro-batch; the next one probably has about as many
+        self._last: int | None = None  # rows of the last micro-batch, as an estimate for the next one
         self._small: int | None = None
         self._by_jobs = 0
         self._caller = Caller()
         self._too_many = False
         self._with_paths = 0
         self._prepared: PreparedTask | None = None
-        self._previous: tuple[str, int] | None = None  # query and number of the micro-batch that was written last
+        self._previous: tuple[str, int] | None = None  # query and number of the last written micro-batch
         self.small: SmallReader | None = None
-        """A faster way to the rows of small micro-batches."""
+        """Reads the rows of small micro-batches faster."""
         self.guard: SourceGuard | None = None
         """Checks the source after the rows of a micro-batch were read, and before they are sent."""
         self.failure: MemWalError | None = None
@@ -143,32 +147,30 @@ class MemWalSink:
             self._on_batch(receipt)
 
     def expect_columns(self, columns: Sequence[str]) -> None:
-        """Raise Invalid if rows with `columns` lack columns of the table, and `sink.missing` does not say what happens
-        to these.
-        """
+        """Raise Invalid if `columns` lack columns of the table, and `sink.missing` does not decide their values."""
         base = self._table()
         rule = missing_rule(self._settings.sink.missing or None, base.key, base.rules.upsert)
         of = (of_table(columns), base.schema, base.key, required_of(columns, base.required), rule)
         CallersColumns(self._known).nulls(*of, remedy=choices(SETTING))
 
     def warm_up(self, spark: SparkSession) -> None:
-        """Start Spark's Python workers and let them open the table, so that the first micro-batch need not."""
+        """Start Spark's Python workers and let them open the table, to save this time in the first micro-batch."""
         route, base = self._route(), self._table()
         spark.range(base.buckets).mapInArrow(route.warm_up, "id long").groupBy().count().collect()
 
     def give_up(self) -> None:
-        """End a micro-batch that this process sends, soon: its query is being stopped. Spark replays it."""
+        """End a micro-batch that this process is sending, as its query is being stopped. Spark replays it."""
         self._caller.leave()
 
     def close(self) -> None:
-        """Stop the child daemon, if there is one; acknowledged rows are kept."""
+        """Stop the child daemon, if there is one. Acknowledged rows are kept."""
         if self._child is not None:
             self._child.stop(self._settings.daemon.drain_timeout)
             self._child = None
 
     @panics_as_errors
     def _written(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
-        """Write the micro-batch; if the table is resized or Spark loses rows meanwhile, begin again."""
+        """Write the micro-batch. If the table is resized or Spark loses rows meanwhile, start it again."""
         attempts = Attempts(self._clock, SystemIds(), self._settings.sink.stream_timeout, repeatable=True)
         while True:
             try:
@@ -198,7 +200,7 @@ class MemWalSink:
         refused: dict[Place, BadRow] = {}
         if self.guard is not None:
             self.guard.begin(batch_id)
-        # One sink may serve a query that is started again, from an older checkpoint too, or another one.
+        # One sink may serve a query that is started again, even from an older checkpoint, or another query.
         if self._previous != (producer, batch_id - 1):
             send, refused = self._after_restart(send)
         letters_added = 0
@@ -224,13 +226,14 @@ class MemWalSink:
         )
 
     def _after_restart(self, send: SendTask) -> tuple[SendTask, dict[Place, BadRow]]:
-        """Return how to send a micro-batch that an earlier run may have begun, and its rows that are dead letters now.
+        """Return the task for a micro-batch that an earlier run may have begun, and its rows that are dead letters now.
 
-        Rows that are dead letters stay so, even if the mapping has changed; once every region has applied the
-        micro-batch, no dead letter is written any more. Raises: Invalid.
+        Rows that are dead letters stay dead letters, even if the mapping has changed. Once every region has applied the
+        micro-batch, no more dead letters are written. Raises: Invalid.
         """
         applied = send.applied()
-        # Regions that are behind would take rows that others have under other numbers.
+        # With an older checkpoint, regions that are behind would apply rows that other regions have under other
+        # numbers.
         refuse_older(send.sequence, applied.newest)
         if applied.everywhere == send.sequence:
             mode = "skip" if send.letters.mode == "table" else send.letters.mode
@@ -240,21 +243,24 @@ class MemWalSink:
         return send, given(letters, send.producer, send.sequence)
 
     def _without_shuffle(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
-        """Return the receipts of a micro-batch that is written at one place; None if it needs a shuffle: nothing was
-        sent."""
+        """Return the receipts of a micro-batch written without a shuffle; None if it needs one: nothing was sent."""
         rows = self._by_driver(frame, send)
         return self._by_one_task(frame, send) if rows is None else rows
 
     def _by_driver(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
-        """Return the receipts of a micro-batch whose rows this process reads, checks and sends; None if it does not:
-        nothing was sent."""
+        """Return the receipts of a micro-batch that this process reads, validates and sends.
+
+        None if it cannot: nothing was sent.
+        """
         self._by_jobs = max(0, self._by_jobs - 1)
         if self.small is None or self._by_jobs or (self._last or 0) > MOST_ROWS:
             return None
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
         rows = self.small(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
         if rows is None:
-            self._by_jobs = 0 if self._last is None else BY_JOBS_FOR  # the first one may be what has piled up
+            self._by_jobs = (
+                0 if self._last is None else BY_JOBS_FOR
+            )  # the first micro-batch may be an accumulated backlog
             return None
         if self.guard is not None:
             self.guard.check()
@@ -292,9 +298,10 @@ class MemWalSink:
         return rows
 
     def _without_paths(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
-        """As `_taken`, of rows without the paths of their files; None if paths are needed, or few rows expected.
+        """As `_taken`, for rows without the paths of their files.
 
-        A source that needed paths once will probably need them again, so the next micro-batches have them at once.
+        None if paths are needed, or if few rows are expected. A source that needed paths once will probably need them
+        again, so the next micro-batches have paths from the start.
         """
         self._with_paths = max(0, self._with_paths - 1)
         if self._with_paths or not set(PLACE) <= set(schema.names) or (self._last or 0) < WITHOUT_PATHS_FROM:
@@ -306,7 +313,7 @@ class MemWalSink:
         return None
 
     def _taken(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]]:
-        """Return the receipts of the one task that takes all rows."""
+        """Return the receipts of the single task that processes all rows."""
         if self._prepared is None or not self._prepared.serves(task, schema, frame):
             self._prepared = PreparedTask(task, schema, frame)
         return self._prepared.collected(frame, task.send.sequence, task.send.trace)
@@ -320,22 +327,25 @@ class MemWalSink:
     def _by_regions(
         self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]
     ) -> tuple[list[dict[str, Any]], int]:
-        """Return the receipts of a shuffled micro-batch, and the number of dead letters made of `refused` before it."""
+        """Return the receipts of a shuffled micro-batch, and the number of dead letters written for `refused`."""
         buckets = self._table().buckets
         most = min(buckets, self._tasks or buckets)
         routed = routed_frame(frame, self._route(refused), most, self._settings.source.order_by)
         letters = 0
         with self._checked(routed) as rows:
             if refused:
-                # Their dead letters are durable before any region applies the micro-batch without these rows: after
-                # that no region refuses anything, and a replay would not know these rows.
+                # The dead letters must be durable before any region applies the micro-batch without these rows:
+                # afterwards no region refuses them, and a replay would not know them.
                 letters = _added(_collected(rows.where(f"{BUCKET} < 0"), send))
             return _collected(rows, send), letters
 
     @contextmanager
     def _checked(self, shuffled: DataFrame) -> Iterator[DataFrame]:
-        """Yield the rows of a shuffled frame. With a guard, all rows are read and checked first, and none is read again
-        from the source while the context lasts."""
+        """Yield the rows of a shuffled frame.
+
+        With a guard, all rows are read and checked first, and while the context is open no row is read from the source
+        again.
+        """
         if self.guard is None:
             yield shuffled
             return
@@ -345,10 +355,10 @@ class MemWalSink:
             yield rows
 
     def _refuse_too_bad(self, receipt: BatchReceipt, send: SendTask) -> None:
-        """Raise Invalid if too many of the newest rows were bad; nothing of the micro-batch is lost.
+        """Raise Invalid if too many of the newest rows were bad. Nothing of the micro-batch is lost.
 
-        The micro-batch is replayed, maybe with other rows, since the source may be corrected meanwhile. Its dead
-        letters stay dead letters, so regions that got no rows of it now must take none then.
+        Spark replays the micro-batch, possibly with other rows, since the source may be corrected meanwhile. Its dead
+        letters stay dead letters, so regions that received no rows now must not apply any in the replay.
         """
         rate = self._bad_rate.with_more(receipt.rows + receipt.bad, receipt.bad)
         if rate is None:
@@ -366,8 +376,8 @@ class MemWalSink:
         )
 
     def _route(self, refused: Mapping[Place, BadRow] | None = None) -> RouteTask:
-        """Return the task that routes rows; secrets stay references, as in the configuration."""
-        # The base table's own address: an executor has another working directory.
+        """Return the task that routes rows. Secrets stay references, as in the configuration."""
+        # The base table's absolute address: an executor has another working directory.
         base = self._table()
         return RouteTask(base.uri, self._options(), base.routing_version, self._settings.dlq.mode, refused or {})
 
@@ -378,7 +388,10 @@ class MemWalSink:
         return tuple((name, value.get_secret_value()) for name, value in self._settings.table.storage_options.items())
 
     def _owner(self) -> str:
-        """Return the endpoints to send to; replaces a child daemon that failed for good (the epoch keeps that safe)."""
+        """Return the endpoints to send to.
+
+        Replaces a child daemon that failed permanently, which the epoch makes safe.
+        """
         if self._endpoint is not None:
             return self._endpoint
         if (find := self._find()) is not None:
@@ -403,7 +416,7 @@ class MemWalSink:
         return self._base
 
     def _explained(self, error: Exception) -> MemWalError:
-        """Return the kind of an error; if the child daemon failed for good, its failure, which caused the error."""
+        """Return the kind of an error; if the child daemon failed permanently, its failure, which caused the error."""
         gone = None if self._child is None else self._child.failure
         return gone or of_spark(error)
 
@@ -411,8 +424,8 @@ class MemWalSink:
 def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequence[str]) -> DataFrame:
     """Return the routed rows (steps 1 and 2) with the columns `ADDED`: the rows of a region together, oldest first.
 
-    `most`: tasks after the shuffle; more than regions are useless.
-    A source without files and without `order_by` is ordered by Spark partition, then by arrival.
+    `most`: number of tasks after the shuffle; more tasks than regions are useless. A source without files and without
+    `order_by` is ordered by Spark partition, then by arrival.
     """
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
@@ -435,5 +448,5 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
 
 
 def _collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:
-    """Run the job (steps 3 and 4); return what its tasks answered, one dict per row of `RECEIPT`."""
+    """Run the job (steps 3 and 4). Return the answers of its tasks, one dict per row of `RECEIPT`."""
     return [row.asDict() for row in frame.mapInArrow(task, receipt_schema()).collect()]

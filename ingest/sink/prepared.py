@@ -1,13 +1,13 @@
-"""A task for whole micro-batches that is put into Spark's JVM once.
+"""Keep the task for whole micro-batches in Spark's JVM.
 
-Spark's Python API builds `frame.mapInArrow(task, …)` with some fifty calls over a socket for each micro-batch, and all
-of it except the batch_id is the same: the pickled task, the columns that it reads, the types that it yields. So these
-objects of the JVM are kept, a micro-batch takes a few calls, and its batch_id reaches the task as a local property of
+Spark's Python API builds `frame.mapInArrow(task, …)` with about fifty calls over a socket for each micro-batch,
+although only the batch_id differs: the pickled task, its input columns and its output types stay the same. Therefore
+these JVM objects are kept, a micro-batch takes a few calls, and the task reads its batch_id from a local property of
 the job.
 
-The row that ends a micro-batch (`ingest.source.whole_input`) is a part of its own behind the parts of the frame. If all
-parts go into one task, Spark reads them in order, except that a part on a known host may come first; the part with that
-row is on no host.
+The row that ends a micro-batch (`ingest.source.whole_input`) is a separate partition behind those of the frame. If one
+task processes all partitions, Spark reads them in order, except that a partition with a preferred host may come first;
+the partition of that row has none.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 _NUMBER = "memwal.micro_batch"
 """Local property of Spark: the batch_id of the micro-batch that a job processes."""
 _TRACE = "memwal.trace"
-"""The same for the headers that name its span, as JSON."""
+"""Local property of Spark: the headers that name the span of the micro-batch, as JSON."""
 _LIMIT, _NO_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1)
-"""With a limit, Spark sums the bytes of a batch again for every row: a quarter of the time to hand narrow rows over."""
+"""With a limit, Spark sums the bytes of a batch again for every row, a quarter of the time to pass narrow rows on."""
 _NUMBERS = {"byte", "short", "integer", "long", "float", "double", "decimal"}
 _FIXED = {*_NUMBERS, "boolean", "date", "timestamp", "timestamp_ntz"}
-"""Spark's types whose values all have the same size."""
+"""Spark types whose values all have the same size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """`task` for the micro-batch that the job names."""
+    """`task` for the micro-batch that the job's local properties name."""
 
     task: OneTask
 
@@ -57,9 +57,9 @@ class Numbered:
 
 
 class PreparedTask:
-    """`task` for frames of `schema`; a `without_paths` task gets `PART` in place of `PLACE`.
+    """`task` for frames of `schema`. A `without_paths` task gets `PART` in place of `PLACE`.
 
-    Thread safety. As its Spark session. Errors. As Spark's.
+    Thread safety. As its Spark session. Raises: errors of Spark.
     """
 
     def __init__(self, task: OneTask, schema: StructType, frame: DataFrame) -> None:
@@ -85,17 +85,17 @@ class PreparedTask:
         kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
         call = cast("Any", pandas_udf)(Numbered(self.task), returnType=receipt_schema(), functionType=kind)
         self._call: Any = call(*read)._jc  # noqa: SLF001 - PySpark's public API builds everything again
-        # 4,096 rows of fixed-size values cannot have too many bytes, so they need not be measured.
+        # 4,096 rows of fixed-size values cannot exceed the limit, so their bytes need not be summed.
         narrow = task.without_paths and all(field.dataType.typeName() in _FIXED for field in given)
         self._limit = frame.sparkSession.conf.get(_LIMIT) if narrow else None
 
     def serves(self, task: OneTask, schema: StructType, frame: DataFrame) -> bool:
-        """Return whether this is `task`, except for its batch_id and trace, and made for such frames."""
+        """Return whether this object can run `task` (except for its batch_id and trace) on frames with `schema`."""
         alike = self._spark is frame.sparkSession.sparkContext and self._schema == schema
         return alike and self.task == task.of(0)
 
     def collected(self, frame: DataFrame, number: int, trace: Headers = ()) -> list[dict[str, Any]]:
-        """Run the task for micro-batch `number`, whose span `trace` names; return one dict per row of `RECEIPT`."""
+        """Run the task for micro-batch `number`, whose span `trace` names. Return one dict per row of `RECEIPT`."""
         from pyspark.sql.classic.dataframe import DataFrame as Classic
 
         spark = frame.sparkSession
@@ -111,7 +111,7 @@ class PreparedTask:
 
     @contextmanager
     def unmeasured(self, spark: SparkSession) -> Iterator[None]:
-        """While the context lasts, Spark cuts batches of narrow rows by their number alone."""
+        """While the context is open, Spark limits batches of narrow rows by their number of rows only."""
         if self._limit is None:
             yield
             return
@@ -123,17 +123,17 @@ class PreparedTask:
 
 
 def _missing_place(task: OneTask, columns: Sequence[str]) -> tuple[str, str] | None:
-    """Return the column to add that says where a row lies, and Spark's expression of it; None if there is one."""
+    """Return the name and Spark expression of the place column to add; None if the rows have one."""
     if task.without_paths:
         return PART, PACKED
     return None if {OFFSET, BLOCK} & set(columns) else (BLOCK, "bigint(spark_partition_id())")
 
 
 def fits_one_task(schema: StructType, task: OneTask) -> bool:
-    """Return whether one task may take rows of these columns."""
+    """Return whether one task may process rows of these columns."""
     from pyspark.sql import types as spark
 
-    # Dead letters of rows without a place are told apart by the task that read them; one task reads all.
+    # Ids of dead letters for rows without a place depend on the task that read them; here one task reads all rows.
     if task.route.letters != "fail" and not places(schema.names):
         return False
     ordered_alike = (
@@ -147,5 +147,5 @@ def fits_one_task(schema: StructType, task: OneTask) -> bool:
 
 
 def places(columns: Sequence[str]) -> list[str]:
-    """Return those of `columns` that say where a row lies, most significant first."""
+    """Return the columns among `columns` that form the place of a row, most significant first."""
     return [name for name in (COORDINATES if OFFSET in columns else PLACE) if name in columns]

@@ -1,4 +1,4 @@
-"""Receipts: what tasks answer for each region, and the receipt of a micro-batch made from it."""
+"""Receipts: what tasks return for each region, and the receipt of a micro-batch made from them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ RECEIPT = pa.schema(
         pa.field("said", pa.string()),
     ]
 )
-"""All that returns to the driver: one row per region and micro-batch. Times in unix seconds; `landed_*` is null if the
-source has no files.
+"""Everything that tasks return to the driver: one row per region and micro-batch.
 
-Two more kinds of rows are not the ack of a region. With `letters` not null: the bad rows (`rows` is their number,
-`letters` the number of dead letters newly written, `said` the most frequent reasons). With only `said`: rows that the
-region refused, as `letters.Refusals` writes them; the region has applied nothing."""
+Times are in unix seconds; `landed_*` is null if the source has no files.
+
+Two other kinds of rows are not the ack of a region. (1) `letters` is not null: a summary of bad rows. `rows` is their
+number, `letters` the number of newly written dead letters, `said` the most frequent reasons. (2) Only `said` is set:
+rows that the region refused, encoded by `letters.Refusals`; the region has applied nothing.
+"""
 
 
 def without_ack(now: float, **values: object) -> pa.RecordBatch:
@@ -47,8 +49,10 @@ def without_ack(now: float, **values: object) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class RegionReceipt:
-    """The answer of one region to one micro-batch; times in unix seconds, see `RECEIPT`. `skipped`: rows that the
-    table's rules left out; `newest`: as in an `Ack`."""
+    """The answer of one region to one micro-batch; for times see `RECEIPT`.
+
+    `skipped`: rows that the table's rules left out. `newest`: as in an `Ack`.
+    """
 
     region: str
     rows: int
@@ -69,15 +73,15 @@ class BatchReceipt:
     batch_id: int
     regions: tuple[RegionReceipt, ...]
     bad: int = 0
-    """Rows that no region got: left out, or now dead letters."""
+    """Rows that no region received: left out, or stored as dead letters."""
     letters: int = 0
-    """Dead letters that were newly written for it; fewer than `bad` if some existed already."""
+    """Newly written dead letters; fewer than `bad` if some existed already."""
     reasons: str = ""
     """The most frequent reasons of bad rows."""
 
     @property
     def rows(self) -> int:
-        """Rows of the micro-batch that its regions got."""
+        """Number of rows of the micro-batch that regions received."""
         return sum(each.rows for each in self.regions)
 
 
@@ -86,7 +90,10 @@ def _added(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def receipt_of(batch_id: int, rows: Sequence[dict[str, Any]], letters: int) -> BatchReceipt:
-    """Return the receipt of a micro-batch from the answers of its tasks (`RECEIPT`). `letters`: of all attempts."""
+    """Return the receipt of a micro-batch from the answers of its tasks (`RECEIPT`).
+
+    `letters`: newly written dead letters of all attempts.
+    """
     names = [each.name for each in fields(RegionReceipt)]
     regions = tuple(RegionReceipt(**{name: row[name] for name in names}) for row in rows if row["letters"] is None)
     bad = [row for row in rows if row["letters"] is not None]
@@ -109,7 +116,10 @@ def refuse_older(batch_id: int, newest: int | None) -> None:
 
 
 def older(batch_id: int, newest: int) -> Invalid:
-    """Return the refusal of a checkpoint whose next micro-batch is `batch_id`, though regions have up to `newest`."""
+    """Return the error for a checkpoint that was set back.
+
+    `batch_id`: its next micro-batch. `newest`: the highest one that a region has applied.
+    """
     return Invalid(
         f"the checkpoint is older than the table: regions have micro-batches up to {newest} of this query, so rows "
         f"of its micro-batch {batch_id} would be left out as applied before; restore the newest checkpoint, "

@@ -35,19 +35,20 @@ from memwal.memtable import InvalidRows
 
 @dataclass(frozen=True, slots=True)
 class RouteTask:
-    """Validates batches against the table and adds the columns `ADDED`; good rows pass unchanged. Behind them come the
-    count rows of each region (`ingest.source.whole_input`).
+    """Validates batches against the table and adds the columns `ADDED`.
 
-    If `letters` is not "fail", bad rows continue as dead letters, with the column `LETTER`. `refused`: rows that their
-    region refused in an earlier attempt, or that are dead letters of it; with "fail" they are left out.
-    Raises (as TaskError): Invalid naming the column, and the row and its file if there is one; with dead letters, only
+    Good rows pass unchanged, then count rows follow (`ingest.source.whole_input`). If `letters` is not "fail", bad rows
+    continue as dead letters, with the column `LETTER`. `refused`: rows that their region refused in an earlier attempt,
+    or that are dead letters of this micro-batch; with "fail" they are left out.
+
+    Raises (as TaskError): Invalid with the column, and the row and its file if there is one. With dead letters, only
     for columns that fit no row.
     """
 
     uri: str
     options: tuple[tuple[str, str], ...]
     routing: int = 1
-    """Version of the routing that the driver uses; a worker that knows another one opens the table again."""
+    """Version of the routing that the driver uses. A worker that knows another version opens the table again."""
     letters: Mode = "fail"
     refused: Mapping[Place, BadRow] = field(default_factory=dict)
 
@@ -56,13 +57,13 @@ class RouteTask:
             yield from with_counts(self.routed(batches))
 
     def routed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As a call, but raises errors as they are, and yields no count rows. Raises: Invalid."""
+        """As a call, but raises errors unchanged and yields no count rows. Raises: Invalid."""
         numbers = RowNumbers()
         for batch in batches:
             yield self._routed(batch, numbers.of(batch))
 
     def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Open the table in this worker; passes batches of any kind through."""
+        """Open the table in this worker; pass batches of any kind through."""
         with task_edge():
             opened(self.uri, self.options, self.routing)
             yield from batches
@@ -116,7 +117,7 @@ class RouteTask:
         bad: Mapping[int, BadRow],
         buckets: npt.NDArray[np.int32],
     ) -> pa.RecordBatch:
-        """Return all rows in order: good rows with their region, bad rows without values, with their dead letter."""
+        """Return all rows in order: good rows with their region, bad rows without values but with their dead letter."""
         letter = letter_column(batch, bad, of_table(batch.schema.names), raw=self.letters == "table")
         good = pa.array(buckets != NO_REGION)
         for name in of_table(batch.schema.names) if bad else ():
@@ -132,10 +133,10 @@ def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets:
 
 
 class RowNumbers:
-    """Numbers the rows of a task by their place in their part of a file (without files: in the task).
+    """Numbers the rows of a task within their part of a file (without files: within the task).
 
-    A replay may divide the source into other tasks, but a part of a file is always read in its own order, so these
-    numbers do not depend on the division.
+    A replay may divide the source into other tasks. A part of a file is always read in its own order, so these numbers
+    do not depend on the division.
     """
 
     def __init__(self) -> None:
@@ -167,7 +168,7 @@ class RowNumbers:
 
 
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
-    """Return where a refused row lies, for the end of its message: its number in the file, not in the batch."""
+    """Return the place of a refused row for the end of its message: its number in the file, not in the batch."""
     if row is None:
         return ""
     if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:

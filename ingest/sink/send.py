@@ -2,7 +2,7 @@
 
 Spark shuffles between `RouteTask` and `SendTask`, so the rows of a region arrive together and in order, and no row is
 sent before every row of the micro-batch has passed validation. Both tasks are pickled with plain strings and numbers
-only, and open everything else in the worker. Nothing here imports Spark.
+only, and open everything else in the worker. This module does not import Spark.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ _MICROS = 1e6
 class SendTask:
     """Streams rows, sorted by `BUCKET` and then oldest first, to their owners; yields one `RECEIPT` row per region.
 
-    A region's stream is finished only after as many rows were sent as its count rows say; if anything fails before, the
-    region applies nothing of it. If the owner is lost, releases the region or is busy, the stream is sent again until
-    `timeout`; also if the only daemon is restarted. While the rows of one region are sent, the acks of previous regions
+    A region's stream is closed only after as many rows were sent as its count rows say. If anything fails before, the
+    region applies nothing. If the owner is lost, releases the region or is busy, the stream is sent again until
+    `timeout`, also if the only daemon is restarted. While the rows of one region are sent, the acks of previous regions
     are awaited.
-    Raises (as TaskError): what the owner answers; Unavailable and UnknownOutcome if no owner answers.
+
+    Raises (as TaskError): errors that the owner returns; Unavailable and UnknownOutcome if no owner answers.
     """
 
     endpoint: str
-    """Endpoints of daemons, separated by commas; they name the others."""
+    """Endpoints of daemons, separated by commas; these daemons name the others."""
     regions: tuple[UUID, ...]
     """The region of bucket n at index n."""
     producer: str
@@ -78,9 +79,9 @@ class SendTask:
     trace: tracing.Headers = ()
     """Names the span of the micro-batch."""
     known: tuple[str, ...] = ()
-    """Columns that the table had when the sender began; those added later keep their stored values."""
+    """Columns of the table when the sender started. Columns that were added later keep their stored values."""
     missing: Missing | None = None
-    """What happens to known columns that the rows lack, as `missing_rule`."""
+    """How known columns that the rows lack are handled; see `missing_rule`."""
     form: str = SETTING
     """How the user writes `missing`, for messages."""
 
@@ -89,7 +90,7 @@ class SendTask:
             yield from self.sent(by_region(batches))
 
     def sent(self, regions: Iterator[RegionRows]) -> Iterator[pa.RecordBatch]:
-        """As a call, but raises errors as they are: what the owner answers, Unavailable, UnknownOutcome."""
+        """As a call, but raises errors unchanged: errors that the owner returns, Unavailable, UnknownOutcome."""
         first = next(regions, None)
         if first is not None and first.bucket == NO_REGION:
             written = DeadLetterWriter(self.letters, ROW, self.producer, self.sequence).take(first)
@@ -104,7 +105,7 @@ class SendTask:
             yield from self._send(table, chain([first], regions), acks)
 
     def note(self, regions: Iterable[UUID]) -> None:
-        """Let regions that got no rows of the micro-batch note it as applied. Raises: as a stream of rows."""
+        """Make regions that received no rows of the micro-batch note it as applied. Raises: as a stream of rows."""
         table, token = self._connected(), Token(self.producer, self.sequence)
         for region in regions:
             columns = table.schema.names
@@ -150,7 +151,7 @@ class _Sending:
     """The open stream of one region."""
 
     def __init__(self, table: RemoteTable, stream: RegionStream, clock: Clock, refusals: Refusals | None) -> None:
-        """`refusals`: records every row sent, if rows that the region refuses may be left out."""
+        """`refusals`: records every sent row, if rows that the region refuses may be left out."""
         self._refusals = refusals
         self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
         self._rows_schema = row_schema(table.schema, table.key)
@@ -204,7 +205,7 @@ class _Sending:
 
 
 def required_of(columns: Sequence[str], required: Sequence[str]) -> Sequence[str]:
-    """Return the columns that rows with `columns` may not lack: none if some may be deletes, which need no value."""
+    """Return the columns that rows with `columns` must have; none if rows may be deletes, which need no values."""
     return () if DELETE in columns else required
 
 
@@ -217,9 +218,9 @@ def connected(
     find: NotesFinder | None = None,
     table: str | None = None,
 ) -> RemoteTable:
-    """Return a client of the owners, made once per Python worker, with open connections and known owners.
+    """Return a client of the owners with open connections and known owners, created once per Python worker.
 
-    `patience`: seconds to wait until a daemon answers. `_process`: id of the worker, since a fork must make its own.
+    `patience`: seconds to wait until a daemon answers. `_process`: id of the worker, since a fork needs its own client.
     """
     return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, id=table, **access.options())
 
@@ -234,13 +235,14 @@ def opened_stream(
     routing: int = 1,
     nulls: Sequence[str] = (),
 ) -> RegionStream:
-    """Open a stream for `rows` rows with `columns`, in the table's order. `_tombstone` is added if `columns` has it.
-    Columns that the rows lack keep their stored values, except `nulls`.
+    """Open a stream for `rows` rows with `columns`, in the table's order.
+
+    `_tombstone` is added if `columns` has it. Columns that the rows lack keep their stored values, except `nulls`.
 
     Raises: as `RemoteTable.open_stream`.
     """
     if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
-        table.refresh()  # `RouteTask` knows columns that were added since this client last asked
+        table.refresh()  # `RouteTask` may know columns that were added after this client's last request
     names = [name for name in table.schema.names if name in columns]
     deletes = TOMBSTONE in columns
     return table.open_stream(
@@ -254,10 +256,11 @@ _AT_ONCE = 8
 
 
 class OrderedPipeline(Generic[T]):
-    """Runs steps in threads and returns their results in the order in which the steps were begun.
+    """Runs steps in threads and returns their results in the order that the steps were begun in.
 
-    Thread safety. One thread. Invariants. More than `most` bytes are under way only if a single step has more. The
-    context ends when all steps have ended.
+    Thread safety. One thread.
+    Invariants. More than `most` bytes are in progress only if a single step has more. The context exits when all steps
+    have ended.
     """
 
     def __init__(self, most: int) -> None:
@@ -267,7 +270,7 @@ class OrderedPipeline(Generic[T]):
         self._pool = ThreadPoolExecutor(_AT_ONCE, "pipelined")
 
     def begin(self, step: Callable[[], T], size: int) -> Iterator[T]:
-        """Begin a step of `size` bytes; yield the results of steps that had to end first. Raises: what a step does."""
+        """Begin a step of `size` bytes. Yield the results of steps that had to end first. Raises: errors of a step."""
         while self._under_way and (self._size + size > self._most or len(self._under_way) == _AT_ONCE):
             yield self._oldest()
         self._under_way.append((self._pool.submit(carried(step)), size))

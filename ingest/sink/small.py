@@ -1,14 +1,14 @@
-"""A small micro-batch in one task of one stage: one function checks, orders and sends its rows.
+"""Write a small micro-batch in one task of one stage: a single function validates, orders and sends its rows.
 
-`OneTask` reads all rows of the micro-batch and keeps them until the last one is checked: this is the barrier that
-otherwise the shuffle is. The last row is known by the row behind it, which ends the micro-batch
-(`ingest.source.whole_input`). Then the task sorts the rows as Spark would, and sends them. If they have more than
-`most` bytes, it sends nothing and says so, and the sink shuffles this micro-batch. Nothing here imports Spark.
+`OneTask` reads all rows of the micro-batch and holds them until the last one is validated; this replaces the barrier of
+a shuffle. The row behind the last one ends the micro-batch (`ingest.source.whole_input`). Then the task sorts the rows
+as Spark would, and sends them. If they have more than `most` bytes, it sends nothing and returns `TOO_MANY`, and the
+sink shuffles this micro-batch. This module does not import Spark.
 
-Three columns say where a row of a file lies, and the path is longer than most rows: it takes a quarter of the time of a
-micro-batch of 100,000 rows. One number that holds the file's modification time and a hash of the rest (`PART`) tells
-parts of files apart and orders them as well. If more is needed (a row is refused, or parts with the same time must be
-ordered), the task says so, and is run again with paths.
+The place of a row of a file has three columns, and the path is longer than most rows: it takes a quarter of the time of
+a micro-batch of 100,000 rows. One number (`PART`) that contains the file's modification time and a hash of the rest
+also distinguishes and orders parts of files. If that is insufficient (a row is refused, or parts with the same time
+must be ordered), the task returns `PATHS_NEEDED`, and runs again with paths.
 """
 
 from __future__ import annotations
@@ -45,26 +45,32 @@ from memwal.wal import SystemClock
 
 MOST_BYTES = 64 << 20
 TOO_MANY = "too many rows for one task"
-"""`said` of a receipt if nothing was sent."""
+"""`said` of a receipt if nothing was sent because the rows have too many bytes."""
 PATHS_NEEDED = "paths of files are wanted"
-"""`said` of a receipt if rows came without the paths of their files and these are needed; other receipts do not count
-then."""
+"""`said` of a receipt if the paths of files are needed and the rows came without them.
+
+Other receipts are void then.
+"""
 
 _HASH_BITS = 20
 _LAST = (1 << 63 - _HASH_BITS) - 1
 _MILLIS = f"least(unix_millis({LANDED}), {_LAST})"
 PACKED = f"shiftleft({_MILLIS}, {_HASH_BITS}) | (xxhash64({FILE}, {BLOCK}) & {(1 << _HASH_BITS) - 1})"
-"""Spark's expression of `PART` (int64): the modification time of the file in milliseconds, above a hash. Files dated
-after 2248 have the last time that fits; if there are several, paths are needed. Of parts with the same time, one pair
-in a million has the same number; those are ordered as Spark reads them."""
+"""Spark's expression of `PART` (int64): the modification time of the file in milliseconds, above a hash.
+
+Files dated after 2248 get the last time that fits; several such files need paths. Of two parts with the same time, one
+pair in a million has the same number; such parts are ordered as Spark reads them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OneTask:
-    """Routes, orders and sends all rows of a micro-batch; yields what `send` yields, or one receipt with `TOO_MANY`.
+    """Routes, orders and sends all rows of a micro-batch.
 
-    Requires: all rows of the micro-batch come to this task, and behind them the row that ends it. Raises (as
-    TaskError): what the two tasks do; Unavailable where that row is missing.
+    Yields the receipts of `send`, or one receipt with `TOO_MANY`.
+
+    Requires: this task gets all rows of the micro-batch, and behind them the row that ends it.
+    Raises (as TaskError): errors of both tasks; Unavailable if the last row is missing.
     """
 
     route: RouteTask
@@ -97,10 +103,10 @@ class OneTask:
             yield without_ack(SystemClock().now(), said=PATHS_NEEDED)
 
     def receipts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As a call, for all rows of the micro-batch without the row that ends it, and raises errors as they are."""
+        """As a call, for all rows of the micro-batch without the row that ends it; raises errors unchanged."""
         kept: list[pa.Table] = []
         size = 0
-        # Batches are checked while Spark prepares the next ones. All must be read, or Spark ends this worker.
+        # Batches are validated while Spark prepares the next ones. All must be read, or Spark ends this worker.
         for batch in self.route.routed(batches):
             size += batch.nbytes
             if size <= self.most and batch.num_rows:
@@ -108,7 +114,7 @@ class OneTask:
         if size > self.most:
             yield without_ack(SystemClock().now(), said=TOO_MANY)
             return
-        # Columns of batches with bad rows are nullable, those of others may not be.
+        # Columns of batches with bad rows are nullable; those of other batches may not be.
         rows = pa.concat_tables(kept, promote_options="default").combine_chunks() if kept else pa.table({})
         if self.without_paths and needs_paths(rows):
             raise Invalid(PATHS_NEEDED)
@@ -123,7 +129,7 @@ class OneTask:
 
 
 def unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with `PART` as rows with `PLACE`: the number stands for the path, and every block is 0."""
+    """Return rows with `PART` as rows with `PLACE`: the number replaces the path, and every block is 0."""
     part = batch[PART].to_numpy()
     landed = pa.array((part >> _HASH_BITS) * 1000).cast(pa.timestamp("us", "UTC"))
     zeros = pa.array(np.zeros(len(part), dtype=np.int64))
@@ -142,7 +148,7 @@ def needs_paths(rows: pa.Table) -> bool:
 
 
 def in_order(batch: pa.RecordBatch, order_by: Sequence[str]) -> pa.RecordBatch:
-    """Return routed rows in Spark's order: by region, by `order_by`, by their place; nulls first, NaN last."""
+    """Return routed rows in Spark's order: by region, `order_by` and place; nulls first, NaN last."""
     names = batch.schema.names
     place = [name for name in (COORDINATES if OFFSET in names else PLACE) if name in names]
     # Rows of one part of a file arrive in order, and the sort is stable.
@@ -161,9 +167,9 @@ def _ascends(column: pa.Array) -> bool:
 
 
 def _keys(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield what to sort by for `column`: nothing if all its values are equal."""
+    """Yield the sort keys for `column`; none if all its values are equal."""
     if pa.types.is_floating(column.type):
-        yield pc.is_nan(column)  # Arrow puts NaN where it puts null
+        yield pc.is_nan(column)  # Arrow sorts NaN next to null
     elif not len(column) or (not column.null_count and pc.all(pc.equal(column, column[0])).as_py()):
         return
     yield column

@@ -1,8 +1,8 @@
-"""Rows of a micro-batch staged as objects on the table's storage, and sent from there by one process.
+"""Stage the rows of a micro-batch as objects on the table's storage, and send them from one process.
 
-For writers that cannot let Spark shuffle rows by region (`ingest.connector`, whose README has the steps). A task stages
-its rows with `StageTask`; the driver sends those of all tasks with `send_staged`, by the task that sends shuffled rows.
-An object is an Arrow IPC stream of routed rows of one region. Nothing here imports Spark.
+For writers that cannot let Spark shuffle rows by region (`ingest.connector`; its README has the steps). A task stages
+its rows with `StageTask`. The driver sends the rows of all tasks with `send_staged`, through the task that sends
+shuffled rows. An object is an Arrow IPC stream of routed rows of one region. This module does not import Spark.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from memwal.wal.layout import staged_key
 from memwal.wal.slot import put_until_known
 
 _HELD = 64 << 20
-"""Bytes of rows that a task holds before it stages them."""
+"""Bytes of rows that a task holds in memory before it stages them."""
 _AT_ONCE = 8
-"""Objects that a process writes or deletes at the same time: most of each is waiting for storage."""
+"""Number of objects that a process writes or deletes concurrently; it mostly waits for storage."""
 _WRITTEN = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One staged object: rows of one region in order. Pickles."""
+    """One staged object: rows of one region in order. Can be pickled."""
 
     key: str
     bucket: int
@@ -46,19 +46,19 @@ class Staged:
 
 
 class StageTask:
-    """Checks, routes and stages the rows of one Spark partition.
+    """Validates, routes and stages the rows of one Spark partition.
 
     Thread safety. One thread. Raises: as `RouteTask.routed`; wal errors.
     """
 
     def __init__(self, route: RouteTask, store: wal.ObjectStore, partition: int, held: int = _HELD) -> None:
-        """`partition`: number of the Spark partition, the place of rows whose source has none."""
+        """`partition`: number of the Spark partition, used as the place of rows whose source has none."""
         self._route, self._store, self._partition, self._most = route, store, partition, held
         self._held: dict[int, list[pa.RecordBatch]] = defaultdict(list)
         self._staged: list[Staged] = []
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> tuple[Staged, ...]:
-        """Stage all rows; return the objects, those of each region in the order of its rows."""
+        """Stage all rows. Return the objects; those of each region are in the order of its rows."""
         size = 0
         for batch in self._route.routed(map(self._placed, batches)):
             for bucket, rows in _by_bucket(batch):
@@ -91,9 +91,10 @@ class StageTask:
 
 
 def send_staged(send: SendTask, store: wal.ObjectStore, staged: Sequence[Staged]) -> list[pa.RecordBatch]:
-    """Send staged rows, each region in one stream; return the receipts. `staged`: of all tasks, in the order of rows.
+    """Send staged rows, each region in one stream; return the receipts.
 
-    Raises: Unavailable if an object is missing or differs; what `SendTask.sent` raises.
+    `staged`: objects of all tasks, in the order of rows. Raises: Unavailable if an object is missing or differs; errors
+    of `SendTask.sent`.
     """
     by_bucket: dict[int, list[Staged]] = defaultdict(list)
     for each in staged:
@@ -106,7 +107,7 @@ def send_staged(send: SendTask, store: wal.ObjectStore, staged: Sequence[Staged]
 
 
 def delete_staged(store: wal.ObjectStore, staged: Iterable[Staged]) -> None:
-    """Delete staged objects; what cannot be deleted now is left to a collection."""
+    """Delete staged objects. Garbage collection deletes objects that cannot be deleted now."""
 
     def delete(each: Staged) -> None:
         with suppress(wal.WalError):

@@ -1,1 +1,1 @@
-"""Where rows come from: files, Kafka, anything that Spark reads."""
+"""Sources of rows: files, Kafka, and everything else that Spark reads."""

@@ -13,26 +13,26 @@ from memwal.ingest.api.rows import split_deletes
 from memwal.memtable import TOMBSTONE, emptied
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
-"""Columns of routed rows: int64 number of the row within its part of the source, int32 region of the row."""
+"""Columns of routed rows: number of the row within its part of the source (int64), region of the row (int32)."""
 PART = "_memwal_part"
 """One number that replaces `PLACE` (`ingest.sink.small`)."""
 
 LANDED, FILE, BLOCK = "_memwal_landed", "_memwal_file", "_memwal_block"
 PLACE = (LANDED, FILE, BLOCK)
-"""Columns that say where a row of a file source lies, most significant first."""
+"""Columns that form the place of a row in a file source, most significant first."""
 TOPIC, PARTITION, OFFSET = "_memwal_topic", "_memwal_partition", "_memwal_offset"
 COORDINATES = (TOPIC, PARTITION, OFFSET)
-"""Columns that say where a row of Kafka lies, most significant first. Its `LANDED` does not order it."""
+"""Columns that form the place of a Kafka row, most significant first. `LANDED` does not order Kafka rows."""
 DELETE = "_memwal_delete"
-"""Optional column of bools: the row deletes its key (null = false), and needs no other values."""
+"""Optional boolean column: the row deletes its key (null = false), and needs no other values."""
 PROBLEM = "_memwal_problem"
-"""Why a row cannot be used, after its stage ("parse: …", "map: …"); null if it can."""
+"""Why a row cannot be used, prefixed by the stage ("parse: …", "map: …"); null for a usable row."""
 RAW_KEY, RAW_VALUE, RAW_HEADERS = "_memwal_raw_key", "_memwal_raw_value", "_memwal_raw_headers"
 """The raw bytes of the record, for its dead letter; optional."""
 NOT_SHUFFLED = (PROBLEM, RAW_KEY, RAW_VALUE, RAW_HEADERS)
-"""Columns that `RouteTask` removes, before the shuffle."""
+"""Columns that `RouteTask` removes before the shuffle."""
 NOT_OF_TABLE = (*PLACE, *COORDINATES, DELETE, *NOT_SHUFFLED)
-"""Columns of a source that are not the table's."""
+"""Columns of a source that are not in the table."""
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 NO_REGION = -1
 LETTER = "_memwal_letter"
@@ -52,16 +52,16 @@ _NOT_THE_USERS = {*NOT_OF_TABLE, *ADDED, LETTER}
 
 
 def of_table(columns: Sequence[str]) -> list[str]:
-    """Return those of `columns` that are the user's, in order."""
+    """Return the user's columns among `columns`, in order."""
     return [name for name in columns if name not in _NOT_THE_USERS]
 
 
 def rows_and_deletes(
     batch: pa.RecordBatch, key: Sequence[str], version: str
 ) -> tuple[pa.Table, npt.NDArray[np.bool_] | None]:
-    """Return the user's columns of a batch, and which rows delete their key (None if the batch has no deletes).
+    """Return the user's columns of a batch, and which rows delete their key (None if no row does).
 
-    Rows that delete have only values of their key and version. Raises: Invalid as `ingest.api.rows.split_deletes`.
+    Rows that delete keep only the values of their key and version. Raises: Invalid as `ingest.api.rows.split_deletes`.
     """
     rows = pa.Table.from_batches([batch.select(of_table(batch.schema.names))])
     if DELETE not in batch.schema.names:
@@ -71,12 +71,15 @@ def rows_and_deletes(
 
 
 def place_column(columns: Sequence[str]) -> str:
-    """Return the column among `columns` that is null in no row of a source."""
+    """Return the column among `columns` that is never null in a row of a source."""
     return next((name for name in (OFFSET, PART) if name in columns), BLOCK)
 
 
 def runs(*columns: npt.NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Return the maximal ranges [start, end) of rows that are equal in all `columns` (of equal lengths, at least 1)."""
+    """Return the maximal ranges [start, end) of rows with equal values in all `columns`.
+
+    `columns`: of equal lengths, at least 1 row.
+    """
     changed = np.zeros(len(columns[0]) - 1, dtype=bool)
     for column in columns:
         changed |= column[1:] != column[:-1]

@@ -1,12 +1,12 @@
-"""CSV files whose first line names their columns: read by these names, in whatever order a file has them.
+"""Read CSV files by the column names in their first line, in whatever order a file has them.
 
-Spark reads CSV by position, with one order for all files of a stream. So the stream only names the files of a
-micro-batch; their headers are read before anything is written, and files with the same header are read together:
+Spark reads CSV by position, with one order for all files of a stream. Therefore the stream yields only the file names
+of a micro-batch. Their headers are read before anything is written, and files with the same header are read together:
 
- 1. Every table column must be in the header of every file, else nothing of the micro-batch is written.
- 2. Columns that the table does not have are left out, and logged once.
+1. Every table column must be in the header of every file; otherwise nothing of the micro-batch is written.
+2. Columns that the table lacks are ignored, and logged once.
 
-Files without a header, with `header = "false"` in [source.options], are read by position.
+Files without a header (`header = "false"` in [source.options]) are read by position.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def names_only(stream: Any, source: SourceSettings) -> DataFrame:
 
 
 class ByHeader:
-    """Wraps the sink of a query: reads the files that Spark names, and passes their rows on.
+    """Wraps the sink of a query: reads the files that Spark names, and passes their rows to the sink.
 
-    Thread safety. As the sink. Errors. As the sink, and Invalid for a header; that one stays in `failure`.
+    Thread safety. As the sink. Raises: as the sink, and Invalid for a header; `failure` keeps the latter.
     """
 
     def __init__(self, source: SourceSettings, schema: pa.Schema, sink: Callable[[DataFrame, int], None]) -> None:
@@ -63,7 +63,7 @@ class ByHeader:
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Read, then write; Spark calls this."""
+        """Read the files of a micro-batch and write their rows; Spark calls this."""
         self.failure = None
         try:
             rows = self._rows(frame.sparkSession, files_of(frame))
@@ -84,7 +84,7 @@ class ByHeader:
         """Return the names in the first line of a file; () for an empty file. Raises: Invalid."""
         options = csv_records.options_of(_options(self._source))
         reader = spark.read.options(**options).option(*NO_GLOB)
-        # With multiLine Spark takes a name like [x].csv for a pattern here, and reads the header of x.csv.
+        # With multiLine, Spark treats a name like [x].csv as a pattern here, and reads the header of x.csv.
         odd = any(letter in file for letter in _WILD)
         names = (reader.options(multiLine="false") if odd else reader).csv(file).columns
         names[-1:] = [name.removesuffix("\r") for name in names[-1:]]  # the line ends with \r\n
@@ -111,7 +111,7 @@ class ByHeader:
 
 
 def _check_quotes(spark: SparkSession, file: str, options: Mapping[str, str], columns: int) -> None:
-    """Raise Invalid if a quote in the header never closes: the name has taken rows of the file into it."""
+    """Raise Invalid if a quote in the header is unclosed: the last name would include rows of the file."""
     reader = spark.read.format("csv").option(*NO_GLOB)
     texts = pa.schema([(f"_{at}", pa.string()) for at in range(columns)])
     rows, unreadable, _ = csv_records.rows_of_records(reader, {**options, "header": "false"}, file, texts)

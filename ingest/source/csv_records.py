@@ -1,18 +1,21 @@
-r"""CSV files as RFC 4180 has them: Spark reads the values, and the text of each record says whether they are right.
+r"""Read CSV files by the rules of RFC 4180: Spark parses the values, and the text of each record proves them right.
 
-By itself Spark ends a record at each line break, and takes `\` for what escapes a quote, so that `"a ""b"" c"` keeps
-its quotes. `options_of` has the rules of RFC 4180 instead. But Spark's parser also guesses where quotes do not match,
-and tells nothing: a quote that never closes takes the lines behind it into its value. So each record is checked:
+By default Spark ends a record at each line break and uses `\` to escape quotes, so that `"a ""b"" c"` keeps its quotes.
+`options_of` sets the rules of RFC 4180 instead. But where quotes do not match, Spark's parser guesses and reports
+nothing: an unclosed quote takes the following lines into its value. Therefore each record is checked:
 
- 1. Spark is asked for one column more than the files have. Every record lacks a value then, and Spark hands over the
-    text of what lacks a value (`columnNameOfCorruptRecord`), beside the values that it has read.
- 2. A record is unreadable if its text is not that of as many values as the files have columns (`record_pattern`).
- 3. A record of just one value more lacks none, so it comes without its text. It is unreadable, and its values are
-    written as CSV again, for the dead letter.
+1. The read schema has one column more than the files. Every record then lacks a value, and Spark returns the text of
+   such records (`columnNameOfCorruptRecord`) beside the values that it has parsed.
+2. A record is unreadable if its text does not match the pattern for as many values as the files have columns
+   (`record_pattern`).
+3. A record with exactly one value too many lacks none, so Spark returns no text for it. It is unreadable, and its
+   values are written as CSV again for the dead letter.
 
-A quote that never closes makes one unreadable record with all the lines up to the next quote, or the end of the file.
-Lines end with `\n` or `\r\n`. Spark is told `\n`: told nothing, it goes by the first line of a file, and changes line
-breaks within values. It then leaves the `\r` in front with the last value, from which it is taken away here.
+An unclosed quote makes one unreadable record with all lines up to the next quote or the end of the file.
+
+Lines end with `\n` or `\r\n`. `lineSep` is set to `\n`: without it Spark uses the line end of a file's first line, and
+changes line breaks within values. With `\n`, Spark leaves the `\r` of a line end in the last value, and
+`_without_line_end` removes it.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 RECORD, UNREADABLE = "_memwal_record", "_memwal_unreadable"
-"""The text of a record, and whether its values cannot be relied upon."""
+"""Columns: the text of a record, and whether its values are unreliable."""
 _MORE, _UNREAD = "_memwal_more", "_memwal_unread"
 _BLANK = " \t\r"
 _OF_SPARKS_PARSER = (
@@ -41,21 +44,23 @@ _OF_SPARKS_PARSER = (
     "unescapedquotehandling",
     "chartoescapequoteescaping",
 )
-"""Options, in lower case, with which the text of a record is not checked: they ask for what Spark's parser makes of it,
-or cannot be had with the column that files lack."""
+"""Options, in lower case, that turn off the check of record texts.
+
+They ask for the interpretation of Spark's parser, or cannot be combined with the additional column.
+"""
 _ESCAPES = {"t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-"""What Spark takes a letter behind a backslash for, in a separator of values."""
+"""Spark's meaning of a letter behind a backslash in a separator."""
 
 
 def is_checked(options: Mapping[str, str]) -> bool:
-    """Return whether `options` of a reader of CSV leave it to RFC 4180 what a quote means."""
+    """Return whether quotes follow RFC 4180 with these `options` of a CSV reader."""
     given = _lowered(options)
     quote = given.get("quote", '"')
     return given.get("escape", quote) == quote and not any(name in given for name in _OF_SPARKS_PARSER)
 
 
 def options_of(options: Mapping[str, str]) -> dict[str, str]:
-    """Return `options` of a reader of CSV, with the rules of RFC 4180 where they say nothing."""
+    """Return `options` of a CSV reader, with the rules of RFC 4180 for options that are not given."""
     given = _lowered(options)
     rules = {"escape": given.get("quote", '"'), "multiLine": "true"}
     if is_checked(options) and given.get("multiline", "true").strip().lower() == "true":
@@ -64,10 +69,10 @@ def options_of(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def record_pattern(columns: int, options: Mapping[str, str]) -> str:
-    """Return a regular expression, of Java and of Python, for the text of a record of `columns` values.
+    """Return a regular expression, for Java and Python, that matches the text of a record of `columns` values.
 
-    A value is quoted as a whole, with doubled quotes inside, or does not begin with a quote and has no line break.
-    Possessive quantifiers: each part has one way to match, and Java needs no stack for a long one.
+    A value is quoted as a whole, with inner quotes doubled, or it does not begin with a quote and contains no line
+    break. Quantifiers are possessive: each part has one way to match, and Java needs no stack for long texts.
     """
     given = _lowered(options)
     separator, quote = _separator(given), re.escape(given.get("quote", '"'))
@@ -87,27 +92,28 @@ def record_pattern(columns: int, options: Mapping[str, str]) -> str:
 def rows_of_records(
     reader: Any, options: Mapping[str, str], path: Any, stored: pa.Schema
 ) -> tuple[DataFrame, Column, Column]:
-    """Return the rows of files with the columns `stored`, all text; whether one is unreadable; and its text.
+    """Return the rows of files, a column that marks unreadable rows, and the record text.
 
-    `reader`: Spark's, of CSV, streaming or not; `options`: of it, as `options_of` returns them.
+    The rows have the columns `stored`, as text. `reader`: a Spark CSV reader, streaming or not. `options`: its options,
+    as `options_of` returns them.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
+    from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
 
     texts = [pa.field(name, read_type(stored.field(name).type, "csv")) for name in stored.names]
     asked = pa.schema([*texts, *(pa.field(name, pa.string()) for name in (_MORE, _UNREAD))])
     reader = reader.schema(spark_schema(asked)).options(mode="PERMISSIVE", columnNameOfCorruptRecord=_UNREAD)
-    # Columns that a query does not need are read too: a record without them may lack no value.
+    # Without column pruning Spark parses all columns: a record pruned to fewer columns might lack no value.
     frame: DataFrame = reader.options(**options).options(columnPruning="false").load(path)
-    # Columns that are names of directories stand behind those of the files.
+    # Partition columns, which are named by directories, follow the columns of the files.
     inside = frame.columns[: frame.columns.index(_MORE)]
     text, first, last = F.col(_UNREAD), F.col(quoted(inside[0])), F.col(quoted(inside[-1]))
-    # The first value as well: Spark refuses a query that needs nothing of a file but the texts of its records.
+    # The first value is tested too: Spark rejects a query that needs only the record texts of a file.
     blank = (F.btrim(text, F.lit(_BLANK)) == "") & (F.btrim(F.coalesce(first, F.lit("")), F.lit(_BLANK)) == "")
     said = frame.where(~F.coalesce(blank, F.lit(False)))
     plain = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false", "nullValue": ""}
     again = F.to_csv(F.struct(*(F.col(quoted(name)) for name in (*inside, _MORE))), _of_writer(options) | plain)
     wrong = text.isNull() | ~text.rlike(record_pattern(len(inside), options))
-    # A step of its own, so that Spark matches the text once.
+    # A separate select, so that Spark evaluates the pattern once per record.
     rows = said.select(
         *(F.col(quoted(name)) for name in frame.columns if name not in (inside[-1], _MORE, _UNREAD)),
         _without_line_end(last, text, options).alias(inside[-1]),
@@ -118,7 +124,7 @@ def rows_of_records(
 
 
 def _without_line_end(value: Column, text: Column, options: Mapping[str, str]) -> Column:
-    r"""Return the last value of a record without the `\r` of its line's end; it may have one of its own in quotes."""
+    r"""Return the last value of a record without the `\r` of its line end; a quoted value may end with its own `\r`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     given = _lowered(options)
@@ -137,5 +143,5 @@ def _separator(given: Mapping[str, str]) -> str:
 
 
 def _of_writer(options: Mapping[str, str]) -> dict[str, str]:
-    """Return those of a reader's options that say how CSV is written."""
+    """Return the options of a reader that also apply to writing CSV."""
     return {name: value for name, value in options.items() if name.lower() in ("sep", "delimiter", "quote", "escape")}

@@ -1,4 +1,4 @@
-"""Files of a micro-batch that failed, which were deleted before Spark replays the micro-batch.
+"""Report files of a failed micro-batch that were deleted before Spark replays the micro-batch.
 
 Spark writes the files of a micro-batch into the checkpoint before it reads them:
 
@@ -7,7 +7,7 @@ Spark writes the files of a micro-batch into the checkpoint before it reads them
     sources/0/K    the files of entry K, one JSON object a line: {"path": "file:///…", "timestamp": …, "batchId": K}
     sources/0/K.compact    the same, with the files of all earlier entries
 
-A replay reads the files that still exist, and says nothing about the others.
+A replay reads the files that still exist, and does not report the others.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("memwal.pipeline")
 _NAMED = 10
-"""Most files that a line names."""
+"""Maximum number of files named in a log line."""
 
 
 def log_deleted_files(spark: SparkSession, table: str, files: CheckpointFiles) -> None:
-    """Log the deleted files of the micro-batch that Spark is about to replay, if there is one, in one line.
+    """Log one line that names the deleted files of the micro-batch that Spark is about to replay, if any.
 
     `files`: of the checkpoint. Raises: OSError and errors of Spark if the checkpoint or the source cannot be read.
     """
@@ -58,14 +58,14 @@ def _planned(files: CheckpointFiles, batch_id: int) -> Iterator[str]:
 
 
 def _end(files: CheckpointFiles, batch_id: int) -> int:
-    """Return the last log entry of a micro-batch, -1 if the checkpoint does not have its offsets."""
+    """Return the last log entry of a micro-batch; -1 if the checkpoint lacks its offsets."""
     text = files.read(f"offsets/{batch_id}")
     return -1 if text is None else int(json.loads(text.splitlines()[-1])["logOffset"])
 
 
 def _exists(spark: SparkSession, url: str) -> bool:
     context: Any = spark.sparkContext
-    jvm = context._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+    jvm = context._jvm  # noqa: SLF001 - PySpark has no public access to JVM classes
     path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(url))
     return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))  # noqa: SLF001
 

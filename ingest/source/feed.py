@@ -1,13 +1,14 @@
-"""The feed: copies existing files one after another into the directory that a file source watches (lands them).
+"""The feed: copy ("land") existing files one by one into the directory that a file source reads.
 
 Landing one file, in order:
 
 1. Copy it under a name that Spark's file source ignores (a leading `.`), and fsync it.
-2. Set its modification time to now, and later than that of every file landed before: Spark reads files in the order
-   of their modification times, which it sees in milliseconds.
+2. Set its modification time to now, and later than that of every file in the directory: Spark reads files in the order
+   of their modification times, with a resolution of milliseconds.
 3. Rename it to its own name and fsync the directory, so that the source sees the whole file or nothing.
 
-A file that exists already, by name and size, is skipped; so an interrupted feed continues where it was.
+*Crash before 3: the source ignores the hidden copy, and the next feed writes it again.* A file that already exists with
+the same name and size is skipped, so an interrupted feed continues where it stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HIDDEN = (".", "_")
 
 
 class Feed:
-    """Lands the files of `source` in `target` in name order, one every `every` seconds, on a thread of its own.
+    """Lands the files of `source` in `target` in name order, one every `every` seconds, in its own thread.
 
     Thread safety. `start`, `stop`, `finished` and `failure` from any thread.
     Durability. A landed file is completely on disk before the next one is begun.
@@ -33,7 +34,7 @@ class Feed:
     """
 
     def __init__(self, source: Path, target: Path, every: float, clock: Clock) -> None:
-        """Raises: Invalid if `source` is not a readable directory, or has no file."""
+        """Raises: Invalid if `source` is not a readable directory, or contains no files."""
         self._target, self._every, self._clock = target, every, clock
         self._files = feed_files(source)
         self._stopped = threading.Event()
@@ -44,23 +45,23 @@ class Feed:
 
     @property
     def files(self) -> int:
-        """The number of all files of the feed."""
+        """Number of files of the feed."""
         return len(self._files)
 
     def start(self) -> None:
-        """Begin landing files."""
+        """Start landing files."""
         self._thread.start()
 
     def finished(self) -> bool:
-        """Return whether every file has landed, or the feed has failed or was stopped."""
+        """Return whether every file has landed, the feed has failed, or it was stopped."""
         return self._finished.is_set()
 
     def wait(self) -> None:
-        """Return when `finished`."""
+        """Wait until `finished`."""
         self._finished.wait()
 
     def stop(self) -> None:
-        """End after the file that is being landed."""
+        """Stop after the file that is being landed."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -76,7 +77,7 @@ class Feed:
     def land_all(self) -> None:
         """Land the files that have not landed yet; return early if stopped.
 
-        Raises: Invalid if another file of the same name is in the target; OSError of the file system.
+        Raises: Invalid if the target has a file of the same name and another size; OSError of the file system.
         """
         self._target.mkdir(parents=True, exist_ok=True)
         for file in self._files:

@@ -1,4 +1,4 @@
-"""Which column types can be read from which types of Parquet and ORC files."""
+"""Which types of Parquet and ORC files can be read into which column types."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_dictionary(found):
         found = found.value_type
     if types.is_integer(wanted):
-        # Spark has no unsigned types: it reads one into the next wider signed one, which the sink narrows again.
+        # Spark has no unsigned types: it reads them as the next wider signed type, which the sink narrows again.
         return bool(types.is_integer(found)) and _signed_bits(found) <= _signed_bits(wanted)
-    if types.is_floating(wanted):  # float64 in a narrower column is rounded by the sink (`widened`)
+    if types.is_floating(wanted):  # the sink rounds float64 to a narrower column (`widened`)
         return bool(types.is_floating(found)) and found.bit_width > 16
     if types.is_timestamp(wanted):
         return bool(types.is_timestamp(found)) and found.unit != "ns" and (found.tz is None) == (wanted.tz is None)
@@ -35,8 +35,10 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def widened(kind: pa.DataType) -> pa.DataType:
-    """Return `kind` with float64 in place of narrower floats: Spark reads narrower floats as float64, but never float64
-    as narrower ones. The sink rounds the values, and refuses those that would become infinite.
+    """Return `kind` with float64 in place of narrower floats.
+
+    Spark reads narrower floats as float64, but never float64 as narrower floats. The sink rounds the values, and
+    rejects those that would become infinite.
     """
     if pa.types.is_floating(kind):
         return pa.float64()
@@ -53,7 +55,10 @@ def _signed_bits(kind: pa.DataType) -> int:
 
 
 def _as_wide(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether the lists can have the length of `wanted`; for lists of any length only their values can tell."""
+    """Return whether lists of type `found` can have the length of `wanted`.
+
+    True if one of them has no fixed length: then only the values show whether they fit.
+    """
     both = pa.types.is_fixed_size_list(found) and pa.types.is_fixed_size_list(wanted)
     return not both or bool(found.list_size == wanted.list_size)
 

@@ -1,15 +1,15 @@
-"""File sources: the checks before anything is written, the rows with their places, the files of a micro-batch.
+"""File sources: checks before the start, rows with their places, and the files of a micro-batch.
 
-A file source has the table's schema (Spark's streaming demands one) and three more columns, which say where a row lies.
-Together with the row's number inside its part of the file they order all rows of the source. The sink sorts the rows of
-each region by them, so the newest row of a key wins, whatever the shuffle does and however a replay is partitioned:
+A file source has the table's schema (Spark's streaming requires one) and three more columns that form the place of a
+row. The place and the row's number within its part of the file order all rows of the source. The sink sorts the rows of
+each region by them, so the newest row of a key wins, independent of the shuffle and of how a replay is partitioned:
 
     _memwal_landed   modification time of the file (Spark reads files in this order; microseconds, UTC)
     _memwal_file     its path, for files of the same time
     _memwal_block    byte offset of the part of the file that the task reads
 
-A row of Kafka has its time as `_memwal_landed`, and is ordered by its topic, partition and offset: the newest offset of
-a key wins (`ingest.source.kafka.stream`). Any other source is ordered by `source.order_by`.
+A Kafka row has its timestamp as `_memwal_landed`, and is ordered by its topic, partition and offset: the newest offset
+of a key wins (`ingest.source.kafka.stream`). Any other source is ordered by `source.order_by`.
 """
 
 from __future__ import annotations
@@ -41,29 +41,33 @@ if TYPE_CHECKING:
 
 
 FILES_CHECKED = 256
-"""Files whose schemas are read before the query starts (about 1 ms each); the others are checked while reading."""
+"""Number of files whose schemas are read before the query starts (about 1 ms each). Others are checked while reading.
+"""
 
 NO_GLOB = ("__globPaths__", "false")
-"""Option of a reader: paths are names of files, whatever their characters; Spark's file stream reads them so too."""
+"""Reader option that treats paths as file names, whatever their characters, as Spark's file stream does."""
 _ANY_AGE = f"{2**63 - 1}ms"
-"""The longest time that Spark takes: files of any age are read. Spark leaves out, without a message, files that are
-older than the newest file that it has seen by more than this (by default 7 days), so one file with a time far in the
-future would hide all others. Spark begins with 1970 as the newest time, so the difference cannot overflow."""
+"""The longest time that Spark accepts, so that files of any age are read.
+
+Spark silently ignores files that are older than the newest known file by more than `maxFileAge` (7 days by default):
+one file with a time far in the future would hide all others. Spark starts with 1970 as the newest time, so the
+difference cannot overflow.
+"""
 _STRICT = "FAILFAST"  # Spark's default replaces unreadable values with null
 
 _PLACE = {LANDED: "file_modification_time", FILE: "file_path", BLOCK: "file_block_start"}
 _UNREAD = "_memwal_unread"
 UNREADABLE = "parse: malformed, or a value is of another type than its column"
-"""`PROBLEM` of a JSON record that Spark could not read; `ingest.dlq.file_rows` finds the reason."""
+"""`PROBLEM` of a JSON record that Spark could not read; `ingest.dlq.file_rows` determines the reason."""
 UNREADABLE_RECORD = "parse: the record has more or fewer values than there are columns, or quotes that do not match"
-"""`PROBLEM` of a CSV record that is none."""
+"""`PROBLEM` of text in a CSV file that is not a valid record."""
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
 
 
 def check_source(source: SourceSettings, schema: pa.Schema) -> None:
-    """Raise Invalid if the source cannot be read into a table of `schema` (base schema); reads only.
+    """Raise Invalid if the source cannot be read into a table of `schema` (base schema). Reads only.
 
     The message names the setting, or the file and the column.
     """
@@ -104,7 +108,7 @@ def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
         reason = first_line(error)
         raise Invalid(f"source.path: {file} is no readable Parquet file ({reason}); remove or replace it") from None
     for name in schema.names:
-        # If columns are added while a stream runs, older files do not have them.
+        # If columns are added while a stream runs, older files lack them.
         if name not in found.names and (drift == "ignore" or not schema.field(name).nullable):
             raise Invalid(
                 f"source.path: {file} has no column {name!r}{suggestion(name, found.names)}; add it to the files, or "
@@ -123,7 +127,7 @@ def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
 
 
 def _check_nulls(file: Path, footer: pq.FileMetaData, names: Sequence[str]) -> None:
-    """Raise Invalid if the footer counts nulls in a column that allows none: before the first row is read."""
+    """Raise Invalid if the footer counts nulls in a column that must not be null. Runs before the first row is read."""
     for group in range(footer.num_row_groups):
         chunks = (footer.row_group(group).column(at) for at in range(footer.num_columns))
         for chunk in chunks:
@@ -147,12 +151,12 @@ def _check_type(file: Path, found: pa.Field, wanted: pa.DataType) -> None:
 
 
 def file_limits(source: SourceSettings) -> dict[str, str]:
-    """Return the options of a stream of files: the number of files per micro-batch, and no limit of their age."""
+    """Return the options of a file stream: the number of files per micro-batch, and no limit of their age."""
     return {"maxFilesPerTrigger": str(source.files_per_trigger), "maxFileAge": _ANY_AGE}
 
 
 def files_of(frame: DataFrame) -> list[str]:
-    """Return the paths of the files of a micro-batch, as readers take them: Spark escapes special characters as %20."""
+    """Return the paths of the files of a micro-batch, as readers accept them (Spark percent-encodes them)."""
     return [unquote(row[0]) for row in frame.select(FILE).distinct().collect()]
 
 
@@ -162,10 +166,12 @@ def files_of(frame: DataFrame) -> list[str]:
 def rows_of(
     reader: Any, source: SourceSettings, schema: pa.Schema, *, stored: pa.Schema, paths: Any = None
 ) -> DataFrame:
-    """As `read_stream`, from a Spark reader with a format. `stored`: the columns of the files as they are read, for
-    JSON and CSV in the order of the file; `paths`: the files to load, None for `source.path`.
+    """As `read_stream`, for a Spark reader whose format is set.
+
+    `stored`: the columns of the files as they are read; for JSON and CSV in the order of the file. `paths`: the files
+    to load; None loads `source.path`.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
+    from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
 
     from memwal.ingest.source.strict_texts import STRICT, columns
 
@@ -188,7 +194,7 @@ def rows_of(
 def _texts(
     reader: Any, form: str, options: Mapping[str, str], path: Any, schema: pa.Schema, stored: pa.Schema
 ) -> tuple[DataFrame, Column, Column]:
-    """Return the rows of JSON or CSV files as `read_type` says, whether one is unreadable, and its bytes."""
+    """Return the rows of JSON or CSV files with `read_type` types, whether a row is unreadable, and its raw bytes."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from memwal.ingest.source import csv_records, json_lines

@@ -1,4 +1,4 @@
-"""The rows of a source: a streaming frame, a faster way to few of them, and a check that they may be sent."""
+"""The rows of a source: a streaming frame, a faster way to read few rows, and a check before rows are sent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
-"""Returns all rows of a micro-batch, read by the driver without a Spark job, where they are few: a batch without
-columns if there are none. None where they are many, or it cannot (`ingest.spark.driver_read`)."""
+"""Reads all rows of a small micro-batch in the driver, without a Spark job (`ingest.spark.driver_read`).
+
+Returns a batch without columns for an empty micro-batch; None if there are many rows, or if the driver cannot read
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +25,13 @@ class SourceRows:
 
     frame: DataFrame
     small: SmallReader | None = None
-    """For micro-batches of `frame`."""
+    """Reads small micro-batches of `frame`."""
 
 
 class SourceGuard(Protocol):
-    """Checks, in each micro-batch, that the source is still the one that the checkpoint knows. Errors. MemWalError.
+    """Checks in each micro-batch that the source is still the one that the checkpoint refers to. Raises: MemWalError.
 
-    Rows are sent only after `check`, which is called once all of them were read; rows that are read again are checked
-    again.
+    The sink calls `check` once all rows are read and before it sends any. Rows that are read again are checked again.
     """
 
     def begin(self, batch_id: int) -> None:

@@ -1,4 +1,4 @@
-"""The rows of every source but Kafka."""
+"""Read the rows of every source except Kafka."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> SourceRows:
     """Return the rows of `source`: the table's columns, and `PLACE` for a file source.
 
-    JSON and CSV records that cannot be used are rows with a `PROBLEM`, and raise nothing here. CSV with a header has
-    only the column `FILE`: `ingest.source.csv_header` reads the files of each micro-batch.
+    JSON and CSV records that cannot be used are rows with a `PROBLEM`; they raise no error here. For CSV with a header
+    the frame has only the column `FILE`: `ingest.source.csv_header` reads the files of each micro-batch.
     """
     from memwal.ingest.source.csv_header import has_header, names_only
 
@@ -38,10 +38,10 @@ def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) 
 
 
 def _by_driver(spark: SparkSession, source: SourceSettings) -> bool:
-    """Return whether the driver may read micro-batches of `source`: of files, whose plans have no Python in them.
+    """Return whether the driver may read micro-batches of `source`: files only, as their plans contain no Python.
 
-    Not where Spark skips what it cannot read: a stopped query interrupts the driver's read, which must not pass for the
-    end of a file.
+    False if Spark skips files that it cannot read: stopping the query interrupts the driver's read, and Spark would
+    treat the interruption as the end of a file.
     """
     given = {name.lower(): value.get_secret_value() for name, value in source.options.items()}
     skipping = {"ignoreCorruptFiles", "ignoreMissingFiles"}
@@ -50,8 +50,9 @@ def _by_driver(spark: SparkSession, source: SourceSettings) -> bool:
 
 
 def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> pa.Schema:
-    """Return `schema` with the types as which Spark reads the columns of Parquet files: float64 in place of narrower
-    floats, if files may contain float64.
+    """Return `schema` with the types that Spark must use to read Parquet files.
+
+    If files may contain float64, narrower floats become float64.
     """
     wide = pa.schema([field.with_type(widened(field.type)) for field in schema])
     if source.format != "parquet" or wide == schema:
@@ -60,12 +61,12 @@ def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema)
 
 
 def _holds_float64(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> bool:
-    """Return whether a Parquet file has float64 where the table has narrower floats; True if none can be read."""
+    """Return whether a Parquet file has float64 where the table has narrower floats; True if no file can be read."""
     if is_remote(source.path):
         try:
             found = spark.read.options(**resolve(source.options, os.environ, "[source] options")).parquet(source.path)
             return any("DoubleType" in str(field.dataType) for field in found.schema if field.name in schema.names)
-        except Exception:  # noqa: BLE001 - no file yet, for example; the stream reports other errors
+        except Exception:  # noqa: BLE001 - for example, no file yet; the stream reports other errors
             return True
     paths = [local_path(each) for each in (source.path, source.feed) if each]
     files = [file for path in paths if path.is_dir() for file in visible_files(path)][:FILES_CHECKED]

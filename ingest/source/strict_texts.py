@@ -1,10 +1,11 @@
-"""JSON and CSV files as strict as Kafka records: nothing is guessed, cut off or rounded; a bad row has a reason.
+"""Read JSON and CSV values as strictly as Kafka records: no guessing, no truncation, no rounding.
 
-What Spark's own readers would guess (README, *Decisions*) is read as text (`read_type`), and Spark expressions convert
-the text to a value if it has the right form (`columns`). A row with any other text has the reason in `PROBLEM`, and the
-content of the file in `RAW_VALUE`, as JSON.
+Values that Spark's readers would guess (README, *Decisions*) are read as text (`read_type`). Spark expressions convert
+a text to a value if it has the right form (`columns`). A row with any other text has the reason in `PROBLEM`, and the
+row as JSON in `RAW_VALUE`.
 
-JSON: times and decimals are read as text, floats as float64, all else as it is. CSV: all is text, and empty is null.
+JSON: times, decimals and uint64 are read as text, floats as float64, everything else with its own type. CSV: every
+value is text, and an empty value is null.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 STRICT = ("json", "csv")
-"""Formats of files that are read strictly."""
+"""File formats that are read strictly."""
 ALL_TEXT = ("csv",)
-"""Those of them that have no other values than texts."""
+"""Strict formats that have text values only."""
 _SHOWN = 40
 _INFINITE = float("inf")
 _WHOLE_TEXT = r"^[+-]?[0-9]+$"
 _BITS = {16: 11, 32: 24}
-"""Bits of the numbers that narrower floats hold exactly, by their width."""
+"""Bits of precision of floats narrower than float64, by their width."""
 _DAY = r"\d{4,}-\d\d-\d\d"
 _TIME = _DAY + r"[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?"
 _ZONE = r" ?(Z|[+-]\d\d(:?\d\d)?)"
@@ -41,9 +42,9 @@ _FORMATS = {"date": "dateformat", "timestamp": "timestampformat", "timestamp_ntz
 
 
 def read_type(kind: pa.DataType, form: str) -> pa.DataType:
-    """Return the type as which Spark reads a column of type `kind` from a file of format `form`.
+    """Return the type that Spark uses to read a column of type `kind` from a file of format `form`.
 
-    Raises: Invalid for a list or struct of CSV.
+    Raises: Invalid for a list or struct in CSV.
     """
     if form in ALL_TEXT:
         if pa.types.is_nested(kind):
@@ -59,12 +60,11 @@ def read_type(kind: pa.DataType, form: str) -> pa.DataType:
 
 
 def columns(schema: pa.Schema, form: str, options: Mapping[str, str]) -> tuple[list[Column], Column]:
-    """Return Spark columns of `schema` made from columns of `read_type`, and a column with the problem of a row or
-    null.
+    """Return the Spark columns of `schema`, and a column with each row's problem or null.
 
-    `options`: of the reader; its formats of times are used.
+    The input has columns of `read_type`. `options`: of the reader; its time formats are applied.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
+    from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
 
     texts = _Texts(form, {name.lower(): value for name, value in options.items()})
     found, problems = [], [F.lit(None).cast("string")]
@@ -88,7 +88,7 @@ def as_read(schema: pa.Schema) -> Column:
 
 
 def _is_guessed(kind: pa.DataType) -> bool:
-    # Spark has uint64 as a decimal, and rounds to it.
+    # Spark represents uint64 as a decimal, and rounds values to it.
     return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or kind == pa.uint64())
 
 
@@ -97,13 +97,13 @@ def _is_text(kind: pa.DataType, form: str) -> bool:
 
 
 class _Texts:
-    """Spark expressions that convert texts to values, and tell whether they are bad, by type."""
+    """Spark expressions, by type, that convert texts to values and detect bad texts."""
 
     def __init__(self, form: str, options: Mapping[str, str]) -> None:
         self._form, self._options = form, options
 
     def value(self, given: Column, kind: pa.DataType) -> tuple[Column, Column | None]:
-        """Return the value of `given`, and whether it is bad: not null but without a value; None if it is never bad."""
+        """Return the value of `given`, and whether it is bad: not null but without a value. None if it is never bad."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if _is_text(kind, self._form):
@@ -113,7 +113,7 @@ class _Texts:
             return value, given.isNotNull() & value.isNull()
         if pa.types.is_struct(kind):
             return self._struct(given, kind)
-        if pa.types.is_floating(kind):  # JSON has no infinity: it is what Spark makes of 1e309
+        if pa.types.is_floating(kind):  # JSON has no infinity: Spark reads 1e309 as infinity
             return given, given.isNotNull() & ((F.abs(given) == _INFINITE) | self._is_nan(given))
         if pa.types.is_nested(kind) and pa.types.is_floating(kind.value_type):
             infinite = F.array_contains(given, _INFINITE) | F.array_contains(given, -_INFINITE)
@@ -127,7 +127,7 @@ class _Texts:
         return given, None
 
     def _is_nan(self, number: Column) -> Column:
-        """Whether a number is what Spark makes of the text "NaN", or of NaN, unless an option says that it is one."""
+        """Return whether Spark read a number from the text "NaN" or from NaN; false if an option permits NaN."""
         from pyspark.sql import functions as F  # noqa: N812
 
         return F.lit(False) if "allownonnumericnumbers" in self._options else F.isnan(number)
@@ -143,7 +143,7 @@ class _Texts:
         return F.when(given.isNotNull(), fields), reduce(lambda one, two: one | two, bad)
 
     def _of_text(self, text: Column, kind: pa.DataType) -> Column:
-        """Return the value of a text, null if it has none."""
+        """Return the value of a text; null if it has none."""
         from pyspark.sql import functions as F  # noqa: N812
 
         into = spark_type(widened(kind))
@@ -154,14 +154,14 @@ class _Texts:
             return F.try_to_binary(text, F.lit("base64"))
         value = text.try_cast(into)
         fits = text.rlike(f"^({_pattern(kind)})$")
-        if pa.types.is_floating(kind):  # Spark makes infinity of 1e309, and rounds 9007199254740993
+        if pa.types.is_floating(kind):  # Spark reads 1e309 as infinity, and rounds 9007199254740993
             fits = fits & ((F.abs(value) != _INFINITE) | F.lower(text).contains("inf"))
             rounded = (F.abs(value) >= WHOLE[kind.bit_width]) & text.rlike(_WHOLE_TEXT)
             fits = fits & (~rounded | _exactly(value, text, kind))
         return F.when(fits, value)
 
     def remedy(self, given: Column, kind: pa.DataType) -> Column:
-        """Return what to do about a text that has no value."""
+        """Return the remedy for a text that has no value."""
         from pyspark.sql import functions as F  # noqa: N812
 
         leaf = kind
@@ -190,12 +190,12 @@ _REMEDIES: tuple[tuple[Any, str], ...] = (
 
 
 def _exactly(value: Column, text: Column, kind: pa.DataType) -> Column:
-    """Whether a float of type `kind` has the value of a text of digits; `value`: the float64 nearest to it."""
+    """Return whether a float of type `kind` equals the number in a text of digits. `value`: the nearest float64."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    # Without its sign, since Spark rounds a decimal whose sign it changes to 34 digits. Null for more than 38 digits.
+    # Without the sign, since negating a decimal in Spark rounds it to 34 digits. Null for more than 38 digits.
     written = F.ltrim(text, F.lit("+-")).try_cast("decimal(38, 0)")
-    # A float64 in three parts that Spark casts without loss; its own cast goes by the shortest digits.
+    # Split a float64 into three parts that Spark casts without loss; a direct cast uses the shortest digits.
     size = F.abs(value)
     high = F.floor(size / 2.0**64)
     rest = size - high.cast("double") * 2.0**64
@@ -207,7 +207,7 @@ def _exactly(value: Column, text: Column, kind: pa.DataType) -> Column:
     same = F.coalesce(held.cast("decimal(38, 0)") == written, F.lit(False))
     if kind.bit_width == 64:
         return same
-    # Nearest with the bits of a narrower float (Veltkamp's splitting): Spark has no float16.
+    # Round to the precision of a narrower float (Veltkamp's splitting): Spark has no float16.
     scaled = value * (2.0 ** (53 - _BITS[kind.bit_width]) + 1)
     return same & (scaled - (scaled - value) == value)
 
@@ -218,7 +218,7 @@ def _sure(bad: Column | None) -> Column:
 
 
 def _pattern(kind: pa.DataType) -> str:
-    """Return a regular expression for the texts of values of `kind`, without their range."""
+    """Return a regular expression for the texts of values of `kind`; it does not check their range."""
     types = pa.types
     if types.is_timestamp(kind):
         return _TIME + (_ZONE if kind.tz is not None else "")

@@ -1,14 +1,15 @@
-"""Proof that a task has received all rows of its input: the end of an iterator proves nothing.
+"""Prove that a task has received all rows of its input.
 
-`ingest/sink/README.md` says why. The end comes as a row without a place; a real row always has one (`place_column`).
+The end of an iterator proves nothing (reasons: `ingest/sink/README.md`). Therefore the end is marked by a row without a
+place; every real row has a place (`place_column`).
 
-1. *One task* (`ingest.sink.small`): the micro-batch ends with one row without a place, which `ingest.sink.prepared`
-   adds in the JVM behind all others. `until_end` removes it, and raises if it has not come.
-2. *Shuffled* (`ingest.sink.send`): `RouteTask` ends each part of the source with one row for each region that it has
-   rows of: no place, and the number of these rows in `ROW`. The sort brings these rows before the others of their
-   region; `RegionRows` adds the numbers up, and raises if fewer rows arrive.
+1. *One task* (`ingest.sink.small`): `ingest.sink.prepared` adds one row without a place in the JVM, behind all rows of
+   the micro-batch. `until_end` removes this row, and raises an error if it is missing.
+2. *Shuffled* (`ingest.sink.send`): `RouteTask` ends each partition of the source with one count row per region of its
+   rows. A count row has no place, and the number of rows in `ROW`. The sort puts count rows before the other rows of
+   their region; `RegionRows` adds the counts up, and raises an error if fewer rows arrive.
 
-Both checks come before anything is closed: a stream to a region, the dead letters of a micro-batch.
+Both checks run before a stream to a region is closed and before dead letters are appended.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from memwal.ingest.source.columns import BUCKET, ROW, place_column, runs
 
 
 def until_end(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield `batches` without their last row, which ends the micro-batch and is the only one without a place.
+    """Yield `batches` without the last row, which ends the micro-batch and is the only row without a place.
 
-    Raises: Unavailable at the end, if that row has not come.
+    Raises: Unavailable at the end of `batches` if that row is missing; Internal if rows follow it.
     """
     ended = False
     for batch in (each for each in batches if each.num_rows):
@@ -44,7 +45,7 @@ def until_end(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def with_counts(routed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the routed rows of one part of the source, and behind them the count rows of their regions."""
+    """Yield the routed rows of one partition of the source, then the count rows of their regions."""
     counts: Counter[int] = Counter()
     schema = pa.schema([])
     for batch in routed:
@@ -55,17 +56,17 @@ def with_counts(routed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if counts:
         said = {BUCKET: pa.array(counts.keys(), pa.int32()), ROW: pa.array(counts.values(), pa.int64())}
         columns = [said[field.name] if field.name in said else pa.nulls(len(counts), field.type) for field in schema]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)  # the same schema: Spark takes no other
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)  # the same schema: Spark accepts no other
 
 
 class RegionRows:
-    """The rows of one region in order; iterating raises Unavailable at the end if some have not arrived.
+    """The rows of one region in order. Iterating raises Unavailable at the end if rows are missing.
 
-    `bucket`: of the region. `count`: number of all rows. `columns`: names.
+    `bucket`: number of the region. `count`: number of all its rows. `columns`: names.
     """
 
     def __init__(self, bucket: int, count: int, parts: Iterator[pa.RecordBatch]) -> None:
-        """`parts`: rows of `bucket`, not empty. Raises: Unavailable if there is none."""
+        """`parts`: non-empty batches of rows of `bucket`. Raises: Unavailable if `parts` is empty."""
         self.bucket, self.count = bucket, count
         first = next(parts, None)
         if first is None:
@@ -92,7 +93,7 @@ class RegionRows:
 def by_region(batches: Iterator[pa.RecordBatch]) -> Iterator[RegionRows]:
     """Yield the rows of each region in turn, from routed rows that are sorted by region, count rows first.
 
-    Requires: each is iterated to its end before the next one. Raises: as `RegionRows`.
+    Requires: the caller iterates each region to its end before the next one. Raises: as `RegionRows`.
     """
     parts = (
         batch.slice(start, end - start)
@@ -104,7 +105,7 @@ def by_region(batches: Iterator[pa.RecordBatch]) -> Iterator[RegionRows]:
 
 
 def _counted(bucket: int, parts: Iterator[pa.RecordBatch]) -> RegionRows:
-    """Return the rows of one region; its `parts` begin with the count rows."""
+    """Return the rows of one region, whose `parts` begin with the count rows."""
     count = 0
     for part in parts:
         said = part[place_column(part.schema.names)].null_count

@@ -1,4 +1,4 @@
-"""Small files beside those of Spark in a checkpoint, on a local disk or on a file system that only Spark reads."""
+"""memwal's own small files in a Spark checkpoint, on a local disk or on a file system that only Spark can access."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 class CheckpointFiles(Protocol):
-    """The files of one checkpoint, by their names relative to it. Errors. OSError, or those of Spark."""
+    """The files of one checkpoint. Names are relative to it. Raises: OSError, or errors of Spark."""
 
     def read(self, name: str) -> str | None:
         """Return the text of a file; None if it does not exist."""
 
     def write(self, name: str, text: str) -> None:
-        """Create or replace a file, atomically. The file survives a crash once this returns."""
+        """Create or replace a file atomically. The file survives a crash once this returns."""
 
     def names(self, directory: str) -> list[str]:
-        """Return the names of the files in `directory`, in no order; none if it does not exist."""
+        """Return the names of the files in `directory`, unordered; an empty list if it does not exist."""
 
 
 def checkpoint_files(spark: SparkSession, checkpoint: str) -> CheckpointFiles:
-    """Return the files of `checkpoint`, a local path or a URL of Hadoop."""
+    """Return access to the files of `checkpoint`, a local path or a Hadoop URL."""
     return SparkFiles(spark, checkpoint) if is_remote(checkpoint) else LocalFiles(local_path(checkpoint))
 
 
@@ -63,11 +63,11 @@ class LocalFiles:
 
 
 class SparkFiles:
-    """A checkpoint on a file system of Hadoop, written as Spark writes its own files there; see `CheckpointFiles`."""
+    """A checkpoint on a Hadoop file system, written as Spark writes its own files there; see `CheckpointFiles`."""
 
     def __init__(self, spark: SparkSession, checkpoint: str) -> None:
         context: Any = spark.sparkContext
-        self._jvm = context._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+        self._jvm = context._jvm  # noqa: SLF001 - PySpark has no public access to JVM classes
         conf = context._jsc.hadoopConfiguration()  # noqa: SLF001
         self._path = self._jvm.org.apache.hadoop.fs.Path(checkpoint)
         self._files = self._path.getFileSystem(conf)

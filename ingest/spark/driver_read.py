@@ -1,16 +1,16 @@
-"""The rows of a small micro-batch, read by the driver without a Spark job.
+"""Read the rows of a small micro-batch in the driver, without a Spark job.
 
-A job for a few hundred rows takes some 50 to 100 ms: Spark schedules it, sends its functions to a Python worker, moves
-the rows there and back. Read here they take a third of that.
+A job for a few hundred rows takes about 50 to 100 ms: Spark schedules it, sends its functions to a Python worker, and
+moves the rows there and back. Reading in the driver takes a third of that.
 
-`foreachBatch` gets a frame whose rows are an RDD. It is computed here as Spark's tasks do it, by the same source with
-the same options, but in the JVM's thread that called `foreachBatch` and with an empty task context. A function in
-Python cannot run so; of a plan with one, only the scan below it is read. Spark's own converter makes an Arrow batch of
-the rows. It goes through a file, because an answer of more than 8 KB over PySpark's socket waits 40 ms for an
-acknowledgement of its first bytes (Nagle's algorithm).
+1. `foreachBatch` receives a frame whose rows are an RDD. This module computes the RDD as Spark's tasks do, with the
+   same source and options, but in the JVM thread that called `foreachBatch` and with an empty task context. Python
+   functions cannot run this way; of a plan that contains one, only the scan below it is read.
+2. Spark's own converter makes one Arrow batch of the rows.
+3. The batch goes through a file: over PySpark's socket, an answer of more than 8 KB waits 40 ms for an acknowledgement
+   of its first bytes (Nagle's algorithm).
 
-All of this is inside Spark, so what it needs may be missing in another release: then nothing is read, and the caller
-uses a job.
+All of this uses internals of Spark, which another release may lack. Then nothing is read, and the caller runs a job.
 """
 
 from __future__ import annotations
@@ -33,31 +33,38 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("memwal.spark")
 _SCAN = "DataSourceRDD"
 MOST_ROWS, MOST_BYTES = 100_000, 16 << 20
-"""Most rows of a micro-batch that the driver reads. It is faster for more as well, but must hold them in memory."""
+"""Limits of a micro-batch that the driver reads.
+
+The driver is faster for larger micro-batches too, but must hold them in memory.
+"""
 _NUMBERS = itertools.count(1 << 40)
-"""Of tasks; taken negative, since Spark's own are not. Spark's block manager gives -1 and -1024 a meaning."""
+"""Task numbers. They are negated, since Spark's own are not negative; Spark's block manager reserves -1 and -1024."""
 _LENGTH = 4
-"""Bytes before each batch in the file, as Spark writes to Python: its length."""
+"""Bytes of the length prefix that Spark writes before each batch in the file."""
 
 
 @dataclass
 class DriverRead:
-    """Reads the rows of a micro-batch's frame, or of the one scan below it.
+    """Reads the rows of a micro-batch's frame, or of the single scan below it.
 
-    Thread safety. One thread, that of the query. All frames are of one Spark.
+    Thread safety. One thread, that of the query. All frames belong to one Spark.
     """
 
     scan: DataFrame | None = None
-    """The streaming frame of the source alone, to read what the scan yields; None to read the frame's own rows, in
-    which Python must have no part."""
+    """The source's streaming frame, to read the rows that its scan yields.
+
+    None reads the rows of the micro-batch's frame, whose plan must not contain Python.
+    """
     most_rows: int = MOST_ROWS
     most_bytes: int = MOST_BYTES
     _inside: _Inside | None = None
 
     def read(self, frame: DataFrame) -> pa.RecordBatch | None:
-        """Return all rows of a micro-batch, in the order of the source's parts; a batch without columns if it has none.
-        None where they are more than `most_rows` or `most_bytes`, where there is not one scan, and where reading
-        failed: a job says why.
+        """Return all rows of a micro-batch in the order of the source's partitions.
+
+        A batch without columns if the micro-batch is empty. None if it has more than `most_rows` rows or `most_bytes`
+        bytes, if its plan does not have exactly one scan, or if reading fails. The caller then runs a job, which
+        reports the error.
         """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -79,7 +86,7 @@ class DriverRead:
         whole = parts.coalesce(1, False, inside.none, None)
         if not len(whole.partitions()):
             return _batch(b"")
-        file, path = open_scratch(os.getpid())  # Java writes into it
+        file, path = open_scratch(os.getpid())  # the JVM writes into this file
         with file, inside.task() as context:
             computed = inside.copied(whole) if self.scan is None else whole
             rows = computed.iterator(whole.partitions()[0], context)
@@ -95,18 +102,18 @@ class DriverRead:
 
 
 def _batch(data: bytes) -> pa.RecordBatch:
-    """Return the batch of an Arrow stream behind its length; one without columns if there is none."""
+    """Return the batch of a length-prefixed Arrow stream; a batch without columns if `data` is empty."""
     return next(iter(pa.ipc.open_stream(data[_LENGTH:]))) if data else pa.RecordBatch.from_pydict({})
 
 
 def _scan(rdd: Any) -> Any:
-    """Return the RDD that yields the rows of the scan below `rdd`, and counts them for Spark; None if there is none."""
+    """Return the RDD that yields the rows of the scan below `rdd` and counts them for Spark; None without a scan."""
     above, below = list(chain(rdd))[-2:]
     return above if below.getClass().getSimpleName() == _SCAN else None
 
 
 def chain(rdd: Any) -> Iterator[Any]:
-    """Yield `rdd` and what it is computed from, up to the first RDD that is not computed from one other."""
+    """Yield `rdd` and its ancestors, up to the first RDD that does not have exactly one parent."""
     yield rdd
     while (parents := rdd.dependencies()).size() == 1:
         rdd = parents.head().rdd()
@@ -115,10 +122,10 @@ def chain(rdd: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """What is used of Spark's inside, looked up once: every dot in the name of a class is a call to the JVM."""
+    """Spark's internal classes and objects, resolved once: each dot in a class name is a call to the JVM."""
 
     zone: str
-    """The session's, in which a job's times come as well."""
+    """The session's time zone, which jobs use for timestamps too."""
     none: Any
     properties: Any
     thread: Any
@@ -134,8 +141,8 @@ class _Inside:
 
     @classmethod
     def of(cls, frame: DataFrame) -> _Inside:
-        """Look it up. Raises: Py4JError and TypeError where this Spark does not have it."""
-        jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+        """Resolve the classes. Raises: Py4JError or TypeError if this Spark does not have them."""
+        jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public access to JVM classes
         spark, java = jvm.org.apache.spark, jvm.java
         return cls(
             zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
@@ -154,16 +161,19 @@ class _Inside:
         )
 
     def copied(self, rdd: Any) -> Any:
-        """Return a copy of `rdd`, as each task of a job gets one: RDDs of files, once they were computed, hold what
-        cannot be sent to a task, and the micro-batch may need a job all the same."""
+        """Return a copy of `rdd`, as each task of a job receives one.
+
+        After it was computed, an RDD of files holds objects that cannot be serialized, and the micro-batch may still
+        need a job.
+        """
         for _ in chain(rdd):
-            pass  # each RDD of the chain knows the next one now, which those of a copy cannot find
+            pass  # resolve the parent of each RDD in the chain: RDDs of a copy cannot
         serializer = self.environment.closureSerializer().newInstance()
         loader = self.thread.currentThread().getContextClassLoader()
         return serializer.deserialize(serializer.serialize(rdd, self.any_class), loader, self.any_class)
 
     def write(self, batches: Any, path: str) -> None:
-        """Write batches to a file, each behind its length."""
+        """Write batches to the file `path`, each with its length prefix."""
         out = self.data_stream(self.file_stream(path))
         try:
             self.python_rdd.writeIteratorToStream(batches, out)
@@ -172,9 +182,8 @@ class _Inside:
 
     @contextmanager
     def task(self) -> Iterator[Any]:
-        """While the context lasts, this thread of the JVM has a task context; at its end, what was opened with it is
-        released."""
-        number, bare = -next(_NUMBERS), self.contexts.empty()  # Spark's own numbers are not negative
+        """Give this JVM thread a task context. When the context exits, release the resources opened with it."""
+        number, bare = -next(_NUMBERS), self.contexts.empty()  # negative: Spark's own numbers are not
         described = (self.properties(), None, bare.taskMetrics(), 1, bare.resources())
         context, blocks = self.context(0, 0, 0, number, 0, 1, None, *described), self.environment.blockManager()
         self.contexts.setTaskContext(context)
@@ -191,8 +200,8 @@ class _Inside:
             self.contexts.unset()
 
     def count(self, context: Any) -> None:
-        """Add what copies of Spark's metrics have counted, as a job does: the progress of the query shows it."""
-        counted = context.taskMetrics()._externalAccums()  # noqa: SLF001 - a public method of Scala's
+        """Add the counts of the task's metrics to Spark's metrics, as a job does, for the progress of the query."""
+        counted = context.taskMetrics()._externalAccums()  # noqa: SLF001 - a public method in Scala
         for at in range(counted.size()):
             if not (each := counted.apply(at)).isZero():
                 self.accumulators.get(each.id()).get().merge(each)

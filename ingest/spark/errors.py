@@ -1,12 +1,12 @@
-"""Errors of Spark tasks, of Spark and of Kafka's client as the six kinds of `ingest.errors`. The README has the steps.
+"""Convert errors of Spark tasks, of Spark and of Kafka's client into the six kinds of `ingest.errors` (steps: README).
 
 The message of a `TaskError` is one line:
 
     memwal-task-error:{"kind": "INVALID", "message": "…", "details": {…}}
 
-The JSON is the wire form of `ingest.errors`. It has no line break, so in any text around it the mark finds its
-beginning and the JSON its end. Errors of Spark itself have no mark; the few that a user can correct are recognised by
-Spark's error condition, errors of Kafka's Java client by their class, never by their text.
+The JSON is the wire form of `ingest.errors`. It contains no line break, so in any surrounding text the mark locates its
+beginning and the JSON parser its end. Spark's own errors have no mark: the few that a user can correct are recognized
+by Spark's error condition, and errors of Kafka's Java client by their class. Message text is never matched.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _NO_MODULE = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
 _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n]*?\.)\s")
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]*)"')
 _STATE = re.compile(r"\.?\s*SQLSTATE: \w+")
-"""A code at the end of Spark's messages, which is removed."""
+"""The code at the end of Spark's messages; removed from the text that users see."""
 
 
 def found_in(text: str) -> MemWalError | None:
-    """Return the error in `text`, None if it has none."""
+    """Return the marked error in `text`; None without a mark or if the JSON cannot be parsed."""
     _, mark, rest = text.partition(MARK)
     if not mark:
         return None
@@ -62,7 +62,8 @@ def found_in(text: str) -> MemWalError | None:
 def of_spark(error: BaseException) -> MemWalError:
     """Return the error that ended a Spark job or query as one of the six kinds, in one line.
 
-    memwal's own errors are found by their mark; Spark's are Invalid if the user can correct them, else Internal.
+    memwal's own errors are recognized by their mark. A Spark error is Invalid if the user can correct it, else
+    Internal.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -74,7 +75,7 @@ def of_spark(error: BaseException) -> MemWalError:
         return ours
     if not isinstance(error, PySparkException | Py4JJavaError):
         return classify(error)
-    java = getattr(error, "java_exception", None)  # of Py4JJavaError, whose text is the whole stack of the JVM
+    java = getattr(error, "java_exception", None)  # a Py4JJavaError, whose text is the JVM's whole stack
     of_kafka = of_captured(error) if java is None else of_java(java)
     if of_kafka is not None:
         return of_kafka
@@ -89,7 +90,7 @@ def of_spark(error: BaseException) -> MemWalError:
 
 
 def _missing_on_executors(text: str) -> Invalid | None:
-    """Return the error if executors lack what every task of memwal needs, so that no task can report it."""
+    """Return the error if executors lack what every memwal task needs: then no task can report an error itself."""
     if module := _NO_MODULE.search(text):
         return Invalid(
             f"executors cannot import memwal ({module[1]}): install it where they run, set spark.pyspark.python in "
@@ -110,7 +111,7 @@ def _remedy(condition: str) -> str | None:
 
 
 def _captured(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Yield Spark's condition (or "") and text of a PySpark exception and of each of its causes."""
+    """Yield Spark's error condition (or "") and the text of a PySpark exception and of each of its causes."""
     current: Any = error
     while current is not None:
         yield getattr(current, "getCondition", lambda: None)() or "", str(current)
@@ -118,12 +119,12 @@ def _captured(error: BaseException) -> Iterator[tuple[str, str]]:
 
 
 def _thrown(java: Any) -> Iterator[tuple[str, str]]:
-    """As `_captured`, for an exception of the JVM."""
+    """As `_captured`, for an exception in the JVM."""
     from py4j.protocol import Py4JError
 
     while java is not None:
         condition = ""
-        with suppress(Py4JError):  # not one of Spark's own
+        with suppress(Py4JError):  # not an exception class of Spark
             condition = str(java.getCondition() or "")
         yield condition, str(java.getMessage() or java.toString())
         java = java.getCause()
@@ -142,13 +143,14 @@ _NO_TOPIC = "UnknownTopicOrPartitionException"
 
 
 def of_java(thrown: Any) -> MemWalError | None:
-    """Return the kind of a Java exception caused by Kafka's client; None for any other."""
+    """Return the error for a Java exception caused by Kafka's client; None for any other exception."""
     return _of_kafka(_causes_of_java(thrown))
 
 
 def of_captured(error: BaseException) -> MemWalError | None:
-    """As `of_java`, for an exception that PySpark made of a Java one. PySpark keeps the `toString` of causes that it
-    has no class for, which begins with the name of the Java class.
+    """As `of_java`, for an exception that PySpark made from a Java exception.
+
+    For a Java class that it does not know, PySpark keeps the text of `toString`, which begins with the class name.
     """
     return _of_kafka(_captured_causes(error))
 
@@ -185,7 +187,7 @@ def _of_kafka(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
 
 
 def _lost(said: str) -> Invalid:
-    """Return the error for lost records; one line of the Java text has the reason."""
+    """Return the error for lost records; one line of the Java text contains the reason."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     told = [line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)]
     why = (told or lines or [_LOST])[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""A property of Spark's jobs that tells the tasks how to run: the driver sets it, the executors read it."""
+"""A boolean property of Spark jobs: the driver sets it, tasks on executors read it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobProperty:
-    """Off by default. `name`: of Spark's local property."""
+    """A property that is off by default. `name`: name of the Spark local property."""
 
     name: str
 
     @contextmanager
     def on(self, spark: SparkSession) -> Iterator[None]:
-        """Set it for the jobs of this thread, until the end of the `with`."""
+        """Set the property for the jobs of this thread while the context is open."""
         context = spark.sparkContext
         context.setLocalProperty(self.name, "true")
         try:
@@ -28,7 +28,7 @@ class JobProperty:
             context.setLocalProperty(self.name, None)  # type: ignore[arg-type] # None removes a property
 
     def is_on(self) -> bool:
-        """Return, on an executor, whether the job of this task has it. False outside of Spark."""
+        """Return, on an executor, whether the job of this task has the property. False outside of Spark."""
         from pyspark import TaskContext
 
         context = TaskContext.get()

@@ -1,13 +1,13 @@
-"""The map stage of a shuffle, run before the stage that reads its output.
+"""Run the map stage of a shuffle before the stage that reads its output.
 
-A job runs both stages, and nothing can happen in between. With adaptive execution Spark submits the map stage by itself
-first; `rows_read` does the same, so that the driver can check something after all rows were read (`ingest.source`) and
-before any of them is sent. The second stage reads the same shuffle files.
+A job runs both stages without a pause. With adaptive execution Spark first submits the map stage by itself; `rows_read`
+does the same, so that the driver can check the source (`ingest.source`) after all rows are read and before any row is
+sent. The second stage reads the same shuffle files.
 
-Spark repeats tasks of the map stage if files of the shuffle are lost, such as with an executor. Such a task would read
-the source again, behind the check. So while a frame of `rows_read` is used, jobs run with the property
-`WITHOUT_READING`, and the task that reads the source refuses to run with it (`refuse_reading_again`). The caller then
-begins anew.
+Spark repeats tasks of the map stage if shuffle files are lost, for example with an executor. A repeated task would read
+the source again, after the check. Therefore jobs over the frame that `rows_read` returns have the property
+`WITHOUT_READING`, and the task that reads the source raises an error if it is set (`refuse_reading_again`). The caller
+then starts the micro-batch again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 READ_AGAIN = "read_again"
-"""`details["reason"]` of the error if Spark would read the source again."""
+"""`details["reason"]` of the error raised when Spark would read the source again."""
 WITHOUT_READING = JobProperty("memwal.rows_read")
-"""The job may not read the source."""
+"""The job must not read the source."""
 
 
 def rows_read(frame: DataFrame) -> DataFrame:
-    """Run the map stage of the last shuffle of `frame`; return a frame of its rows that reads the output of that stage.
+    """Run the map stage of the last shuffle in `frame`; return a frame that reads the output of that stage.
 
-    Raises: what the tasks raise.
+    Raises: the errors of the tasks.
     """
     from pyspark.sql.classic.dataframe import DataFrame as Classic
 
@@ -46,7 +46,7 @@ _SHUFFLE = "org.apache.spark.ShuffleDependency"
 
 
 def refuse_reading_again() -> None:
-    """Raise Unavailable, on an executor, if the job may not read the source."""
+    """Raise Unavailable, on an executor, if the job must not read the source."""
     if WITHOUT_READING.is_on():
         raise Unavailable(
             "Spark has lost rows of a micro-batch that it had read, such as with an executor; they are read again",

@@ -1,7 +1,7 @@
-"""Misspelt names of formats, options and Spark settings.
+"""Detect misspelt names of formats, options and Spark settings.
 
-Spark ignores an option that it does not know, without a message, since it may belong to a plugin. So a name counts as
-misspelt if it is not one of Spark's and differs from one of them by one or two characters.
+Spark ignores an unknown option without a message, since it may belong to a plugin. Therefore a name counts as misspelt
+only if it is not one of Spark's and differs from one of them by one or two characters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_spark_names(source: SourceSettings) -> None:
 
 
 def misspelt(source: SourceSettings) -> Iterator[str]:
-    """Yield a message for each misspelt name in a source's format, options and Spark configuration."""
+    """Yield a message for each misspelt name in the format, options and Spark configuration of a source."""
     if meant := _meant(source.format, FORMATS):
         yield f"source.format: Spark has no source {source.format!r}; did you mean {meant!r}?"
     for name in source.options if source.format in FILE_FORMATS else ():
@@ -38,7 +38,10 @@ def misspelt(source: SourceSettings) -> Iterator[str]:
 
 
 def _meant(name: str, known: Collection[str]) -> str | None:
-    """Return the known name that `name` misspells; None if it is a known name, in any case, or not similar to one."""
+    """Return the known name that `name` misspells.
+
+    None if `name` is a known name in upper or lower case, or similar to none of them.
+    """
     given = name.lower()
     if given in (each.lower() for each in known):
         return None
@@ -47,8 +50,9 @@ def _meant(name: str, known: Collection[str]) -> str | None:
 
 
 def _distance(one: str, other: str, most: int) -> int:
-    """Return the number of characters left out, added, changed or swapped with their neighbour (Damerau, "optimal
-    string alignment"); any number above `most` if there are more.
+    """Return the number of characters to insert, delete, replace or swap with their neighbour.
+
+    This is the Damerau distance as "optimal string alignment". Any number above `most` means that there are more.
     """
     if abs(len(one) - len(other)) > most:
         return most + 1

@@ -1,4 +1,4 @@
-"""Arrow types and column names in Spark's form."""
+"""Convert Arrow types and column names to Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Return the Spark schema to read a table's columns with; vectors as arrays, unsigned numbers one size wider."""
+    """Return the Spark schema for a table's columns.
+
+    Vectors become arrays, unsigned integers the next wider signed type.
+    """
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(field.name, spark_type(field.type), True) for field in schema])

@@ -1,8 +1,8 @@
-"""The Spark session of `memwal run`: finds Java, starts quickly, prints nothing on the user's terminal.
+"""The Spark session of `memwal run`: find Java, build the configuration, start Spark quickly and quietly.
 
-Spark writes to the terminal before it can be told not to (launcher, log4j, JVM warnings), and the tracebacks of its
-tasks go there too. So the JVM's output goes into a pipe that keeps only the last lines, for the message if Spark does
-not start. Errors reach the user through `ingest.spark.errors` instead.
+Spark's launcher, log4j and the JVM print to the terminal before logging can be configured, and the tracebacks of tasks
+go there too. Therefore the JVM writes into a pipe, and a thread keeps the last lines of it for the error message if
+Spark does not start. Users see errors through `ingest.spark.errors`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from memwal.ingest.secret_refs import resolve_spark
 from memwal.ingest.settings.load import Settings, SourceSettings
 from memwal.ingest.settings.process_sections import KAFKA
 
-CONNECTOR = "spark-sql-kafka-0-10_2.13"  # of the only Scala that Spark 4 is built with
+CONNECTOR = "spark-sql-kafka-0-10_2.13"  # the only Scala version that Spark 4 supports
 CONFIGURATION = {"spark.sql.subexpressionElimination.enabled": "false"}
 
 if TYPE_CHECKING:
@@ -42,25 +42,37 @@ JAVA_MIN = 17
 _PACKAGE = "openjdk-17-jre-headless (Debian, Ubuntu), java-17-openjdk-headless (Fedora) or openjdk@17 (Homebrew)"
 _KEPT_LINES = 50
 _RENAMING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""Writes and renames as Spark's default does, which starts a dozen processes (`chmod`, `readlink`) per micro-batch."""
+"""Spark's checkpoint file manager that writes and renames through the Hadoop file system.
+
+It gives the same guarantees as Spark's default manager, which starts a dozen processes (`chmod`, `readlink`) per
+micro-batch.
+"""
 _PLAIN_FILES = "org.apache.hadoop.fs.RawLocalFileSystem"
-"""Plain local files. Hadoop's default writes a second file with checksums beside each, which takes 16 ms more for the
-notes of a micro-batch."""
+"""Hadoop's local file system without checksums.
+
+Hadoop's default writes a second file with checksums beside each file, which adds 16 ms to the checkpoint files of a
+micro-batch.
+"""
 _FILE_PARTS = "64"
-"""Fewest parts of the files of a micro-batch, of 4 to 128 MB each. By default Spark makes as many as there are cores at
-that moment. The id of a dead letter depends on the part of its row, so if executors come and go a replay would cut the
-files differently and write each dead letter again."""
+"""Minimum number of partitions into which Spark splits the files of a micro-batch; each has 4 to 128 MB.
+
+By default Spark uses the current number of cores. The id of a dead letter depends on the partition of its row: if the
+number of executors changes, a replay would split the files differently and write each dead letter twice.
+"""
 _VERSION = re.compile(r'"?(?:1\.)?(\d+)')
 
 
 def check_spark() -> None:
-    """Raise ModuleNotFoundError, whose text for users names the extra to install, if PySpark is not installed."""
+    """Raise ModuleNotFoundError if PySpark is not installed. The text that users see names the extra to install."""
     if find_spec("pyspark") is None:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
 
 def check_java(environ: Mapping[str, str]) -> int:
-    """Return the major version of the Java that Spark will use. Raises: Invalid naming the package to install."""
+    """Return the major version of the Java that Spark will use.
+
+    Raises: Invalid, with the package to install, if Java is missing, does not work or is too old.
+    """
     home = environ.get("JAVA_HOME", "")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH")) or ""
     remedy = f"install Java {JAVA_MIN} or later: {_PACKAGE}"
@@ -76,7 +88,7 @@ def check_java(environ: Mapping[str, str]) -> int:
 
 
 def _release(java: Path) -> int | None:
-    """Return the version in the `release` file of a Java installation: 100 ms faster than asking the JVM."""
+    """Return the version in the `release` file of a Java installation, which is 100 ms faster than running the JVM."""
     try:
         text = (java.resolve(strict=True).parent.parent / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -87,7 +99,7 @@ def _release(java: Path) -> int | None:
 
 def _asked(java: str) -> int | None:
     try:
-        # The path is the user's own JAVA_HOME or PATH, and Spark runs the same.
+        # The path comes from the user's JAVA_HOME or PATH, and Spark runs the same program.
         answer = subprocess.run(  # noqa: S603
             [java, "-version"], capture_output=True, text=True, timeout=30, check=True
         )
@@ -97,7 +109,7 @@ def _asked(java: str) -> int | None:
 
 
 def _major(version: str) -> int | None:
-    """`"17.0.15"` -> 17, `"1.8.0_392"` -> 8."""
+    """Return the major version: `"17.0.15"` -> 17, `"1.8.0_392"` -> 8."""
     match = _VERSION.match(version)
     return int(match[1]) if match else None
 
@@ -105,10 +117,14 @@ def _major(version: str) -> int | None:
 def configuration(
     settings: Settings, tasks: int, *, once: bool, local_checkpoints: bool = True, local_sources: bool = True
 ) -> dict[str, str]:
-    """Return Spark's configuration: the defaults of an embedded run, overridden by `source.spark`. `tasks`: regions.
-    `local_checkpoints`, `local_sources`: those of all queries are on local disks (or are no files at all).
-    Raises: Invalid if a reference to a secret cannot be resolved."""
-    # A short run ends before compilation pays; a stream that runs for days needs the best code.
+    """Return Spark's configuration: the defaults of an embedded run, overridden by `source.spark`.
+
+    `tasks`: number of regions. `local_checkpoints`: the checkpoints of all queries are on local disks. `local_sources`:
+    the sources of all queries are local files, or not files.
+
+    Raises: Invalid if a reference to a secret cannot be resolved.
+    """
+    # A short run ends before optimized code saves time; a stream that runs for days needs it.
     compiler = "-XX:TieredStopAtLevel=1 " if once else ""
     generate = "NO_CODEGEN" if once else "FALLBACK"
     defaults = {
@@ -124,26 +140,28 @@ def configuration(
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(tasks),
-        # Micro-batches are small and alike: planning again after each stage, or compiling it, costs more than it saves.
+        # Micro-batches are small and alike: adaptive planning and code generation cost more than they save.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": generate,
         "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
-        # Over TCP every other task waits 40 ms for an acknowledgement of its first bytes (Nagle's algorithm).
+        # Over TCP every second task waits 40 ms for an acknowledgement of its first bytes (Nagle's algorithm).
         "spark.python.unix.domain.socket.enabled": "true",
-        # It notes the line of Python code for each part of a query, with three calls to the JVM each.
+        # With this on, PySpark records the line of Python code of each part of a query, with three calls to the JVM
+        # each.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.stopTimeout": "10s",
-        # A process killed while it wrote its first offsets leaves a temporary file, for which Spark would refuse the
-        # checkpoint from then on. Spark looks for another query's files there; `pipeline.checkpoint` has its own mark.
+        # A process killed while it writes its first offsets leaves a temporary file, and Spark would then reject the
+        # checkpoint at each start. Spark's check detects files of another query; `pipeline.checkpoint` has its own mark
+        # for that.
         "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     }
     if local_checkpoints:
-        # Spark's default starts programs (readlink, chmod) ten times for a file of a checkpoint: 50 ms, twice per
-        # micro-batch. This one also writes a temporary file, renames it and refuses an existing file, all in Java.
+        # Spark's default runs programs (readlink, chmod) ten times per checkpoint file: 50 ms, twice per micro-batch.
+        # This manager also writes a temporary file, renames it and rejects an existing file, all in Java.
         defaults["spark.sql.streaming.checkpointFileManagerClass"] = _RENAMING
-    if local_checkpoints and local_sources:  # other sources may need Hadoop's own local file system
+    if local_checkpoints and local_sources:  # other sources may need Hadoop's default local file system
         defaults["spark.hadoop.fs.file.impl"] = _PLAIN_FILES
     given = resolve_spark(settings.source.spark, os.environ)
     if not given.get("spark.master", "local[2]").startswith("local["):
@@ -152,7 +170,7 @@ def configuration(
 
 
 def start_session(conf: Mapping[str, str]) -> SparkSession:
-    """Return a session with `conf`, or the session that this process already has (then `conf` is not applied).
+    """Return a session with `conf`. If this process has an active session, return that one and ignore `conf`.
 
     Raises: Unavailable with the JVM's last line if Spark does not start.
     """
@@ -164,12 +182,12 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
     context = start_context(conf)
     try:
         return SparkSession(context)
-    except Py4JError as error:  # Spark was stopped meanwhile, for example by a cluster that refuses it
+    except Py4JError as error:  # Spark was stopped meanwhile, for example because a cluster rejected it
         raise Unavailable(f"Spark ended while it started; check [source] spark{standing_of(conf)}") from error
 
 
 def start_context(conf: Mapping[str, str]) -> SparkContext:
-    """Start a new Spark with `conf`, without SQL, which takes a while to load. Raises: as `start_session`."""
+    """Start a new Spark with `conf`, without SQL, which takes long to load. Raises: as `start_session`."""
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -178,7 +196,7 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
     os.environ["PYSPARK_PYTHON"] = conf.get("spark.pyspark.python", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # The JVM is started by fork followed by exec; Lance warns of every fork.
+    # The JVM is started by fork followed by exec, which is safe; Lance warns of every fork.
     warnings.filterwarnings("ignore", message="lance is not fork-safe")
     spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
     tail: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -193,10 +211,10 @@ def start_context(conf: Mapping[str, str]) -> SparkContext:
 
 
 def start_jvm(conf: SparkConf, output: int) -> JavaGateway:
-    """Start a JVM with `conf`, whose output goes to the file descriptor `output`; return PySpark's way to it.
+    """Start a JVM with `conf` and return PySpark's gateway to it. `output`: file descriptor for the JVM's output.
 
-    PySpark would put the configuration into the command line of the JVM, which every user of the machine can read. It
-    is passed in files of a directory of this user instead, which is deleted once the JVM has read them.
+    PySpark would put the configuration on the command line of the JVM, which every user of the machine can read.
+    Therefore it is passed in files in a private directory, which is deleted once the JVM has read them.
     """
     from pyspark.java_gateway import launch_gateway
 
@@ -220,10 +238,11 @@ _JAVA_OPTIONS = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptio
 
 
 def write_properties(directory: Path, conf: Mapping[str, str]) -> Path:
-    """Write `conf` as Java properties into a new file of `directory`, readable by this user only; return its path.
+    """Write `conf` as Java properties into a new file of `directory` that only this user can read; return its path.
 
-    Options of the JVM become arguments of its command line, so they go into an argument file: `@FILE`. Raises: Invalid
-    if a quote in them is not closed.
+    JVM options become arguments of a command line, so they go into an argument file, passed as `@FILE`.
+
+    Raises: Invalid if a quote in the JVM options is not closed.
     """
     lines = []
     for name, value in sorted(conf.items()):
@@ -242,7 +261,7 @@ def _argument_file(directory: Path, name: str, value: str) -> Path:
 
 
 def _escaped(text: str) -> str:
-    """Return `text` as Java's properties have it."""
+    """Return `text`, escaped for a Java properties file."""
     return re.sub(r"[\\=:#! ]", r"\\\g<0>", text).replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
@@ -253,7 +272,7 @@ def _private(path: Path, text: str) -> Path:
 
 
 def _not_started(error: Exception, conf: Mapping[str, str], tail: Sequence[str]) -> Unavailable:
-    """Return why Spark did not start, in one line; `tail`: the last output of its JVM."""
+    """Return the error that says in one line why Spark did not start. `tail`: the last output of its JVM."""
     of_java = [line.strip(": ") for line in str(error).splitlines() if line.startswith(":")]
     written = [line.strip() for line in reversed(tail) if line.strip()]
     said = next(iter((*of_java, *written, *str(error).splitlines())), type(error).__name__)
@@ -261,14 +280,16 @@ def _not_started(error: Exception, conf: Mapping[str, str], tail: Sequence[str])
 
 
 def _drain(output: IO[str], tail: deque[str]) -> None:
-    """Read the JVM's output to its end, so that it never blocks on a full pipe."""
+    """Read the JVM's output to its end, so that the JVM never blocks on a full pipe."""
     with output:
         tail.extend(output)
 
 
 def silence_py4j() -> None:
-    """Drop py4j's log records: when the JVM dies, py4j logs a traceback for each call that finds it dead, while the
-    pipeline reports it in one line. Some records go to the root logger; those of other libraries are kept there.
+    """Drop py4j's log records.
+
+    When the JVM dies, py4j logs a traceback for each failed call, while the pipeline reports the failure in one line.
+    py4j also logs to the root logger; the filter there keeps the records of other libraries.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     root = logging.getLogger()
@@ -282,11 +303,11 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 
 STANDALONE = "spark://"
 ANSWERS_WITHIN = 5.0
-"""Seconds in which a master must accept a connection."""
+"""Seconds within which a master must accept a connection."""
 
 
 def check_master(conf: Mapping[str, str]) -> None:
-    """Raise Unavailable if none of the standalone masters answers; Invalid if an address is malformed.
+    """Raise Unavailable if no standalone master accepts a connection; Invalid if an address is malformed.
 
     Spark itself tries for a minute to reach a master that does not answer.
     """
@@ -302,7 +323,7 @@ def check_master(conf: Mapping[str, str]) -> None:
 
 
 def standing_of(conf: Mapping[str, str]) -> str:
-    """Return what else to check if Spark does not start or ends; "" unless the master is a standalone one."""
+    """Return what else to check if Spark does not start or ends; "" unless `conf` names a standalone master."""
     from pyspark import __version__
 
     master = conf.get("spark.master", "")
@@ -312,7 +333,7 @@ def standing_of(conf: Mapping[str, str]) -> str:
 
 
 def _problem_of(address: str, master: str) -> str:
-    """Return why a master does not answer, "" if it does."""
+    """Return why a master does not answer; "" if it does."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise Invalid(f"source.spark: spark.master is {master}; write {STANDALONE}host:port; the default port is 7077")
@@ -324,9 +345,9 @@ def _problem_of(address: str, master: str) -> str:
 
 
 def connector(source: SourceSettings) -> dict[str, str]:
-    """Return the Spark configuration that fetches the Kafka connector.
+    """Return the Spark configuration that downloads the Kafka connector.
 
-    Empty if `source.spark` names jars or packages, or if the connector is among Spark's own jars, as in our container
+    Empty if `source.spark` names jars or packages, or if the connector is among Spark's jars, as in memwal's container
     image.
     """
     given = {"spark.jars", "spark.jars.packages"} & set(source.spark)

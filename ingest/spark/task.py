@@ -1,15 +1,15 @@
-"""What every Python task of memwal does around its work: errors, jobs that only look, and garbage collection.
+"""What every Python task of memwal does besides its work: convert errors, skip mapping, limit garbage collection.
 
-**Jobs that only look.** `drift` reads the records of a micro-batch without mapping them. A plan of Spark cannot leave
-out a function over Arrow batches, so a property of the job tells the function to pass the bytes on and to map nothing.
+**Jobs that skip mapping.** `drift` reads the records of a micro-batch without mapping them. A Spark plan cannot leave
+out a function over Arrow batches, so a job property makes the function return its input unchanged.
 
-**Garbage collection.** After every task, a Python worker of Spark collects garbage. This visits all objects that
-pyarrow, Lance, pydantic and memwal have made at import, which takes 50 to 100 ms of CPU and frees nothing: they live as
-long as the worker. A micro-batch has up to nine such tasks. `gc.freeze` hides these objects from the collector; it is
-repeated when a task has imported more modules.
+**Garbage collection.** After every task, Spark's Python worker collects garbage. The collector visits all objects that
+pyarrow, Lance, pydantic and memwal created at import, which takes 50 to 100 ms of CPU and frees nothing, because these
+objects live as long as the worker. A micro-batch has up to nine such tasks. `gc.freeze` hides these objects from the
+collector; it runs again when a task has imported more modules.
 
-A cycle of objects that is alive at that moment and released later is never freed. Of memwal these are small, since the
-task is over then; of other code in the same worker it is what the first task leaves behind.
+A reference cycle that is alive at the moment of `gc.freeze` is never freed. memwal leaves small cycles only, since the
+task has ended by then; other code in the same worker may leave what its first task created.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from memwal.ingest.spark.job_property import JobProperty
 
 MARK = "memwal-task-error:"
 LOOKING = JobProperty("memwal.look")
-"""The job only looks at records."""
+"""The job reads records without mapping them."""
 
 _WORKER = "pyspark.worker"
-"""The module that only Spark's Python workers import; the driver and tests are left alone."""
+"""A module that only Spark's Python workers import. The driver and tests are not frozen."""
 _frozen_with = 0
 
 
 def freeze_imports() -> None:
-    """Freeze imported objects. Call it at the end of a task; it is free unless the task has imported modules.
+    """Freeze imported objects. Call it at the end of a task; it does nothing unless modules were imported since.
 
-    Thread safety. One thread, as a worker has one task at a time.
+    Thread safety. One thread, as a worker runs one task at a time.
     """
     global _frozen_with  # noqa: PLW0603 - one per process, as the collector is
     modules = len(sys.modules)
@@ -48,7 +48,7 @@ def freeze_imports() -> None:
 
 
 class TaskError(Exception):
-    """A `MemWalError` that leaves a Spark task. Its message is the marked line, see `ingest.spark.errors`."""
+    """A `MemWalError` that leaves a Spark task. Its message is the marked line; see `ingest.spark.errors`."""
 
 
 def as_task_error(error: BaseException) -> TaskError:
@@ -57,8 +57,9 @@ def as_task_error(error: BaseException) -> TaskError:
 
 
 def on_executor(error: BaseException) -> MemWalError:
-    """Return `error`, classified; with the host if a secret cannot be resolved there, since the driver could resolve
-    it.
+    """Return `error`, classified.
+
+    If a secret cannot be resolved, the message names this host, because the driver could resolve the secret.
     """
     found = classify(error)
     if found.details.get("reason") != UNRESOLVED:
@@ -68,8 +69,10 @@ def on_executor(error: BaseException) -> MemWalError:
 
 @contextmanager
 def task_edge() -> Iterator[None]:
-    """Turn every error of a task into `TaskError`, and freeze what it imported. GeneratorExit, by which Spark cancels a
-    task, passes unchanged."""
+    """Convert every error of a task into `TaskError`, then freeze imported objects.
+
+    GeneratorExit, which Spark raises to cancel a task, passes unchanged.
+    """
     try:
         yield
     except TaskError:
@@ -77,7 +80,7 @@ def task_edge() -> Iterator[None]:
     except GeneratorExit:
         raise
     except BaseException as error:
-        from memwal.wal.panics import as_exception  # not above: few tasks need the storage packages
+        from memwal.wal.panics import as_exception  # imported here: few tasks need the storage packages
 
         raise as_task_error(as_exception(error)) from error
     finally:

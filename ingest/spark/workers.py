@@ -1,6 +1,6 @@
-"""The Python of Spark's workers: it must have memwal, as tasks of the sink and of the data source run in it.
+"""Select and check the Python of Spark's workers: tasks of the sink and of the data source import memwal.
 
-PySpark runs `python3` of the PATH unless PYSPARK_PYTHON is set. If a program is started by the Python of a virtual
+Unless PYSPARK_PYTHON is set, PySpark runs the `python3` on PATH. For a program started by the Python of a virtual
 environment that is not activated, that is another Python, without memwal.
 """
 
@@ -23,9 +23,9 @@ _VARIABLE = "PYSPARK_PYTHON"
 
 
 def use_own_python(spark: SparkSession) -> None:
-    """Let workers run the Python of this process, if Spark runs on this host and PYSPARK_PYTHON is not set.
+    """Make workers run the Python of this process, if Spark runs on this host and PYSPARK_PYTHON is not set.
 
-    A session of Spark Connect is left alone: its workers belong to a server.
+    A Spark Connect session is not changed: its workers belong to a server.
     """
     context: Any = getattr(spark, "sparkContext", None)
     if context is None or _VARIABLE in os.environ or not str(context.master).startswith("local"):
@@ -36,16 +36,16 @@ def use_own_python(spark: SparkSession) -> None:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """As `use_own_python`; if workers run another Python, or are on other hosts, run a task that looks for memwal.
+    """Call `use_own_python`; if workers run another Python or on other hosts, run a task that checks for memwal.
 
-    Raises: Invalid if memwal is not there, or the Python cannot be used; Internal if Spark cannot run the task.
+    Raises: Invalid if memwal is missing or the Python cannot be used; Internal if Spark cannot run the task.
     """
     use_own_python(spark)
     context: Any = getattr(spark, "sparkContext", None)
     if context is None or (context.pythonExec == sys.executable and str(context.master).startswith("local")):
         return
     try:
-        # Functions of the standard library: a worker without memwal could not import one of ours.
+        # The task uses the standard library only: a worker without memwal cannot import memwal's functions.
         (found,) = context.parallelize(["memwal"], 1).map(find_spec).map(bool).collect()
     except Exception as error:
         raise of_spark(error) from error

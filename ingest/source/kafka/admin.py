@@ -1,4 +1,4 @@
-"""Topics as the brokers describe them: Kafka's admin client, in the JVM of Spark."""
+"""Describe topics with Kafka's admin client, in the JVM of Spark."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _ANSWER_WITHIN_MS = 20_000
 
 
 class Topic(NamedTuple):
-    """A topic as the brokers describe it. `id`: a topic that is deleted and created again has another one."""
+    """A topic as the brokers describe it. `id`: changes when a topic is deleted and created again."""
 
     id: str
     partitions: int
 
 
 class Admin:
-    """A connection to the brokers of a source, with the options that Spark's source connects with. Reads only.
+    """A connection to the brokers of a source, with the options of Spark's source. Reads only.
 
-    Thread safety. One thread at a time. Errors. Invalid if Spark has no Kafka connector, or the brokers reject the
+    Thread safety. One thread at a time. Raises: Invalid if Spark has no Kafka connector, or the brokers reject the
     credentials; Unavailable if no broker answers.
     """
 
     def __init__(self, spark: SparkSession, source: SourceSettings) -> None:
         self._source = source
         context: Any = spark.sparkContext
-        self._jvm = context._jvm  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+        self._jvm = context._jvm  # noqa: SLF001 - PySpark has no public access to JVM classes
         options = resolve(source.options, os.environ, "[source] options")
         with _kafka_errors():
             properties = self._jvm.java.util.Properties()
@@ -48,8 +48,10 @@ class Admin:
             self._client = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
 
     def wanted(self) -> dict[str, Topic]:
-        """Return the existing topics of the source. Raises: Invalid if a topic is missing, or the pattern matches
-        none."""
+        """Return the existing topics of the source.
+
+        Raises: Invalid if a topic is missing, or the pattern matches no topic.
+        """
         with _kafka_errors():
             names = wanted(self._source, sorted(str(name) for name in self._client.listTopics().names().get()))
             return {
@@ -57,7 +59,7 @@ class Admin:
             }
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the ids of those of the topics `names` that exist, by name: one request to one broker."""
+        """Return the ids of the existing topics among `names`, by name. Sends one request to one broker."""
         with _kafka_errors():
             return {name: str(each.topicId()) for name, each in self._described(names)}
 
@@ -84,7 +86,7 @@ class Admin:
 
 @contextmanager
 def _kafka_errors() -> Iterator[None]:
-    """Turn errors of Kafka's client into the six kinds."""
+    """Convert errors of Kafka's client into the six kinds."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     try:
@@ -100,7 +102,7 @@ def _kafka_errors() -> Iterator[None]:
 
 
 def wanted(source: SourceSettings, found: list[str]) -> list[str]:
-    """Return the topics to read, out of the existing ones in `found`. Raises: Invalid."""
+    """Return the topics to read, from the existing topics `found`. Raises: Invalid."""
     for topic in source.topics:
         if topic not in found:
             hint = suggestion(topic, found) if found else "; it has no topics"

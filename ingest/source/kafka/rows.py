@@ -1,11 +1,11 @@
-"""Maps records of Kafka to rows, on executors: one function over streams of Arrow batches.
+"""Map Kafka records to rows on executors: one function over streams of Arrow batches.
 
-1. The parts of the records that the mapping names become columns, a batch at a time (`mapping_json` for JSON). If a
-   record of the batch does not fit, the records are read one by one, for their values or a reason (`_Values`).
-2. A null value is a tombstone: it deletes the key that the record's own key names.
-3. Defaults are filled in; required values that are missing are problems.
-4. A row that cannot be used has the reason in `PROBLEM`; no value becomes null without one. A row that deletes has only
-   its key, its other columns are null.
+1. The parts of the records that the mapping names become columns, one batch at a time (`mapping_json` for JSON). If a
+   record of the batch does not fit, the records are read one by one, each for its values or a reason (`_Values`).
+2. A null value is a tombstone: it deletes the key that the record's own key contains.
+3. Defaults are filled in; missing required values are problems.
+4. A row that cannot be used has the reason in `PROBLEM`; no value becomes null without a reason. A row that deletes has
+   only its key; its other columns are null.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from memwal.ingest.spark.map_stage import refuse_reading_again
 from memwal.ingest.spark.task import LOOKING, task_edge
 
 KEY_PROBLEM = "_memwal_key_problem"
-"""As PROBLEM, for the case that the row is a delete; needed because `delete_when` decides this later."""
+"""As PROBLEM, if the row is a delete. A separate column, because `delete_when` is evaluated later."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapTask:
-    """Turns batches of Kafka records into rows. `raw`: with their bytes.
+    """Converts batches of Kafka records to rows. `raw`: add the bytes of the records.
 
-    Raises (as TaskError): Invalid and Unavailable about a schema registry; a record at fault raises nothing.
+    Raises (as TaskError): Invalid and Unavailable for a schema registry. A bad record raises nothing.
     """
 
     mapping: RecordMapping
@@ -73,16 +73,18 @@ class MapTask:
 
 
 def column_name(number: int) -> str:
-    """Return the temporary name of the table's column `number`: SQL sees only names of records."""
+    """Return the temporary name of the table's column `number`, since SQL may use only the names of record parts."""
     return f"_memwal_c{number}"
 
 
 def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) -> pa.RecordBatch:
-    """Return the rows of a batch with the columns key, value, topic, partition, offset, timestamp; and headers if
-    `mapping` reads them, or with `raw`.
+    """Return the rows of a batch with the columns key, value, topic, partition, offset and timestamp.
 
-    Columns: `column_name(n)` for columns without SQL; `inputs` for SQL, a struct for each root that has fields;
-    LANDED, COORDINATES, DELETE, PROBLEM and KEY_PROBLEM; RAW_KEY, RAW_VALUE and RAW_HEADERS with `raw`.
+    The batch also has headers if `mapping` reads them, or with `raw`.
+
+    Columns of the result: `column_name(n)` for columns without SQL; `inputs` for SQL, with a struct for each root that
+    has fields; LANDED, COORDINATES, DELETE, PROBLEM and KEY_PROBLEM; with `raw` also RAW_KEY, RAW_VALUE and
+    RAW_HEADERS.
     """
     rows = _Rows(batch, mapping)
     found = {column_name(n): rows.column(c) for n, c in enumerate(mapping.columns) if c.leaf is not None}
@@ -95,8 +97,10 @@ def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) 
 
 
 def rows_without_sql(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) -> pa.RecordBatch:
-    """Return the rows of a batch as the source's frame has them: the columns of the table by their names, LANDED,
-    COORDINATES, DELETE and PROBLEM; with `raw` also the bytes of the records. Requires: the mapping has no SQL.
+    """Return the rows of a batch in the form of the source's frame.
+
+    Columns: those of the table by name, LANDED, COORDINATES, DELETE and PROBLEM; with `raw` also the bytes of the
+    records. Requires: the mapping contains no SQL.
     """
     found = mapped(batch, mapping, raw=raw)
     columns = {each.name: found[column_name(number)] for number, each in enumerate(mapping.columns)}
@@ -105,14 +109,14 @@ def rows_without_sql(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool
 
 
 def unmapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = True) -> pa.RecordBatch:
-    """As `mapped`, but only the bytes of values: everything else is null."""
+    """As `mapped`, but with the bytes of values only: every other column is null."""
     schema = mapped(batch.slice(0, 0), mapping, raw=raw).schema
     values = [batch["value"] if each.name == RAW_VALUE else pa.nulls(len(batch), each.type) for each in schema]
     return pa.RecordBatch.from_arrays(values, schema.names)
 
 
 def _nested(inputs: dict[Leaf, pa.Array]) -> dict[str, pa.Array]:
-    """Return the columns for SQL: fields nested below their root."""
+    """Return the columns for SQL, with fields nested below their root."""
     found: dict[str, Any] = {}
     for leaf, values in inputs.items():
         below = found
@@ -130,7 +134,7 @@ def _struct(below: Any) -> pa.Array:
 
 @dataclass
 class _Rows:
-    """One batch being mapped; problems are collected in `parse`, `of_key` and `of_rest` (row -> reason)."""
+    """One batch being mapped. Problems (row -> reason) are collected in `parse`, `of_key` and `of_rest`."""
 
     batch: pa.RecordBatch
     mapping: RecordMapping
@@ -146,7 +150,7 @@ class _Rows:
 
     @cached_property
     def deletes(self) -> pa.Array:
-        """Rows that delete their key, as far as known here."""
+        """Rows that delete their key, without those that `delete_when` adds later."""
         return pc.or_(self.gone, self.values.deletes)
 
     @cached_property
@@ -164,7 +168,7 @@ class _Rows:
         return found
 
     def column(self, column: Column) -> pa.Array:
-        """Return the values of one column of the table; note its problems."""
+        """Return the values of one column of the table; record its problems."""
         assert column.leaf is not None
         values, problems = self._leaf(column.leaf)
         from_key = column.key and column.leaf.origin.root in (VALUE, ENVELOPE)
@@ -180,14 +184,14 @@ class _Rows:
         return values
 
     def leaf(self, leaf: Leaf) -> pa.Array:
-        """Return a part that SQL uses; note its problems."""
+        """Return a part that SQL uses; record its problems."""
         values, problems = self._leaf(leaf)
         for row, reason in problems.items():
             self.of_rest.setdefault(row, f"map: {leaf.origin}: {reason}")
         return values
 
     def problems(self, *, of_deletes: bool = False) -> pa.Array:
-        """Return why each row cannot be used; `of_deletes`: assuming that it is a delete."""
+        """Return why each row cannot be used. `of_deletes`: assume that each row is a delete."""
         found: list[str | None] = [None] * self.batch.num_rows
         deletes = self.deletes
         keyless = not any(column.key for column in self.mapping.columns)
@@ -219,9 +223,11 @@ class _Rows:
         return _plain(self.batch[root], leaf)
 
     def _named_by_key(self, column: Column) -> tuple[pa.Array, Problems]:
-        """Return a key column of tombstones, which otherwise comes from the value: the field of its name if the
-        record's key is an object, or the whole record key if the table's key is one column. What Avro, or a wrapper of
-        schema and payload, says of it is its value; a key without these is text.
+        """Return a key column of tombstones, for a column that other rows take from the value.
+
+        The value is the field of the column's name if the record's key is an object, or the whole record key if the
+        table's key has one column. A key in Avro or in a wrapper of schema and payload has typed values; any other key
+        is text.
         """
         leaf = column.leaf
         assert leaf is not None
@@ -277,18 +283,18 @@ def _plain(values: pa.Array, leaf: Leaf) -> tuple[pa.Array, Problems]:
 
 
 def _header(headers: pa.Array, name: str) -> pa.Array:
-    """Return the last header with this name of each row, as Kafka's own clients do; null if there is none."""
+    """Return the last header named `name` of each row, as Kafka's own clients do; null if a row lacks it."""
     pairs = headers.flatten()
     if not len(pairs):
         return pa.nulls(len(headers), pa.binary())
     mine = np.flatnonzero(pc.equal(pairs.field("key"), name).to_numpy(zero_copy_only=False))
     last = np.full(len(headers), -1)
-    last[pc.list_parent_indices(headers).to_numpy()[mine]] = mine  # later ones overwrite
+    last[pc.list_parent_indices(headers).to_numpy()[mine]] = mine  # later headers overwrite earlier ones
     return pairs.field("value").take(pa.array(last, mask=last < 0))
 
 
 def _payload(found: Any) -> Any:
-    """Return a key without the wrapper of schema and payload; a payload that is null has no fields."""
+    """Return a key without the wrapper of schema and payload; a null payload becomes an object without fields."""
     if isinstance(found, dict) and set(found) == {"schema", "payload"}:
         payload = one_of(found, "payload")
         return {} if payload is None else payload
@@ -296,7 +302,7 @@ def _payload(found: Any) -> Any:
 
 
 def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes], Any]:
-    """Return the function that reads a value or a key: Avro if the registry's id precedes it, else JSON."""
+    """Return the function that decodes a value or a key: Avro if a registry id precedes it, else JSON."""
     any_text = any(leaf.unit == ANY_TEXT for leaf in mapping.leaves)
     of_json = json_decoder((leaf.kind for leaf in mapping.leaves), any_text=any_text)
     if mapping.value_format != "avro" or (of_key and not mapping.registry):
@@ -311,7 +317,7 @@ def _decoder(mapping: RecordMapping, *, of_key: bool = False) -> Callable[[bytes
 
 
 def _framed(mapping: RecordMapping) -> Callable[[bytes], bool]:
-    """Return the function that says whether a key is Avro behind an id of the registry."""
+    """Return the function that detects whether a key is Avro behind a registry id."""
     from memwal.ingest.mapping.avro import MAGIC
 
     with_registry = mapping.value_format == "avro" and bool(mapping.registry)
@@ -319,7 +325,10 @@ def _framed(mapping: RecordMapping) -> Callable[[bytes], bool]:
 
 
 class _Values:
-    """The fields of a batch's values (or keys): `read` returns them; `deletes` are rows, `problems` of whole values."""
+    """The fields of a batch's values (or keys).
+
+    `read` returns the fields. `deletes`: which rows delete. `problems`: of whole values, by row.
+    """
 
     def __init__(self, raw: pa.Array, leaves: Sequence[Leaf], mapping: RecordMapping, *, of_key: bool = False) -> None:
         self.problems: Problems = {}
@@ -331,7 +340,7 @@ class _Values:
             self._decode()
 
     def read(self, leaf: Leaf) -> tuple[pa.Array, Problems]:
-        """Return the column of one of the leaves, and why values of it do not fit."""
+        """Return the column of one of the leaves, and why values in it do not fit."""
         if leaf in self._columns:
             return self._columns[leaf], {}
         around = leaf.origin.root == ENVELOPE
@@ -357,8 +366,9 @@ class _Values:
             self._fast(self._raw.filter(pa.array(good)), good)
 
     def _fast(self, raw: pa.Array, good: np.ndarray[Any, np.dtype[np.bool_]] | None) -> bool:
-        """Read all leaves at once, except those that take any value, of the rows `good`; return False if one does not
-        fit.
+        """Read all leaves of the rows `good` at once, except those that accept any value.
+
+        Return False if a value does not fit.
         """
         filled = raw.fill_null(b"{}")
         leaves = [leaf for leaf in self._leaves if leaf.unit != ANY_TEXT]

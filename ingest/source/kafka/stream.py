@@ -1,10 +1,12 @@
-"""Kafka as the source: Spark's own Kafka source, the mapping of its records, and the checks before it starts.
+"""Kafka as the source: Spark's own Kafka source, the mapping of its records, and checks before the start.
 
-The README of `source` has the steps of a record. SQL that fails for one row must not fail the others, but Spark's ANSI
-SQL ends a whole job at the first `1 / 0`. Spark has `try_` forms of some functions, made by one expression, `TryEval`,
-which is null if anything below it throws. SQL and PySpark do not have it, so it is made in the JVM. A struct around the
-value tells a null result from a failure. This needs `spark.sql.subexpressionElimination.enabled = false`: otherwise
-Spark would evaluate what two expressions share before both, outside of `TryEval`.
+The README of `source` has the steps of a record. SQL that fails for one row must not fail other rows, but Spark's ANSI
+SQL ends a whole job at the first `1 / 0`. Spark's `try_` functions use an internal expression, `TryEval`, which is null
+if anything below it throws. SQL and PySpark do not offer it, so it is created in the JVM. A struct around the value
+distinguishes a null result from a failure.
+
+Requires. `spark.sql.subexpressionElimination.enabled = false`: otherwise Spark evaluates common subexpressions first,
+outside of `TryEval`.
 """
 
 from __future__ import annotations
@@ -50,22 +52,26 @@ if TYPE_CHECKING:
 _HELD = "_memwal_held"
 _CONNECT_WITHIN = 5.0
 _POLL_RECORDS = ("kafka.max.poll.records", "100000")
-"""After each poll Spark asks the broker twice for the end of the partition, and drops what was fetched beyond the
-records that the poll returned; Kafka's default limits these to 500. Fetches are also limited in bytes
-(max.partition.fetch.bytes)."""
+"""After each poll, Spark asks the broker twice for the end of the partition and drops records fetched beyond the poll.
+
+Kafka's default limits a poll to 500 records. Fetches are also limited in bytes (max.partition.fetch.bytes).
+"""
 _FETCH_WAIT = ("kafka.fetch.max.wait.ms", "0")
-"""Spark fetches only what is there. But after a poll the client fetches ahead, and the broker holds that fetch for as
-long as this where nothing new came; it answers Spark's question for the end of the partition only then. Kafka's default
-of 500 ms takes half a second for each partition of a quiet topic."""
+"""Time that the broker holds a fetch while it has no new records.
+
+Spark fetches only existing records. But after a poll the client fetches ahead, and the broker answers Spark's next
+request for the end of the partition only after it has answered that fetch. Kafka's default of 500 ms adds half a second
+for each partition of a quiet topic.
+"""
 _COMMITTED = ("kafka.isolation.level", "read_committed")
-"""Records of an aborted transaction do not count; by default Spark would read them."""
+"""Skip records of aborted transactions; by default Spark reads them."""
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
 
 
 def check_reachable(source: SourceSettings) -> None:
-    """Raise Unavailable if no broker accepts a connection; a quick check before anything is started."""
+    """Raise Unavailable if no broker accepts a connection. A quick check before anything is started."""
     reasons = []
     for broker in source.brokers.split(","):
         host, _, port = broker.strip().rpartition(":")
@@ -81,9 +87,9 @@ def check_reachable(source: SourceSettings) -> None:
 
 
 def check_topics(spark: SparkSession, settings: Settings) -> None:
-    """Connect to the brokers as Spark's source will, and check the topics to read. Reads only.
+    """Connect to the brokers as Spark's source does, and check the topics to read. Reads only.
 
-    Raises: Invalid for a topic that does not exist or is not the one that the checkpoint knows, and for refused
+    Raises: Invalid for a topic that does not exist or differs from the checkpoint's topic, and for rejected
     credentials; Unavailable if no broker answers.
     """
     with closing(Admin(spark, settings.source)) as admin:
@@ -91,7 +97,7 @@ def check_topics(spark: SparkSession, settings: Settings) -> None:
 
 
 def topic_guard(spark: SparkSession, settings: Settings) -> TopicGuard:
-    """Return the guard of a streaming query; close it with the query. Raises: as `Admin`."""
+    """Return the guard of a streaming query. Close it with the query. Raises: as `Admin`."""
     return TopicGuard(settings, Admin(spark, settings.source), checkpoint_files(spark, settings.checkpoint))
 
 
@@ -101,8 +107,10 @@ def topic_guard(spark: SparkSession, settings: Settings) -> TopicGuard:
 def read_kafka(
     spark: SparkSession, source: SourceSettings, schema: pa.Schema, key: tuple[str, ...], *, raw: bool = False
 ) -> SourceRows:
-    """Return the rows of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM; with `raw` also
-    the bytes of the records. With SQL in the mapping every micro-batch needs a job, since Spark evaluates it.
+    """Return the rows of `source`: the columns of `schema`, LANDED, COORDINATES, DELETE and PROBLEM.
+
+    `raw`: add the bytes of the records. If the mapping contains SQL, every micro-batch needs a job, since Spark
+    evaluates the SQL.
     """
     mapping = record_mapping(source, schema, key)
     reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
@@ -117,8 +125,9 @@ def read_kafka(
 
 
 def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """Limit the tasks to the number of cores if Spark runs in this process: every further task wakes two Python
-    workers. On a cluster the number of cores changes.
+    """Limit the tasks to the number of cores if Spark runs in this process: each further task wakes two Python workers.
+
+    No limit on a cluster, where the number of cores changes.
     """
     context = spark.sparkContext
     local = str(context.master).startswith("local[")
@@ -142,7 +151,7 @@ def _reader_options(source: SourceSettings, *, headers: bool) -> dict[str, str]:
 
 def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) -> DataFrame:
     """Return the rows of records from Spark's Kafka source (streaming or not)."""
-    from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's documentation calls it
+    from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
 
     wanted = [KEY, VALUE, *PLAIN, *(["headers"] if raw or mapping.headers else [])]
     mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
@@ -154,7 +163,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
         delete = delete | F.coalesce(held[TRIED], F.lit(False))
         problem = F.when(delete, F.col(KEY_PROBLEM)).otherwise(F.coalesce(problem, odd))
     usable = problem.isNull()
-    # For a row that cannot be used no SQL is evaluated: its failure would hide the first reason.
+    # SQL is not evaluated for an unusable row: a failure would hide the first reason.
     sql = {number: column for number, column in enumerate(mapping.columns) if column.sql}
     values = {n: F.when(usable, F.expr(each.sql).cast(spark_type(each.kind))) for n, each in sql.items()}
     mapped = mapped.select("*", *(tried(value).alias(column_name(number)) for number, value in values.items()))
@@ -172,7 +181,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
 
 
 def _problem_of(column: Column, found: SparkColumn) -> SparkColumn:
-    """Return the problem of the value of `column`, or null; `found`: as from `tried`."""
+    """Return the problem of the value of `column`, or null. `found`: the result of `tried`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     failed = F.when(found.isNull(), F.lit(f"map: column {column.name!r} (sql) cannot be evaluated: {column.sql}"))
@@ -183,7 +192,7 @@ def _problem_of(column: Column, found: SparkColumn) -> SparkColumn:
 
 
 def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
-    """Return the schema of `MapTask`'s output, which Spark must know beforehand."""
+    """Return the schema of `MapTask`'s output, which Spark requires beforehand."""
     from pyspark.sql import types as spark
 
     found: dict[str, Any] = {
@@ -225,7 +234,7 @@ def tried(value: SparkColumn) -> SparkColumn:
     from pyspark.sql import functions
     from pyspark.sql.classic.column import Column as ClassicColumn
 
-    active: Any = SparkContext._active_spark_context  # noqa: SLF001 - PySpark has no public way to a class of the JVM
+    active: Any = SparkContext._active_spark_context  # noqa: SLF001 - PySpark has no public access to JVM classes
     sql = active._jvm.org.apache.spark.sql  # noqa: SLF001
     utils, packed = sql.classic.ExpressionUtils, functions.struct(value.alias(TRIED))
     return ClassicColumn(utils.column(sql.catalyst.expressions.TryEval(utils.expression(packed._jc))))  # noqa: SLF001

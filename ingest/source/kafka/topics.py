@@ -1,38 +1,39 @@
-"""Ids of topics: the offsets of a checkpoint are valid only in the topics that they were read from.
+"""Compare topic ids: the offsets of a checkpoint are valid only in the topics that they were read from.
 
-Spark keeps offsets by the names of topics. A topic that was deleted and created again has the same name and other
-records at these offsets; once it has as many records as the old one, Spark continues in the middle of it and skips the
-records before, without a message. So `memwal run` notes the id that Kafka gives each topic in a file of the checkpoint,
-and compares:
+Spark stores offsets by topic name. A topic that was deleted and created again has the same name but other records at
+these offsets. Once it has as many records as the old topic, Spark continues in its middle and skips the earlier records
+without a message. Therefore `memwal run` notes Kafka's id of each topic in a file of the checkpoint, and compares ids:
 
-1. The query starts, also after a pause or an outage (`TopicGuard.start`). Every existing topic of the source is
-   described. An id that differs from the noted one ends the run; an id that is not noted yet is noted.
-2. Spark plans a micro-batch: it reads the end of each partition, and writes the offsets into the checkpoint.
-3. The micro-batch begins (`TopicGuard.begin`). Topics of these offsets that have no noted id appeared since step 1:
-   their ids are read and noted, on disk, before anything of the micro-batch is sent.
-4. All rows of the micro-batch are read: into the memory of the driver, or into the shuffle files of Spark
+1. The query starts, also after a pause or an outage (`TopicGuard.start`). All existing topics of the source are
+   described. An id that differs from the noted id ends the run; an id without a note is noted.
+2. Spark plans a micro-batch: it reads the end offset of each partition, and writes the offsets into the checkpoint.
+3. The micro-batch begins (`TopicGuard.begin`). Topics of these offsets without a noted id have appeared since step 1:
+   their ids are read and noted on disk before anything of the micro-batch is sent.
+4. All rows of the micro-batch are read, into the memory of the driver or into Spark's shuffle files
    (`ingest.spark.map_stage`).
-5. All topics of the offsets are described again (`TopicGuard.check`). An id that differs from the noted one, or a topic
-   that is gone, ends the run.
+5. All topics of the offsets are described again (`TopicGuard.check`). An id that differs from the noted id, or a
+   missing topic, ends the run.
 6. The rows are sent.
 
-Kafka never gives an id twice. If a topic has its noted id in step 5, it has existed without interruption since the id
-was noted, so every offset and every record that was read in between comes from that topic. A topic that is recreated
+Kafka never assigns an id twice. If a topic has its noted id in step 5, it has existed without interruption since the id
+was noted, so every offset and record read in between belongs to that topic. A topic that is recreated
 
-- while the run is paused, waits for its source, or has ended: step 1, or step 5 of the next micro-batch;
-- between two micro-batches, or between steps 2 and 4: step 5;
-- while rows are read, also if only some of them come from the new topic: step 5;
-- between steps 5 and 6, or later: step 5 of the next micro-batch; the rows of this one are from the old topic. No task
-  reads records in step 6: if Spark has lost shuffle files and repeats the reading, the task fails, and the sink begins
-  with step 3 again;
-- between steps 2 and 3, when it has just appeared: the id of the newer topic is noted, and nothing of it is skipped, as
-  new topics are read from their beginning. (Not detected: retention had deleted the beginning of the older one.)
+- while the run is paused, waits for its source, or has ended, is detected by step 1, or by step 5 of the next
+  micro-batch;
+- between two micro-batches, or between steps 2 and 4, is detected by step 5;
+- while rows are read, even if only some of them come from the new topic, is detected by step 5;
+- between steps 5 and 6, or later, is detected by step 5 of the next micro-batch; the rows of this one are from the old
+  topic. No task reads records in step 6: if Spark has lost shuffle files and repeats the reading, the task fails, and
+  the sink starts again with step 3;
+- between steps 2 and 3, when it has just appeared, is accepted: step 3 notes the newer id. Nothing of it is
+  skipped, as new topics are read from their beginning. (Not detected: retention had deleted the beginning of the older
+  topic.)
 
-*A crash between 3 and 6: the ids are noted, nothing was sent. A crash in 6: the next run compares in step 1, before
+*A crash between 3 and 6: the ids are noted, and nothing was sent. A crash in 6: the next run compares in step 1, before
 Spark replays the micro-batch.*
 
-A broker may learn of a new topic later than the others. Then step 5 can miss a topic that was deleted, created, filled
-up to the old offset and read within that delay; step 5 of the next micro-batch detects it.
+A broker may learn of a new topic later than others. Step 5 then misses a topic that was deleted, created, filled up to
+the old offset and read within that delay; step 5 of the next micro-batch detects it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from memwal.ingest.spark.checkpoint_files import CheckpointFiles
 
 _LOG = logging.getLogger("memwal.pipeline")
 NOTE = "memwal-topics"
-"""File in a checkpoint: the ids of its topics by name, as JSON. Spark ignores it."""
+"""File in a checkpoint with the ids of its topics by name, as JSON. Spark ignores it."""
 
 
 class Describes(Protocol):
@@ -66,10 +67,10 @@ class Describes(Protocol):
 
 
 class TopicGuard:
-    """Compares the ids of topics for one streaming query; the module has the steps.
+    """Compares topic ids for one streaming query; the steps are in the module's docstring.
 
-    Thread safety. One thread at a time. Errors. Invalid if a topic was recreated or is gone, unless
-    `source.fail_on_data_loss` is false: then a line is logged, and the new id is noted. What `topics` raises.
+    Thread safety. One thread at a time. Raises: Invalid if a topic was recreated or deleted; errors of `topics`. If
+    `source.fail_on_data_loss` is false, the guard logs a line and notes the new id instead of raising Invalid.
     """
 
     def __init__(self, settings: Settings, topics: Describes, files: CheckpointFiles) -> None:
@@ -108,14 +109,14 @@ class TopicGuard:
         self._topics.close()
 
     def _note(self, found: Mapping[str, str]) -> None:
-        """Note ids, and keep those of topics that no longer exist, which may be created again."""
+        """Note ids. Keep the ids of deleted topics, which may be created again."""
         noted = {**self._noted, **found}
         if noted != self._noted:
             self._files.write(NOTE, f"{json.dumps(noted)}\n")
             self._noted = noted
 
     def _planned(self, batch_id: int) -> list[str]:
-        """Return the topics in the offsets that Spark has written for a micro-batch; their JSON is the last line."""
+        """Return the topics in the offsets that Spark has written for a micro-batch: JSON in the last line."""
         text = self._files.read(f"offsets/{batch_id}")
         if text is None:
             raise Invalid(
@@ -126,7 +127,7 @@ class TopicGuard:
 
 
 def check_places(settings: Settings, found: Mapping[str, Topic], files: CheckpointFiles) -> None:
-    """Raise Invalid if reading cannot begin, or continue, in the topics `found`. Reads only."""
+    """Raise Invalid if reading cannot start, or continue, in the topics `found`. Reads only."""
     if not has_begun(files):
         _check_starting(settings.source.starting_offsets, found)
         return
@@ -136,19 +137,19 @@ def check_places(settings: Settings, found: Mapping[str, Topic], files: Checkpoi
 
 
 def has_begun(files: CheckpointFiles) -> bool:
-    """Return whether Spark has noted offsets in the checkpoint: those of a micro-batch, or those to begin at."""
+    """Return whether Spark has written offsets into the checkpoint: of a micro-batch, or those to start at."""
     return bool(files.names("offsets") or files.names("sources/0"))
 
 
 def noted(files: CheckpointFiles) -> dict[str, str]:
-    """Return the noted ids by topic; of a checkpoint that no query has begun, none."""
+    """Return the noted ids by topic; empty if no query has started with the checkpoint."""
     text = files.read(NOTE) if has_begun(files) else None
     ids: dict[str, str] = json.loads(text) if text else {}
     return ids
 
 
 def _refuse_recreated(settings: Settings, name: str, known: str | None, id: str) -> None:
-    """Raise Invalid, or log, if topic `name` has another id than the noted one."""
+    """Raise Invalid, or log, if the id of topic `name` differs from the noted id."""
     if known in (None, id):
         return
     said = f"source: topic {name!r} was deleted and created anew since {settings.checkpoint} was written"
@@ -162,7 +163,7 @@ def _refuse_recreated(settings: Settings, name: str, known: str | None, id: str)
 
 
 def _check_starting(text: str, found: Mapping[str, Topic]) -> None:
-    """Raise Invalid unless `starting_offsets` has every partition, as Spark requires, or is a word."""
+    """Raise Invalid if `starting_offsets` is JSON without exactly the existing partitions, which Spark requires."""
     if text in ("earliest", "latest"):
         return
     given = {(topic, int(number)) for topic, partitions in json.loads(text).items() for number in partitions}
