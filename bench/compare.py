@@ -39,7 +39,7 @@ _MEND = "name a file that `python -m bench --out FILE` wrote"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A setting of memwal and the setting of Lance that it is compared with; `lance` is "" if the benchmark has none."""
+    """A setting of memwal and the setting of Lance beside it; `lance` is "" if the benchmark has none."""
 
     benchmark: str
     memwal: str
@@ -249,7 +249,7 @@ def _place(change: Change) -> tuple[int, float]:
 def _alone(
     mine: Mapping[Pair, Speed], others: Mapping[Pair, Speed], benchmarks: Mapping[str, Any], unlike: Mapping[str, str]
 ) -> list[str]:
-    """Return what one run has alone: a whole benchmark by its name, or a pair in full if both runs have its benchmark."""
+    """Return what one run has alone: a whole benchmark by name, or a pair in full if both runs have its benchmark."""
     pairs = [each for each in mine if each not in others and each.benchmark not in unlike]
     return list(dict.fromkeys(str(each) if each.benchmark in benchmarks else each.benchmark for each in pairs))
 

@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def host() -> dict[str, str]:
-    """Return cores, memory, machine type, system and kernel version; the rest of a release string can identify a host."""
+    """Return cores, memory, machine type, system and kernel version; the rest of a release string can name a host."""
     kernel = re.match(r"[0-9.]+", platform.release())
     return {
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
