@@ -123,11 +123,11 @@ class Comparison:
         return sum(each.verdict == said for each in self.changes)
 
     def beside_lance(self) -> list[Change]:
-        """Return the changes for which the report has a verdict."""
+        """Return the changes with a verdict in the report."""
         return [each for each in self.changes if each.pair.lance]
 
     def disagreeing(self) -> list[Change]:
-        """Return the changes for which the verdicts beside Lance differ between the runs."""
+        """Return the changes whose verdicts beside Lance differ between the runs."""
         return [each for each in self.beside_lance() if each.a.beside_lance != each.b.beside_lance]
 
 
@@ -181,8 +181,9 @@ def table(comparison: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def summary(comparison: Comparison) -> Iterator[str]:
-    """Return the lines below the table; the last two state whether verdicts agree, and the number of changes per
-    verdict.
+    """Return the lines below the table.
+
+    The last two state whether the verdicts agree, and the number of changes per verdict.
     """
     yield from comparison.circumstances
     if comparison.unlike:

@@ -54,8 +54,9 @@ class Took:
 
 
 def measure(at: Path, base: int, sizes: Sequence[int], *, rounds: int = ROUNDS) -> tuple[Curve, ...]:
-    """Return the curves for a base of `base` rows and batches of `sizes`; the largest runs once. Raises:
-    ResultsDiffer.
+    """Return the curves for a base of `base` rows and batches of `sizes`.
+
+    The largest size runs once. Raises: ResultsDiffer.
     """
     plain, indexed = tables_of(at, base)
     panels = {name: Points(name, OVER) for name in (WAIT, ONE, TEN, PROCESSOR_ONE, PROCESSOR_TEN)}

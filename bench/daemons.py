@@ -114,7 +114,7 @@ class Daemons:
         return all(str(region) in shares[str(target(region, self.endpoints))] for region in self._ids)
 
     def _free_endpoints(self) -> list[str]:
-        """Return free ports with which each daemon gets the same number of regions."""
+        """Return free ports that give each daemon the same number of regions."""
         while True:
             with ExitStack() as held:
                 probes = [held.enter_context(socket.socket()) for _ in range(DAEMONS)]

@@ -30,8 +30,9 @@ def texts_digest(texts: Sequence[str]) -> str:
 
 
 def _parts(column: pa.Array) -> Iterator[bytes]:
-    """Return a column as bytes that depend on its values only; slots of nulls are filled, since Arrow leaves them
-    undefined.
+    """Return a column as bytes that depend on its values only.
+
+    Slots of nulls are filled, because Arrow leaves their contents undefined.
     """
     yield np.packbits(column.is_valid().to_numpy(zero_copy_only=False)).tobytes()
     kind = column.type

@@ -53,8 +53,9 @@ _DARK = {
 
 
 def document(title: str, height: float, body: Iterable[str]) -> str:
-    """Return a picture of width WIDTH. The background is painted, so that a viewer without themes shows the light
-    theme.
+    """Return a picture of width WIDTH.
+
+    The background is painted, so that a viewer without themes shows the light theme.
     """
     dark = "".join(f".{name}{{color:{colour}}}" for name, colour in _DARK.items())
     style = "".join(f".{name}{{color:{colour}}}" for name, colour in _LIGHT.items())

@@ -166,8 +166,9 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace, place: Pl
 
 
 def _watched(url: str, marks: Marks, processes: Mapping[str, Any], place: Place, seconds: float) -> Found:
-    """Measure for `seconds`, and for at least one micro-batch with rows; then wait until the probe has found all its
-    events.
+    """Measure for `seconds`, and for at least one micro-batch with rows.
+
+    Then wait until the probe has found all its events.
     """
     before, told, counted = processor_times(processes), status_of(url), _queryable(url)
     began, rows, asked = time.perf_counter(), told["rows"], place.counted()

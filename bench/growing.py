@@ -68,7 +68,7 @@ _GETS, _PUTS, _COMMITS = 30, 20, 3
 
 
 def median_ms(work: Callable[[Any], object], items: Iterable[Any]) -> float:
-    """Return the median milliseconds of `work` for an item, without the first item, in which caches are filled."""
+    """Return the median milliseconds of `work` for an item, without the first item, which fills caches."""
     first, *rest = timed_each(work, items)
     return float(np.median(rest or [first])) * 1e3
 
@@ -146,9 +146,7 @@ def ssts(at: Path, sizes: Sequence[int], found: Points) -> None:
 
 
 def base(at: Path, sizes: Sequence[int], found: Points) -> None:
-    """Measure a get of one key, a commit of 10,000 rows, and a bare `merge_insert` of the same; without and with a
-    B-tree.
-    """
+    """Measure a get of one key, a commit of 10,000 rows, and a bare `merge_insert`; without and with a B-tree."""
     for size in sizes:
         plain, indexed = tables_of(at, size)
         upserts = upserts_of(size, UPSERT, _COMMITS + 1)
@@ -172,9 +170,7 @@ def base(at: Path, sizes: Sequence[int], found: Points) -> None:
 
 
 def tables_of(at: Path, rows: int) -> tuple[Path, Path]:
-    """Create two tables of the same `rows` narrow rows in the same files: without an index, and with a B-tree on the
-    key.
-    """
+    """Create two tables of the same narrow rows in the same files: without an index, and with a B-tree on the key."""
     plain, indexed = at / f"plain-{rows}", at / f"indexed-{rows}"
     BaseTable.create(str(plain), NARROW, [NARROW_KEY], 1, [])
     source = pa.RecordBatchReader.from_batches(NARROW, base_rows(rows))
@@ -187,8 +183,9 @@ def tables_of(at: Path, rows: int) -> tuple[Path, Path]:
 
 
 def upserts_of(rows: int, count: int, batches: int) -> list[pa.Table]:
-    """Return batches of `count` rows, one in six new, for a base with the keys 0 … rows; no duplicate key in a
-    batch.
+    """Return batches of `count` rows, one row in six new, for a base with the keys 0 … rows.
+
+    A batch has no duplicate keys.
     """
     rng = np.random.default_rng(SEED)
     made = []
@@ -219,8 +216,9 @@ def _commits(table: Any, upserts: Sequence[pa.Table]) -> float:
 
 
 def regions(at: Path, sizes: Sequence[int], found: Points) -> None:
-    """Measure a put of 1,000 rows over all regions, a get, table creation, and memory; a new process for each
-    number.
+    """Measure a put of 1,000 rows over all regions, a get, table creation, and memory.
+
+    Each number of regions is measured in a process of its own.
     """
     spawn = multiprocessing.get_context("spawn")
     for size in sizes:
@@ -230,8 +228,9 @@ def regions(at: Path, sizes: Sequence[int], found: Points) -> None:
 
 
 def of_regions(at: str, count: int) -> dict[tuple[str, str], float]:
-    """Return the figures of a table with `count` regions by name and unit; memory is relative to a table with one
-    region.
+    """Return the figures of a table with `count` regions by name and unit.
+
+    Memory is relative to a table with one region.
     """
     with opened(Path(at) / f"first-{count}") as first:  # loads what a process loads once
         first.put(narrow_rows(range(PUT), 1))

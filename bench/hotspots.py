@@ -22,9 +22,7 @@ from bench.rounds import emptied
 EVERY = 0.0005
 """Seconds between two samples."""
 LEAST_SECONDS = {"smoke": 0.05, "full": 3.0}
-"""Rounds are repeated until this many seconds were sampled; a function with 1 % of three seconds has some tens of
-samples.
-"""
+"""Rounds are repeated until this many seconds were sampled; 1 % of three seconds is some tens of samples."""
 _PACKAGES = ("ingest", "memtable", "wal", "flush")
 ROOT = Path(__file__).resolve().parent.parent
 _WAITING = {("threading.py", name) for name in ("wait", "wait_for", "join", "_wait_for_tstate_lock")}
@@ -119,8 +117,9 @@ def _group(thread: str) -> str:
 
 
 def _ours(frame: FrameType) -> str | None:
-    """Return `package/module.py function` for a frame of memwal, and None for libraries, whose time counts for the
-    caller.
+    """Return `package/module.py function` for a frame of memwal.
+
+    Return None for libraries: their time counts for the caller.
     """
     path = Path(frame.f_code.co_filename)
     if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in _PACKAGES:

@@ -55,8 +55,9 @@ _WARM = 0.25
 
 @dataclass(frozen=True)
 class Found:
-    """Figures of the measured part: `megabytes` of values, `rows`, `seconds`; `used`: processor seconds by kind of
-    process.
+    """Figures of the measured part: `megabytes` of values, `rows`, `seconds`.
+
+    `used`: processor seconds by kind of process.
     """
 
     megabytes: float

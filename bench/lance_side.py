@@ -46,8 +46,9 @@ class LanceShard:
         indexes: Mapping[str, Mapping[str, Any]],
         writer: Mapping[str, Any],
     ) -> None:
-        """Create the table with the rows of `base` and `indexes`, and claim its shard. `writer`: settings of
-        ShardWriter.
+        """Create the table with the rows of `base` and `indexes`, and claim its shard.
+
+        `writer`: settings of ShardWriter.
         """
         self._settings = dict(writer)
         names = [key] if isinstance(key, str) else list(key)
@@ -81,8 +82,9 @@ class LanceShard:
         self._planners.clear()
 
     def lookups(self) -> LsmPointLookupPlanner:
-        """Return a planner of point lookups in base and SSTs, like memwal's level `flushed`; rebuilt only after a
-        flush.
+        """Return a planner of point lookups in base and SSTs, like memwal's level `flushed`.
+
+        It is rebuilt only after a flush.
         """
         return self._planner("lookup", lambda: LsmPointLookupPlanner(self.dataset, [self._snapshot()]))
 

@@ -47,9 +47,7 @@ def many_narrow(count: int) -> pa.Table:
 
 
 def many_packages(count: int) -> pa.Table:
-    """Return copies of the real packages; each copy has its own names, a word of its own, and slightly moved
-    vectors.
-    """
+    """Return copies of the real packages, each with its own names, a word of its own, and slightly moved vectors."""
     copies = [_copy(number) for number in range(-(-count // packages().num_rows))]
     return pa.concat_tables(copies).slice(0, count).combine_chunks()
 

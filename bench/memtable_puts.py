@@ -127,7 +127,7 @@ def _put(
 
 
 def _put_many(values: Values) -> list[Contender]:
-    """Return contenders for so many puts that indexing must keep up with them."""
+    """Return contenders for enough puts that indexing must keep up with them."""
     batches = [with_string_key(batch) for batch in narrow_batches(values["puts"], values["rows"])]
     return [
         BarePuts("until indexed", Shape(STRING, [STRING_KEY]), batches, settled=True),

@@ -58,8 +58,9 @@ def column(vectors: Vectors) -> pa.FixedSizeListArray:
 
 
 def nearest(vectors: Vectors, ids: Ids, query: Vectors, k: int) -> tuple[npt.NDArray[np.float32], Ids]:
-    """Return the `k` nearest by exact L2: squared distances and ids, [queries, k], ascending; id -1 if there
-    are fewer.
+    """Return the `k` nearest by exact L2: squared distances and ids, [queries, k], ascending.
+
+    The id is -1 if there are fewer.
     """
     index = faiss.IndexFlatL2(vectors.shape[1])
     index.add(vectors)

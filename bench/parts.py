@@ -47,8 +47,9 @@ class Curve:
 
     @property
     def exponent(self) -> float:
-        """Return the slope of the least-squares line through log(value) over log(size): 0 does not grow, 1 grows with
-        the size.
+        """Return the slope of the least-squares line through log(value) over log(size).
+
+        0 does not grow, 1 grows with the size.
         """
         return fitted(self.points)
 
@@ -64,7 +65,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """The result of one part. `missing`: one line with the reason if there are no figures and no curves."""
+    """The result of one part. `missing`: one line with the reason if the part has neither figures nor curves."""
 
     name: str
     title: str

@@ -121,7 +121,7 @@ class SqlMerge(Stream):
         self._connector, self._setting = connector, setting
 
     def fill(self, table: Path) -> None:
-        """Write the rows of the base to a file, from which every round creates its table."""
+        """Write the rows of the base to a file, the source of every round's table."""
         self._files = table.with_name("base.parquet")
         pq.write_table(pa.Table.from_batches(base_rows(self._base), schema=ROWS), self._files)
 

@@ -17,7 +17,7 @@ _SIDES = {"memwal": "ours", "lance": "theirs", "floor": "grid"}
 
 
 def pictures(result: RunResult) -> dict[str, str]:
-    """Return all pictures for which the result has figures, by file name."""
+    """Return the pictures by file name, as far as the result has figures for them."""
     drawn = {}
     for name, figure, title in (
         ("throughput", "rows_per_second", "Throughput, rows a second"),

@@ -130,8 +130,9 @@ def _approximate(_: Sequence[pa.Table]) -> str:
 
 
 def _keys(each: int, questions: int | None = None) -> Callable[[Values], list[list[int]]]:
-    """Return ids of the base; the levels above hold newer versions of some. `questions`: the maximum number of
-    questions.
+    """Return ids of the base; the levels above hold newer versions of some.
+
+    `questions`: the maximum number of questions.
     """
 
     def keys(values: Values) -> list[list[int]]:
@@ -143,8 +144,9 @@ def _keys(each: int, questions: int | None = None) -> Callable[[Values], list[li
 
 
 def _between(column: str, share: float, most: float | None = None) -> Callable[[Values], list[str]]:
-    """Return filters that a `share` of the rows pass. `most`: the highest value; None: the number of rows of
-    the base.
+    """Return filters that a `share` of the rows pass.
+
+    `most`: the highest value; None: the number of rows of the base.
     """
 
     def filters(values: Values) -> list[str]:

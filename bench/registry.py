@@ -33,8 +33,9 @@ ALL: tuple[Benchmark, ...] = (
 
 
 def chosen(names: Sequence[str], more: Sequence[Benchmark] = ()) -> list[Benchmark]:
-    """Return benchmarks by name or pattern, in their own order; without names, all of ALL. `more` are returned by name
-    only.
+    """Return benchmarks by name or pattern, in their own order; without names, all of ALL.
+
+    `more`: benchmarks that are returned by name only.
 
     Raises: LookupError with the nearest name.
     """

@@ -66,7 +66,7 @@ class ContenderResult:
 class Ratio:
     """How many times as fast `memwal` was as `lance`: median, lowest and highest round; below 1 memwal is slower.
 
-    `won`: rounds in which memwal was faster, out of `rounds`.
+    `won`: the number of rounds that memwal won, out of `rounds`.
     """
 
     memwal: str
@@ -89,9 +89,7 @@ class BenchmarkResult:
     contenders: tuple[ContenderResult, ...]
 
     def ratios(self) -> list[Ratio]:
-        """Return the ratio of each setting of memwal to each setting of Lance and of other peers, computed round by
-        round.
-        """
+        """Return the ratio of each setting of memwal to each setting of Lance and other peers, round by round."""
         peers = self.of("lance") + self.of("peer")
         return [_ratio(self.figure, ours, theirs) for ours in self.of("memwal") for theirs in peers]
 

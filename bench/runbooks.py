@@ -69,8 +69,9 @@ def sliding_window(points: int, steps: int) -> Iterator[Step]:
 
 
 def clustered_expiration(points: int, steps: int) -> Iterator[Step]:
-    """Yield batches of one cluster each, in random order; most rows live for a random number of steps, up to half of
-    all.
+    """Yield batches of one cluster each, in random order.
+
+    Most rows live for a random number of steps, up to half of all steps.
     """
     rng, vectors = np.random.default_rng((SEED, 1)), mixed(points, 0)
     clusters = min(CLUSTERS, steps)
@@ -154,9 +155,7 @@ def recall(live: Live, asked: Vectors, answers: Sequence[pa.Table]) -> float:
 
 
 def settings(points: int, steps: int) -> dict[str, Any]:
-    """Return settings with a memtable of about three steps and commits every second, so that rows move between all
-    levels.
-    """
+    """Return settings that keep rows at all levels: a memtable of about three steps, commits every second."""
     return {"memtable": {"rows_max": max(100, 3 * points // steps)}, "commit": {"interval": "1s"}}
 
 

@@ -1,13 +1,12 @@
-"""Vector search while rows are written: latency and recall under a steady stream of puts, beside the same table at
-rest.
+"""Vector search while rows are written: latency and recall under a stream of puts, beside the same table at rest.
 
     python -m bench.search_under_writes [--smoke] [--rows N] [--rates N …] [--searchers N …] [--window SECONDS]
                                         [--offered SEARCHES_PER_SECOND]
 
-It implements the streaming protocol of VectorDBBench: rows arrive at a fixed rate, and searchers measure at 50 % and 80
-% of the rows and after the last row. One daemon owns the table, as if several programs shared it, because the callers
-of an embedded table would share one interpreter. A writer in a process of its own puts batches durably, at a rate that
-it keeps on average. Searchers are threads of this process, each with a client of its own, at level `latest` and default
+It implements the streaming protocol of VectorDBBench: rows arrive at a fixed rate, and searchers measure after 50 % and
+80 % of the rows and after the last row. One daemon owns the table, as if several programs shared it, because callers of
+an embedded table would share one interpreter. A writer in a process of its own puts batches durably, at a rate that it
+keeps on average. Searchers are threads of this process, each with a client of its own, at level `latest` and default
 settings. Rows have 384-d vectors that resemble real ones (`bench.mixtures`) and new keys; the index is IVF-PQ; flushes,
 commits and index upkeep run all the time.
 
@@ -25,8 +24,8 @@ After the last row the searchers measure at rest again. There are two kinds of l
 Recall@10 of a search that began at time b, with A the rows that were acknowledged before b: an answer counts if its row
 is no farther from the query than the tenth nearest row of A (faiss, exact; within 1e-5). A search must see A and may
 see rows acknowledged later. An exact search gets 1 whichever of those it sees, because they only bring the tenth
-nearest closer. A missed row of A is unnoticed only if such a newer row takes its place; one second of the stream is
-about one row in a hundred. Fewer than ten answers, or a duplicate row, fail the run.
+nearest closer. A missed row of A is unnoticed only if a newer row takes its place; one second of the stream is about
+one row in a hundred. Fewer than ten answers, or a duplicate row, fail the run.
 """
 
 from __future__ import annotations
@@ -70,8 +69,9 @@ Load = Literal["closed", "open"]
 
 @dataclass(frozen=True)
 class Searched:
-    """One search: its query, when it was due, began and ended, rows acknowledged before it began, and the
-    returned ids.
+    """One search: its query, when it was due, began and ended, and the returned ids.
+
+    `acked`: the number of rows acknowledged before it began.
     """
 
     query: int
@@ -244,9 +244,7 @@ def _progress(window: Window) -> str:
 
 
 def searches_table(windows: Sequence[Window]) -> Iterator[str]:
-    """Yield a Markdown row for each window under writes with its idle window, and for the windows after the
-    last row.
-    """
+    """Yield a Markdown row for each window under writes with its idle window, and for those after the last row."""
     head = ("rows/s", "at", "load", "searchers", "idle p50, p99 ms", "writes p50, p99 ms", "p99 ratio")
     yield f"| {' | '.join((*head, 'searches/s', 'recall', 'cores'))} |"
     yield "|---|---|---|---|---|---|---|---|---|---|"

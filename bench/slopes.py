@@ -99,7 +99,7 @@ class Crossover:
         return ""
 
     def measure(self, at: Path, *, smoke: bool) -> PartResult:
-        """Measure the curves, and the batches per commit from which memwal is less work."""
+        """Measure the curves, and the number of batches per commit above which memwal is less work."""
         began, mode = time.perf_counter(), "smoke" if smoke else "full"
         base, sizes = CROSSOVER_BASE[mode], CROSSOVER_ROWS[mode]
         curves = crossover.measure(at, base, sizes, rounds=1 if smoke else crossover.ROUNDS)
@@ -108,8 +108,10 @@ class Crossover:
 
 
 def crossover_figures(curves: Sequence[Curve]) -> tuple[Measured, ...]:
-    """Return, per batch size, the wait of a merge relative to an acknowledgement, and the batches from which memwal is
-    less work.
+    """Return figures per batch size.
+
+    They are the wait of a merge relative to an acknowledgement, and the number of batches per commit above which memwal
+    is less work.
     """
     found = {(each.panel, each.name): each for each in curves}
     figures = []
@@ -132,10 +134,10 @@ def crossover_figures(curves: Sequence[Curve]) -> tuple[Measured, ...]:
 
 
 def batches_to_break_even(one: float, ten: float, direct: float) -> float | None:
-    """Return the batches per commit from which memwal's work per batch is below `direct`; 1 for always, None for never.
+    """Return the number of batches per commit above which memwal's work per batch is below `direct`.
 
-    `one`, `ten`: milliseconds per batch with one batch per commit, and with MANY. The cost of the commit is assumed to
-    be fixed, and that of each further batch constant.
+    1 means always, None never. `one`, `ten`: milliseconds per batch with one batch per commit, and with MANY. The cost
+    of the commit is assumed to be fixed, and that of each further batch constant.
     """
     further = (MANY * ten - one) / (MANY - 1)
     return max(1.0, (one - further) / (direct - further)) if direct > further else None

@@ -5,8 +5,8 @@
 It is separate from `make bench` because it needs Java and minutes, and has other peers: Spark alone, with a
 `mapInArrow` that drops the rows (no sink can be faster), and a `foreachBatch` that calls Lance's `merge_insert`. All
 contenders run the same query: Parquet files of narrow rows, one file per micro-batch, with Spark's configuration of
-`memwal run`. The first micro-batch of a query, in which Spark starts, is not counted. The merged rows are read back and
-must be equal.
+`memwal run`. The first micro-batch of a query is not counted, because Spark starts during it. The merged rows are read
+back and must be equal.
 
 The two sides of a micro-batch differ: merge_insert returns when the rows are in the base table, without a sync. memwal
 returns when they are synced to its log and queryable, and commits them to the base table concurrently.

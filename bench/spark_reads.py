@@ -2,8 +2,8 @@
 
     python -m bench.spark_reads [--smoke] [--rounds N]
 
-It is separate from `make bench` because it needs Java. The peer is a `mapInArrow` in which each task scans fragments of
-the base table with pylance and yields the batches; no reader of a Lance table in a Python worker can be faster. Both
+It is separate from `make bench` because it needs Java. The peer is a `mapInArrow` whose tasks scan fragments of the
+base table with pylance and yield the batches; no reader of a Lance table in a Python worker can be faster. Both
 sides have the same fragments per task, and Spark sums the rows of both. memwal is measured twice: the base table alone,
 which must give the same sums as the peer, and with rows in SSTs and in the log that replace base rows.
 """
@@ -56,8 +56,9 @@ class Read(Contender):
         self._rows, self._above = rows, above
 
     def prepare(self, at: Path) -> None:
-        """Create the base table, and the rows above it: half in SSTs, half in the log; half of them have keys of the
-        base.
+        """Create the base table, and the rows above it: half in SSTs, half in the log.
+
+        Half of the rows above have keys of the base.
         """
         self._table = str(at / "table")
         self._spark = _session(at)

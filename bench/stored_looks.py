@@ -1,4 +1,4 @@
-"""Measure how soon another process reads a durable row from storage alone, and what such a read costs.
+"""Measure how soon another process reads a durable row from storage alone, and what that read costs.
 
     python -m bench.stored_looks [--smoke] [--seconds N] [--rate N] [--pause MS]
 
@@ -50,8 +50,9 @@ _SETTINGS = {
 
 
 def own(uri: str, rate: float) -> None:
-    """Run the owner: put at `rate`, and print each id with the time of its acknowledgement, until standard
-    input ends.
+    """Run the owner: put at `rate` until standard input ends.
+
+    It prints each id with the time of its acknowledgement.
     """
     done = threading.Event()
     threading.Thread(target=_until_input_ends, args=(done,), daemon=True).start()
@@ -153,8 +154,9 @@ def _owner(uri: str, rate: float) -> Iterator[Acks]:
 
 
 def measure(uri: str, seconds: float, rate: float, pause: float) -> tuple[dict[str, Found], int]:
-    """Run both readers in turn beside the owner, `seconds` each; return their figures, and the number of acknowledged
-    rows.
+    """Run both readers in turn beside the owner, `seconds` each.
+
+    Returns their figures, and the number of acknowledged rows.
     """
     with _owner(uri, rate) as acks:
         readers = {"kept open": Reader(uri, kept=True), "opened for each look": Reader(uri, kept=False)}

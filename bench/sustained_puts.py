@@ -56,8 +56,8 @@ NO_COMMITS: Mapping[str, Mapping[str, Any]] = {"commit": {"interval": "0s"}}
 """memwal's defaults without commits: its SSTs remain SSTs, like those of a ShardWriter."""
 NARROW_BEST: Mapping[str, Any] = {**lance_side.FAST_BEST, "max_unflushed_memtable_bytes": 8 << 30}
 """Puts do not wait for flushes. Measured with 5 million rows: 540,000 to 710,000 rows/s; with the default 480,000 to
-680,000. Memtables of 10,000 to 50,000 rows: 370,000 to 490,000. Memtables of 150,000 rows and more, in which a put
-takes longer: 310,000 to 460,000. The default of 100,000 rows is the best.
+680,000. Memtables of 10,000 to 50,000 rows: 370,000 to 490,000. Memtables of 150,000 rows and more, which slow down a
+put: 310,000 to 460,000. The default of 100,000 rows is the best.
 """
 PACKAGES_BEST: Mapping[str, Any] = {**lance_side.FAST_BEST, "max_memtable_rows": 1000}
 """Adding to a small graph of vectors is faster. Measured with 40,000 and 200,000 rows: 12,700 to 15,100 rows/s.

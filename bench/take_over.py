@@ -44,9 +44,7 @@ SMOKE, FULL = 1, 20
 RATE = 50
 """Puts per second and region."""
 REST, SHORT_REST = 10.0, 1.0
-"""Seconds before each trial, in which daemons become idle and read ahead (`daemon.read_ahead`); and before a single
-trial.
-"""
+"""Seconds before each trial, and before a single trial; daemons read ahead meanwhile (`daemon.read_ahead`)."""
 KEYS = 400_000
 """Number of rows that can be put, each with a key of its own."""
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string())])

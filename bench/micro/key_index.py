@@ -100,8 +100,9 @@ class SortedRuns(KeyMap):
         return found
 
     def _merge(self) -> None:
-        """Merge the two newest runs by a stable sort, which detects two sorted halves; for equal keys the newer row
-        stays.
+        """Merge the two newest runs; for equal keys the newer row stays.
+
+        The stable sort detects the two sorted halves and merges them.
         """
         newer, older = self._runs.pop(), self._runs.pop()
         keys = np.concatenate([older[0], newer[0]])
