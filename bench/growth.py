@@ -2,8 +2,7 @@
 
 `python -m bench.growth [--smoke | --claims N …]` prints a table.
 
-The region is synthesised on a local disk as N claims leave it: one sentinel and two manifest versions per claim, no
-row.
+The region is synthesised on a local disk as N claims leave it: a sentinel and two manifest versions per claim, no rows.
 
 * newest: the newest manifest, with a hint that is right, lost, or set back to version 1.
 * claim: the next claim, from its listing to its last check.

@@ -3,9 +3,9 @@
     python -m bench.peers [NAME …] [--smoke] [--rounds N] [--out FILE] [--fetch]
 
 NAME may be a pattern such as `delta_*`. memwal and its peers take turns in one run, round after round, with the same
-rows. The final contents of all must have the same hash, and ratios are computed round by round, as in `python -m
-bench`. Packages that the project's environment lacks are fetched once per machine (`bench.peers_fetch`); `--fetch` only
-fetches them, except those of Spark. Exit code 2: a peer is not available here; 1: rows differ.
+rows. The final contents of all must have the same hash, and ratios are computed round by round, as in
+`python -m bench`. Packages that the project's environment lacks are fetched once per machine (`bench.peers_fetch`);
+`--fetch` only fetches them, except those of Spark. Exit code 2: a peer is not available here; 1: rows differ.
 """
 
 from __future__ import annotations
