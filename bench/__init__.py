@@ -1,1 +1,1 @@
-"""Benchmarks: memwal beside Lance's own writer and readers, in turn, in one run. See README.md."""
+"""Benchmarks that compare memwal with Lance's own writer and readers, in turn, in one run. See README.md."""

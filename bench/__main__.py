@@ -1,12 +1,12 @@
-"""`python -m bench`: run benchmarks, keep the result, render it, or profile one.
+"""`python -m bench`: run benchmarks, store the result, render it, or profile one benchmark.
 
-python -m bench                      everything, full values; replaces results/full.json, README.md's tables, pictures
-python -m bench put_durable 'get_*'  some of them, shown only; --out FILE keeps the result
-python -m bench growth freshness     parts of the whole system, beside no peer
-python -m bench --smoke              tiny values: does it run at all
-python -m bench --profile NAME       where memwal spends its time in one of them
-python -m bench --render             README.md and the pictures anew from results/full.json
-python -m bench compare A B          what changed beyond the noise between two kept results
+python -m bench                      run everything; replace results/full.json, the tables of README.md, the pictures
+python -m bench put_durable 'get_*'  run some benchmarks and print them; --out FILE stores the result
+python -m bench growth freshness     run parts of the whole system, which have no peer
+python -m bench --smoke              run with tiny values, to check that everything works
+python -m bench --profile NAME       print where memwal spends its time in one benchmark
+python -m bench --render             write README.md and the pictures again from results/full.json
+python -m bench compare A B          print what changed beyond the noise between two stored results
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# Lance logs a line per index it cannot show. Before it is imported, and by a word that both its halves understand.
+# Lance logs a line for each index that it cannot describe. Set before its import, with a level that its Python and its
+# Rust code both accept.
 os.environ.setdefault("LANCE_LOG", "critical")
 
 from rich.console import Console
@@ -44,10 +45,10 @@ COLOURS = {"faster": "green", "slower": "red"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code: 2 for a wrong request, 1 where the sides found different rows or a
-    part failed.
+    """Run the command and return its exit code.
 
-    `compare` returns 1 with --fail-on-slower where something is slower.
+    2: invalid request. 1: the sides returned different rows, a part failed, or `compare --fail-on-slower` found
+    something slower.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["compare"]:
@@ -82,7 +83,7 @@ def measure(
     console: Console,
     parts: Sequence[Part] = (),
 ) -> RunResult:
-    """Run benchmarks, then parts, below the directory `at`, showing each as it ends. Raises: ResultsDiffer."""
+    """Run benchmarks, then parts, below the directory `at`, and print each result as it ends. Raises: ResultsDiffer."""
     began = time.perf_counter()
     found, of_parts = [], []
     with console.status("") as status:
@@ -98,7 +99,7 @@ def measure(
 
 
 def render(result: RunResult) -> None:
-    """Write README.md's tables and the pictures of a kept result."""
+    """Write the tables of README.md and the pictures of a stored result."""
     report.update(HERE / "README.md", result)
     for name, drawn in {"ratios.svg": svg(result), **pictures(result)}.items():
         (HERE / name).write_text(drawn, encoding="utf-8")
@@ -158,7 +159,7 @@ def _show_part(part: PartResult, console: Console) -> None:
 
 
 def _directory(parent: Path) -> tempfile.TemporaryDirectory[str]:
-    """A directory for tables, on the disk that is to be measured: the system's own may be in memory."""
+    """Create a directory for tables on the disk to be measured; the system's temporary directory may be in memory."""
     parent.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(dir=parent, prefix="bench-")
 

@@ -1,7 +1,7 @@
-"""What a benchmark is made of: parameters with two values, contenders, and the samples they give.
+"""The types of a benchmark: parameters with two values, contenders, and the samples of their rounds.
 
-A benchmark asks its contenders for rounds, in turn; `bench.rounds` does that, `bench.result` judges. A contender times
-itself through the `Watch` it is given, so that the profiler can take the place of the clock (`bench.hotspots`).
+`bench.rounds` runs the contenders in turn and `bench.result` compares them. A contender measures its own time through
+the `Watch` that it receives, so that the profiler can replace the clock (`bench.hotspots`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Values = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A number that sets how much is measured: `smoke` inside the tests, `full` for a result that is kept."""
+    """A number that sets the amount of work: `smoke` for the tests, `full` for a stored result."""
 
     smoke: int
     full: int
@@ -32,9 +32,9 @@ class Parameter:
 
 
 class Watch:
-    """Times the part of a round that counts.
+    """Measure the part of a round that counts.
 
-    Thread safety. `timed` from one thread; the threads of a contender measure their own operations.
+    Thread safety. `timed` from one thread only; threads of a contender measure their own operations.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Watch:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Add the time inside the block to `seconds`."""
+        """Add the duration of the block to `seconds`."""
         began = time.perf_counter()
         try:
             yield
@@ -52,9 +52,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One round: `latencies` float64 [operations] in seconds, `rows` that went in or came out in `seconds` in all.
+    """One round: `latencies` is float64 [operations] in seconds; `rows` were written or returned in `seconds` in total.
 
-    `digest`: of what the round left or found, "" where there is nothing to compare. `measures`: figures besides.
+    `digest`: hash of the rows that the round wrote or returned; "" if rows are not compared. `measures`: further
+    figures.
     """
 
     latencies: npt.NDArray[np.float64]
@@ -65,11 +66,11 @@ class Sample:
 
 
 class Contender(ABC):
-    """One side of a benchmark: memwal, Lance at some setting, another peer, or the floor below all.
+    """One side of a benchmark: memwal, Lance with certain settings, another peer, or the floor (storage alone).
 
     Contract. `prepare` once, then any number of `round`s, then `close`, also after a failure; all from one thread.
-    `question`: contenders with the same question must find the same digest. Empty: none of the others asks it.
-    `note`: what a reader must know to compare fairly.
+    `question`: contenders with the same question must return the same digest; "" if no other contender has the
+    question. `note`: a difference that a reader must know for a fair comparison.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class Contender(ABC):
         self.question, self.note = question, note
 
     def prepare(self, at: Path) -> None:  # noqa: B027 - nothing to prepare is a valid answer
-        """Set up below the directory `at`, which is this contender's own; not timed."""
+        """Set up below the directory `at`, which belongs to this contender; not timed."""
 
     @abstractmethod
     def round(self, at: Path, watch: Watch) -> Sample:
-        """Do the work once; only what happens inside `watch.timed()` counts. `at`: empty, for this round alone."""
+        """Do the work once; only blocks of `watch.timed()` count. `at`: an empty directory for this round."""
 
     def close(self) -> None:  # noqa: B027 - nothing to close is a valid answer
         """Release what `prepare` opened."""
@@ -91,7 +92,7 @@ class Contender(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A question put to several contenders. `figure`: what the ratio is taken of."""
+    """A question that several contenders answer. `figure`: the figure that ratios compare."""
 
     name: str
     title: str
@@ -100,5 +101,5 @@ class Benchmark:
     contenders: Callable[[Values], Sequence[Contender]]
 
     def values(self, *, smoke: bool) -> dict[str, int]:
-        """The parameters' values for a smoke or a full run."""
+        """Return the values of the parameters for a smoke or a full run."""
         return {name: each.smoke if smoke else each.full for name, each in self.parameters.items()}

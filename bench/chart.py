@@ -1,4 +1,4 @@
-"""The picture of the ratios: one bar per ratio on a logarithmic scale, to the right where memwal is faster."""
+"""Draw the ratios: one bar per ratio on a logarithmic scale, to the right where memwal is faster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = {"faster": "faster", "even": "even", "unclear": "even", "slower": "slo
 
 
 def svg(result: RunResult) -> str:
-    """The chart as an SVG document."""
+    """Return the chart as an SVG document."""
     ratios = [each for benchmark in result.benchmarks for each in benchmark.ratios()]
     ends = [0.1, 10.0, *(each.low for each in ratios), *(each.high for each in ratios)]
     scale = Scale.over(ends, LEFT, WIDTH - RIGHT)

@@ -1,8 +1,8 @@
-"""The commit path: how long until published SSTs are part of the base table.
+"""The commit path: the time until published SSTs are part of the base table.
 
-A round copies a base table by links, publishes SSTs beside it, and times the commit alone: reading them, the newest row
-of each key, the merge, its fsync, the manifest. Lance's side is a bare `merge_insert` of the same reduced rows, handed
-to it in memory, into the same base, synced by nobody.
+A round copies a base table by hard links, publishes SSTs beside it, and times the commit alone: reading the SSTs, the
+newest row of each key, the merge, its fsync, the manifest. The peer is a bare `merge_insert` of the same reduced rows,
+passed in memory, into the same base, without a sync.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memwal.wal import Claim, LanceCodec, LocalStore, ManifestStore, SystemClock
 _ROWS_OF_A_BATCH = 250_000
 _ROWS_OF_A_FRAGMENT = 1_000_000
 _FRESH = 1.2
-"""Keys are drawn from this many times the base: one in six is new."""
+"""Keys are drawn from this many times the base, so one in six is new."""
 
 
 def base_rows(rows: int) -> Iterator[pa.RecordBatch]:
@@ -37,7 +37,7 @@ def base_rows(rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _upserts(values: Values, ssts: int) -> list[pa.Table]:
-    """Rows of each SST: no key twice in one, some in several."""
+    """Return the rows of each SST: no duplicate key in one SST, some keys in several."""
     rng = np.random.default_rng(SEED)
     made = []
     for number in range(ssts):
@@ -47,23 +47,23 @@ def _upserts(values: Values, ssts: int) -> list[pa.Table]:
 
 
 def linked(source: Path, target: Path) -> None:
-    """A copy of a table whose files are the same: none of them is ever changed."""
+    """Copy a table by hard links; its files never change."""
     shutil.copytree(source, target, copy_function=os.link)
 
 
 def merged_digest(uri: Path, rows: pa.Table, key: str = NARROW_KEY) -> str:
-    """`upserted_digest` of a Lance table."""
+    """Return `upserted_digest` of a Lance table."""
     return upserted_digest(lance.dataset(str(uri)).to_table(), rows, key)
 
 
 def upserted_digest(table: pa.Table, rows: pa.Table, key: str) -> str:
-    """Of the rows that were upserted, as `table` has them now, and of how many it has in all."""
+    """Return the row count of `table` and the digest of its current rows for the upserted keys."""
     upserted = table.filter(pc.is_in(table.column(key), value_set=rows.column(key).combine_chunks()))
     return f"{table.num_rows} {rows_digest(upserted, [key])}"
 
 
 class Commits(Contender):
-    """Commits one SST for each of `rows` into the base, in one commit."""
+    """Commit one SST for each element of `rows` into the base, in one commit."""
 
     def __init__(self, base: int, rows: Sequence[pa.Table]) -> None:
         name = f"memwal, {len(rows)} SST{'s' if len(rows) > 1 else ''} of {rows[0].num_rows:,} rows"
@@ -72,7 +72,7 @@ class Commits(Contender):
         self._newest = newest(list(rows), NARROW_KEY)
 
     def prepare(self, at: Path) -> None:
-        """The base table, with one commit in its history: before the first, a commit looks through rows it found."""
+        """Create the base table with one commit in its history, because the first commit checks all existing rows."""
         self._at = at / "table"
         base = flush.BaseTable.create(str(self._at), NARROW, [NARROW_KEY], 1, [])
         source = pa.RecordBatchReader.from_batches(NARROW, base_rows(self._base_rows))
@@ -83,7 +83,7 @@ class Commits(Contender):
         sync_tree(str(self._at))
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One commit."""
+        """Run one commit."""
         table = at / "table"
         linked(self._at, table)
         _publish(table, flush.BaseTable.open(str(table)), self._rows)
@@ -97,7 +97,7 @@ class Commits(Contender):
 
 
 class BareMerge(Contender):
-    """`merge_insert` of the newest rows of `rows`, the least a commit can do."""
+    """`merge_insert` of the newest rows of `rows`: the minimum work of a commit."""
 
     def __init__(self, base: int, rows: Sequence[pa.Table]) -> None:
         reduced = newest(list(rows), NARROW_KEY).cast(NARROW)
@@ -105,14 +105,14 @@ class BareMerge(Contender):
         self._rows, self._base_rows, self._taken = reduced, base, sum(each.num_rows for each in rows)
 
     def prepare(self, at: Path) -> None:
-        """The base table."""
+        """Create the base table."""
         self._at = at / "table"
         source = pa.RecordBatchReader.from_batches(NARROW, base_rows(self._base_rows))
         lance.write_dataset(source, str(self._at), max_rows_per_file=_ROWS_OF_A_FRAGMENT)
         sync_tree(str(self._at))
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One merge."""
+        """Run one merge."""
         table = at / "table"
         linked(self._at, table)
         dataset = lance.dataset(str(table))
@@ -124,7 +124,7 @@ class BareMerge(Contender):
 
 
 def _publish(uri: Path, base: flush.BaseTable, ssts: Sequence[pa.Table]) -> None:
-    """One published SST for each of `ssts`, by a new claim of the table's one region."""
+    """Publish one SST for each element of `ssts`, after a new claim of the table's only region."""
     store, rows, region = LocalStore(str(uri)), row_schema(base.schema, base.key), bucket_region(0)
     claimed: Claim = claim(store, region, spec_id=1, codec=LanceCodec(rows), ids=SystemIds(), clock=SystemClock())
     for each in ssts:

@@ -1,11 +1,11 @@
-"""How much memory the compaction of wide rows takes, whatever the size of the table.
+"""Measure how much memory the compaction of wide rows takes, independent of the size of the table.
 
     python -m bench.compaction_memory [--smoke] [--gigabytes N] [--row-kib N] [--fragment-mib N] [--workdir PATH]
 
-Rows of random bytes, so that nothing is compressed, are written into fragments of a Lance table, as commits would. A
-process of its own then compacts with the defaults of memwal until nothing is left to do, as after so many commits, and
-reports the most memory that it held (VmHWM of Linux) above what it held before the first compaction. Old versions are
-deleted after each run, so the disk needs room for the table and a few gigabytes.
+Rows of random bytes, which do not compress, are written into fragments of a Lance table, like commits would. A process
+of its own compacts with memwal's defaults until nothing is left to compact, and reports its peak memory (VmHWM of
+Linux) above the peak before the first compaction. Old versions are deleted after each run, so the disk needs room for
+the table and a few gigabytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-# Lance logs a line per index it cannot show. Before it is imported.
+# Lance logs a line for each index that it cannot describe. Set before its import.
 os.environ.setdefault("LANCE_LOG", "critical")
 
 import lance
@@ -40,7 +40,9 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.bin
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """`runs`: of the compaction. `memory`: bytes above what the process held before. `largest`: bytes of a file."""
+    """The result. `runs`: of the compaction. `memory`: peak bytes above the start. `largest`: bytes of the largest
+    file.
+    """
 
     runs: int
     fragments_before: int
@@ -51,7 +53,7 @@ class Compacted:
 
 
 def write(uri: str, gigabytes: float, row_kib: int, fragment_mib: int) -> int:
-    """Write the table; return its rows."""
+    """Write the table; return its number of rows."""
     rows = max(fragment_mib * 1024 // row_kib, 1)
     fragments = max(int(gigabytes * 1024 / fragment_mib), 1)
     for first in range(0, fragments * rows, rows):
@@ -62,7 +64,7 @@ def write(uri: str, gigabytes: float, row_kib: int, fragment_mib: int) -> int:
 
 
 def compacted(uri: str) -> Compacted:
-    """Compact the table until nothing is left to do. In the process whose memory counts."""
+    """Compact the table until nothing is left to compact, in the process whose memory is measured."""
     before, dataset, runs, began = _most_memory(), lance.dataset(uri), 0, time.perf_counter()
     count = len(dataset.get_fragments())
     while compact(dataset, CompactionLimits()) != (0, 0):
@@ -74,7 +76,7 @@ def compacted(uri: str) -> Compacted:
 
 
 def run(at: Path, gigabytes: float, row_kib: int, fragment_mib: int) -> Compacted:
-    """Write a table below `at`, and compact it in a process of its own. Raises RuntimeError where a row is missing."""
+    """Write a table below `at`, and compact it in a process of its own. Raises: RuntimeError if a row is missing."""
     uri = str(at / "wide.lance")
     rows = write(uri, gigabytes, row_kib, fragment_mib)
     command = [sys.executable, "-m", "bench.compaction_memory", "--compact", uri]
@@ -85,7 +87,7 @@ def run(at: Path, gigabytes: float, row_kib: int, fragment_mib: int) -> Compacte
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns 1 where the memory is above the bar."""
+    """Run the command; return 1 if the memory is above the bar, else 0."""
     given = _parser().parse_args(arguments)
     if given.compact:
         print(json.dumps(asdict(compacted(given.compact))))

@@ -1,16 +1,16 @@
-"""What changed between two kept results: `python -m bench compare A B`.
+"""Compare two stored results: `python -m bench compare A B`.
 
-Milliseconds belong to a host and an hour, so the ratio to a Lance contender is compared, taken round by round in each
-run. A benchmark without a Lance contender is compared by its figure. In both, more is faster.
+Milliseconds depend on the host and its load, so the comparison uses ratios to a Lance contender, computed round by
+round in each run. A benchmark without a Lance contender is compared by its own figure. In both, more is faster.
 
-B is faster or slower than A where both hold:
+B is faster or slower than A if both conditions hold; otherwise they are the same:
 
 1. The ranges of the rounds, lowest to highest, do not overlap.
 2. The medians differ by more than NOISE.
 
-Everything else is the same. The whole ranges are taken, not the interquartile ones: where two runs of five rounds have
-the same speed, chance parts the ranges in 2 of 252 orders of the ten rounds, and the interquartile ranges in 52. With
-four rounds it is 2 of 70, and a full result has more than 60 ratios: fewer than FEWEST rounds are unclear.
+Whole ranges are used, not interquartile ranges. For two runs of five rounds with the same speed, chance separates the
+whole ranges in 2 of the 252 orders of the ten rounds, and the interquartile ranges in 52. With four rounds it is 2 of
+70, and a full result has more than 60 ratios; therefore fewer than FEWEST rounds are unclear.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bench.report import EVEN, verdict
 from bench.result import BenchmarkResult, ContenderResult, RunResult
 
 FEWEST = 5
-"""A comparison of fewer rounds than these, in either run, is unclear."""
+"""A comparison with fewer rounds in either run is unclear."""
 NOISE = EVEN
-"""Medians this near to one another are the same, however little the rounds of each run differ."""
+"""Medians this near to each other are the same, however little the rounds of each run differ."""
 
 Verdict = Literal["slower", "faster", "unclear", "same"]
 _HEADING = ("verdict", "  change", "A", "B", "benchmark", "memwal", "Lance")
@@ -39,7 +39,7 @@ _MEND = "name a file that `python -m bench --out FILE` wrote"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A setting of memwal and the setting of Lance beside it; `lance` is empty where the benchmark has none."""
+    """A setting of memwal and the setting of Lance beside it; `lance` is "" if the benchmark has none."""
 
     benchmark: str
     memwal: str
@@ -52,9 +52,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What one run found for a pair: median, lowest and highest of its rounds; more is faster.
+    """The speed of a pair in one run: median, lowest and highest round; more is faster.
 
-    `shown`: the same as text. `beside_lance`: the report's verdict, empty without a Lance contender.
+    `shown`: the same as text. `beside_lance`: the verdict of the report, "" without a Lance contender.
     """
 
     median: float
@@ -75,12 +75,12 @@ class Change:
 
     @property
     def percent(self) -> float:
-        """By how much B is faster than A; below 0, slower."""
+        """Return by how many percent B is faster than A; below 0 B is slower."""
         return (self.b.median / self.a.median - 1) * 100
 
     @property
     def verdict(self) -> Verdict:
-        """What the change amounts to; the rule is at the head of this module."""
+        """Return the verdict by the rule in the module's docstring."""
         if min(self.a.rounds, self.b.rounds) < FEWEST:
             return "unclear"
         if not (self._medians_differ and self._ranges_part):
@@ -89,7 +89,7 @@ class Change:
 
     @property
     def noisy(self) -> bool:
-        """The same only because the ranges overlap: a real change may hide in the noise."""
+        """Return whether only overlapping ranges make the verdict "same", so that the noise may hide a real change."""
         return self.verdict == "same" and self._medians_differ
 
     @property
@@ -103,12 +103,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs side by side.
+    """The comparison of two runs.
 
-    `changes`: slower first, then faster, unclear and the same; the largest change first in each. `only_a`, `only_b`:
-    benchmarks and pairs that one run has alone. `circumstances`: a line per difference of mode, host or versions.
-    `unlike`: benchmarks whose parameters differ, which are not compared. `verdicts_left_out`: the report's verdicts
-    that are in one run alone or belong to `unlike`.
+    `changes`: slower first, then faster, unclear and the same, each by descending change. `only_a`, `only_b`:
+    benchmarks and pairs of one run only. `circumstances`: one line per difference of mode, host or versions. `unlike`:
+    benchmarks with different parameters, which are not compared. `verdicts_left_out`: number of verdicts of the report
+    that exist in one run only or belong to `unlike`.
     """
 
     changes: tuple[Change, ...]
@@ -119,20 +119,20 @@ class Comparison:
     verdicts_left_out: int
 
     def count(self, said: Verdict) -> int:
-        """How many changes have this verdict."""
+        """Return the number of changes with this verdict."""
         return sum(each.verdict == said for each in self.changes)
 
     def beside_lance(self) -> list[Change]:
-        """The changes for which the report gives a verdict."""
+        """Return the changes with a verdict in the report."""
         return [each for each in self.changes if each.pair.lance]
 
     def disagreeing(self) -> list[Change]:
-        """The changes whose verdicts beside Lance differ."""
+        """Return the changes whose verdicts beside Lance differ between the runs."""
         return [each for each in self.beside_lance() if each.a.beside_lance != each.b.beside_lance]
 
 
 def kept(path: Path) -> RunResult:
-    """The result in a file. Raises: ValueError saying in one line what is wrong and how to mend it."""
+    """Read a result file. Raises: ValueError with the problem and the remedy in one line."""
     try:
         result = RunResult.read(path)
         flaw = _flaw(result)
@@ -148,7 +148,7 @@ def kept(path: Path) -> RunResult:
 
 
 def compare(a: RunResult, b: RunResult) -> Comparison:
-    """What changed from A to B."""
+    """Return the changes from A to B."""
     in_a, in_b = ({each.name: each for each in run.benchmarks} for run in (a, b))
     unlike = {
         name: told
@@ -170,7 +170,7 @@ def compare(a: RunResult, b: RunResult) -> Comparison:
 
 
 def table(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """The lines of the table, each with the verdict that it tells; the first is the heading, with no verdict."""
+    """Return the lines of the table, each with its verdict; the first is the heading, with verdict ""."""
     if not comparison.changes:
         return
     rows = [_HEADING, *map(_cells, comparison.changes)]
@@ -181,7 +181,10 @@ def table(comparison: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def summary(comparison: Comparison) -> Iterator[str]:
-    """The lines below the table; the last two tell whether the verdicts agree, and how many changes of each kind."""
+    """Return the lines below the table.
+
+    The last two state whether the verdicts agree, and the number of changes per verdict.
+    """
     yield from comparison.circumstances
     if comparison.unlike:
         yield f"not compared, the parameters differ: {'; '.join(comparison.unlike)}"
@@ -201,7 +204,7 @@ def summary(comparison: Comparison) -> Iterator[str]:
 
 def _cells(change: Change) -> tuple[str, ...]:
     pair = change.pair
-    percent = f"{round(change.percent, 1) + 0.0:+.1f} %"  # + 0.0: no -0.0
+    percent = f"{round(change.percent, 1) + 0.0:+.1f} %"  # + 0.0 turns -0.0 into 0.0
     memwal = pair.memwal.removeprefix("memwal, ")
     return change.verdict, f"{percent:>8}", change.a.shown, change.b.shown, pair.benchmark, memwal, pair.lance or "–"
 
@@ -247,7 +250,7 @@ def _place(change: Change) -> tuple[int, float]:
 def _alone(
     mine: Mapping[Pair, Speed], others: Mapping[Pair, Speed], benchmarks: Mapping[str, Any], unlike: Mapping[str, str]
 ) -> list[str]:
-    """What one run has alone: a benchmark by its name, a pair of a benchmark that both have in full."""
+    """Return what one run has alone: a whole benchmark by name, or a pair in full if both runs have its benchmark."""
     pairs = [each for each in mine if each not in others and each.benchmark not in unlike]
     return list(dict.fromkeys(str(each) if each.benchmark in benchmarks else each.benchmark for each in pairs))
 
@@ -266,13 +269,13 @@ def _circumstances(a: RunResult, b: RunResult) -> Iterator[str]:
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """`puts 90 in A, 40 in B`; empty where both are equal."""
+    """Return text such as `puts 90 in A, 40 in B`; "" if both are equal."""
     names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
     return ", ".join(f"{name} {a.get(name, 'missing')} in A, {b.get(name, 'missing')} in B" for name in names)
 
 
 def _flaw(result: RunResult) -> str:
-    """Why a result that was read cannot be compared; empty if it can."""
+    """Return why a result cannot be compared; "" if it can."""
     if not all(isinstance(each, Mapping) for each in (result.versions, result.host)):
         return "versions or host are not names and values"
     for benchmark in result.benchmarks:

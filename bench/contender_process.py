@@ -1,11 +1,11 @@
-"""One contender in a process of its own, driven by lines of JSON: what `bench.revisions` starts in either tree.
+"""Run one contender in a process of its own, driven by lines of JSON; `bench.revisions` starts it in each tree.
 
     python -P bench/contender_process.py BENCHMARK NUMBER smoke|full        (PYTHONPATH: the tree to measure)
 
 {"prepare": DIRECTORY} -> {}
 {"round": DIRECTORY}   -> {"latencies": [seconds …], "seconds", "rows", "digest"}
 
-It is run by its path, so it may import nothing that the older tree does not have.
+It is started by its path and must import only modules that the older tree also has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("LANCE_LOG", "critical")  # Lance logs a line per index it cannot show; before it is imported
+os.environ.setdefault("LANCE_LOG", "critical")  # before its import: Lance logs each index it cannot describe
 
 from bench import spark_path
 from bench.benchmark import Contender, Watch

@@ -1,12 +1,12 @@
-"""Where direct `merge_insert` is better: batches of rising size upserted into one base, with memwal and without.
+"""Where a direct `merge_insert` is better: batches of rising size upserted into one base, with memwal and without.
 
-Without: Lance's `merge_insert` of each batch, then fsync of what it wrote, so that both survive a power cut; on a table
-without an index, and on one with a B-tree on the key. With: a durable put of each batch, then one flush and one commit
-for all of them. Both end with the same rows in the base table. One batch is merged at a time, and ten in a row.
+Direct: Lance's `merge_insert` of each batch, then fsync of the written files, so that both survive a power cut; on a
+table without an index, and on one with a B-tree on the key. memwal: a durable put of each batch, then one flush and one
+commit for all of them. Both end with the same rows in the base table. One batch is merged, and ten in a row.
 
-* Wait: until one batch is durable and can be queried. memwal: until the ack.
-* All work: wall time for each batch until its rows are in the base table; one batch a commit, and ten.
-* Processor time: the same of all threads of this process, which other work on the host hardly changes.
+* Wait: until one batch is durable and can be queried. memwal: until the acknowledgement.
+* All work: wall time per batch until its rows are in the base table; one batch per commit, and ten.
+* Processor time: the same for all threads of this process; other work on the host hardly changes it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ PROCESSOR_ONE, PROCESSOR_TEN = "Processor time, 1 batch a commit", "Processor ti
 MEMWAL, PLAIN, INDEXED = "memwal", "merge_insert", "merge_insert, B-tree"
 MANY = 10
 MOST_ROWS_BY_BTREE = 100_000
-"""From 300,000 rows on Lance's merge by a B-tree ends with an error: its hash join needs more memory than its pool."""
+"""From 300,000 rows Lance's merge by a B-tree fails: its hash join needs more memory than its pool."""
 WARMING = narrow_rows(range(100), 99)
-"""Put or merged before anything is timed."""
+"""Put or merged before the first measurement."""
 ROUNDS = 3
 _MOST_ROWS_OF_TEN = 100_000
-"""Ten batches of more rows than these would take longer than the rest together."""
+"""Ten batches with more rows would take longer than all other measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Seconds of one way through one or more batches. `wait`: the median of a batch until it is durable."""
+    """Seconds that one way took for one or more batches. `wait`: the median time of a batch until it is durable."""
 
     wait: float
     wall: float
@@ -54,7 +54,10 @@ class Took:
 
 
 def measure(at: Path, base: int, sizes: Sequence[int], *, rounds: int = ROUNDS) -> tuple[Curve, ...]:
-    """The curves for a base of `base` rows and batches of `sizes`; the largest once. Raises: ResultsDiffer."""
+    """Return the curves for a base of `base` rows and batches of `sizes`.
+
+    The largest size runs once. Raises: ResultsDiffer.
+    """
     plain, indexed = tables_of(at, base)
     panels = {name: Points(name, OVER) for name in (WAIT, ONE, TEN, PROCESSOR_ONE, PROCESSOR_TEN)}
     for size in sizes:
@@ -76,9 +79,9 @@ def measure(at: Path, base: int, sizes: Sequence[int], *, rounds: int = ROUNDS) 
 def _in_turn(
     ways: Sequence[tuple[str, Path]], copied: Path, batches: Sequence[pa.Table], rounds: int, *, check: bool
 ) -> dict[str, list[tuple[float, float, float]]]:
-    """Every way in turn on a copy of its table: wait, wall and processor time of each round.
+    """Run every way in turn on a copy of its table; return wait, wall and processor time of each round.
 
-    `check`: read the rows back. Raises: ResultsDiffer where the ways left different ones.
+    `check`: read the rows back. Raises: ResultsDiffer if the ways left different rows.
     """
     taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name, _ in ways}
     digests = {}

@@ -1,4 +1,4 @@
-"""Daemons that share a table, as processes that can be killed, ended, frozen and started again."""
+"""Daemons that share a table, as processes that can be killed, stopped, frozen and started again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 120.0
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Returns once `condition` is true. Raises: TimeoutError after PATIENCE seconds."""
+    """Return when `condition` is true. Raises: TimeoutError after PATIENCE seconds."""
     deadline = time.perf_counter() + PATIENCE
     while not condition():
         if time.perf_counter() > deadline:
@@ -40,8 +40,10 @@ class Daemons:
     """
 
     def __init__(self, at: Path, table: str, regions: int, environ: Mapping[str, str] | None = None) -> None:
-        """`table`: the section [table]; of the regions each has half. Standard error goes to a file of each in `at`.
-        `environ`: variables that the configuration refers to.
+        """Write the configuration.
+
+        `table`: the section [table]; each daemon has half of the regions. Standard error of each goes to a file in
+        `at`. `environ`: variables that the configuration refers to.
         """
         self._environ = dict(environ or {})
         self._ids = [bucket_region(bucket) for bucket in range(regions)]
@@ -65,9 +67,9 @@ class Daemons:
             process.wait()
 
     def start(self, endpoint: str) -> float:
-        """Start one and wait until it serves; returns how long that took."""
+        """Start a daemon, wait until it serves, and return the duration in seconds."""
         began = time.perf_counter()
-        # As an installed package has it: modules are compiled once.
+        # Modules are compiled once, as in an installed package.
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environ |= self._environ | {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
         command = [sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(self._config)]
@@ -80,18 +82,18 @@ class Daemons:
         return time.perf_counter() - began
 
     def kill(self, endpoint: str) -> None:
-        """kill -9."""
+        """Kill a daemon with SIGKILL."""
         self._running[endpoint].kill()
         self._running[endpoint].wait(PATIENCE)
 
     def end(self, endpoint: str) -> None:
-        """SIGTERM; returns once it has ended."""
+        """Stop a daemon with SIGTERM; returns when it has ended."""
         self._running[endpoint].terminate()
         self._running[endpoint].wait(PATIENCE)
 
     @contextmanager
     def frozen(self, endpoint: str) -> Iterator[None]:
-        """Stopped by SIGSTOP for as long as the context lasts."""
+        """Stop a daemon with SIGSTOP inside the context, and continue it afterwards."""
         self._running[endpoint].send_signal(signal.SIGSTOP)
         try:
             yield
@@ -99,7 +101,7 @@ class Daemons:
             self._running[endpoint].send_signal(signal.SIGCONT)
 
     def regions(self, endpoint: str) -> Mapping[str, int]:
-        """The regions that the daemon at `endpoint` has, none where it does not answer."""
+        """Return the regions of the daemon at `endpoint`; empty if it does not answer."""
         try:
             found: Mapping[str, int] = self._connections[endpoint].act("regions", None, 1.0)["regions"]
         except MemWalError:
@@ -107,12 +109,12 @@ class Daemons:
         return found
 
     def settled(self) -> bool:
-        """Whether every region is where it belongs."""
+        """Return whether every region is served by its target daemon."""
         shares = {endpoint: self.regions(endpoint) for endpoint in self.endpoints}
         return all(str(region) in shares[str(target(region, self.endpoints))] for region in self._ids)
 
     def _free_endpoints(self) -> list[str]:
-        """Free ports by which each daemon has as many regions."""
+        """Return free ports that give each daemon the same number of regions."""
         while True:
             with ExitStack() as held:
                 probes = [held.enter_context(socket.socket()) for _ in range(DAEMONS)]

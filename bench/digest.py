@@ -1,4 +1,4 @@
-"""A hash of rows that says whether two sides answered the same, whatever chunks, order and offsets they answer in."""
+"""Hash rows independently of chunks, order and offsets, to check that two sides returned the same rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 
 def rows_digest(table: pa.Table, key: Sequence[str]) -> str:
-    """SHA-256 (16 hex digits) over the columns in name order, rows sorted by `key`; `key` is unique.
+    """Return SHA-256 (16 hex digits) of the columns in name order, with rows sorted by `key`, which must be unique.
 
     Types: integers, floats, bool, string, binary and fixed-size lists of numbers; nulls count.
     """
@@ -25,18 +25,21 @@ def rows_digest(table: pa.Table, key: Sequence[str]) -> str:
 
 
 def texts_digest(texts: Sequence[str]) -> str:
-    """SHA-256 (16 hex digits) over texts in the order given."""
+    """Return SHA-256 (16 hex digits) of texts in the given order."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def _parts(column: pa.Array) -> Iterator[bytes]:
-    """A column as bytes that depend on its values only; what Arrow leaves in the slots of nulls is filled over."""
+    """Return a column as bytes that depend on its values only.
+
+    Slots of nulls are filled, because Arrow leaves their contents undefined.
+    """
     yield np.packbits(column.is_valid().to_numpy(zero_copy_only=False)).tobytes()
     kind = column.type
     if pa.types.is_fixed_size_list(kind):
         yield from _parts(column.flatten())
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
-        # Lengths beside the text: "ab", "c" and "a", "bc" are not the same rows.
+        # Lengths are hashed too: "ab", "c" and "a", "bc" are different rows.
         filled = column.cast(pa.large_binary()).fill_null(b"")
         yield pc.binary_length(filled).to_numpy().tobytes()
         yield b"".join(filled.to_pylist())

@@ -1,7 +1,7 @@
-"""SVG by hand: text, lines, bars and panels with axes. Colours follow the reader's light or dark theme.
+"""Write SVG: text, lines, bars, and panels with axes. Colours follow the reader's light or dark theme.
 
-By hand, since a plotting library would bring nine more packages into the lock file for bars and lines, and writes other
-bytes with each of its versions, while a test compares each picture with what the kept result gives.
+A plotting library would add nine packages to the lock file, and its output changes with its version, while a test
+compares each picture with the one that the stored result gives.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from html import escape
 
 WIDTH = 1000
 CURVES = 6
-"""Colours of curves, classes c0, c1 and so on."""
+"""Number of curve colours: classes c0, c1 and so on."""
 _LIGHT = {
     "paper": "#ffffff",
     "ink": "#17191c",
@@ -53,7 +53,10 @@ _DARK = {
 
 
 def document(title: str, height: float, body: Iterable[str]) -> str:
-    """A picture WIDTH wide. The paper is painted, so that a viewer that knows no themes shows the light one."""
+    """Return a picture of width WIDTH.
+
+    The background is painted, so that a viewer without themes shows the light theme.
+    """
     dark = "".join(f".{name}{{color:{colour}}}" for name, colour in _DARK.items())
     style = "".join(f".{name}{{color:{colour}}}" for name, colour in _LIGHT.items())
     size, font = f'viewBox="0 0 {WIDTH} {height:.0f}"', 'font-family="system-ui, sans-serif" font-size="12"'
@@ -69,7 +72,7 @@ def document(title: str, height: float, body: Iterable[str]) -> str:
 
 
 def heading(title: str, subtitle: str) -> Iterator[str]:
-    """The picture's title and what its marks mean."""
+    """Yield the picture's title and the explanation of its marks."""
     yield text(16, 24, title, size=16, weight=600)
     yield text(16, 44, subtitle, colour="soft")
 
@@ -77,7 +80,7 @@ def heading(title: str, subtitle: str) -> Iterator[str]:
 def text(
     x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: int = 400, colour: str = "ink"
 ) -> str:
-    """Words whose baseline is at `y`."""
+    """Return text with its baseline at `y`."""
     strong = f' font-weight="{weight}"' if weight != 400 else ""
     placed = f' text-anchor="{anchor}"' if anchor != "start" else ""
     sized = f' font-size="{size}"' if size != 12 else ""
@@ -86,7 +89,7 @@ def text(
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str, *, dashed: bool = False, width: float = 1) -> str:
-    """A straight line."""
+    """Return a straight line."""
     more = ' stroke-dasharray="5 4"' if dashed else ""
     more += f' stroke-width="{width:g}"' if width != 1 else ""
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
@@ -94,25 +97,25 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str, *, dashed: boo
 
 
 def rectangle(x: float, y: float, width: float, height: float, colour: str) -> str:
-    """A filled rectangle."""
+    """Return a filled rectangle."""
     size = f'width="{width:.1f}" height="{height:.1f}"'
     return f'<rect x="{x:.1f}" y="{y:.1f}" {size} class="{colour}" fill="currentColor"/>'
 
 
 def dot(x: float, y: float, colour: str, radius: float = 3.5) -> str:
-    """A filled circle."""
+    """Return a filled circle."""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{colour}" fill="currentColor"/>'
 
 
 def path(points: Iterable[tuple[float, float]], colour: str) -> str:
-    """Points joined by lines."""
+    """Return points joined by lines."""
     joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline points="{joined}" class="{colour}" fill="none" stroke="currentColor" stroke-width="2"/>'
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Places values between `start` and `end` pixels; `log`: by their logarithms, the ends at powers of ten."""
+    """Map values to pixels between `start` and `end`. `log`: logarithmic, with powers of ten at both ends."""
 
     least: float
     most: float
@@ -122,7 +125,7 @@ class Scale:
 
     @staticmethod
     def over(values: Iterable[float], start: float, end: float) -> Scale:
-        """A logarithmic scale that holds `values`, which are above 0: whole decades, one at least."""
+        """Return a logarithmic scale of whole decades, at least one, that contains `values`, which must be above 0."""
         logs = [math.log10(value) for value in values]
         least, most = math.floor(min(logs) + 1e-9), math.ceil(max(logs) - 1e-9)
         return Scale(least, max(most, least + 1), start, end, log=True)
@@ -133,7 +136,7 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """Powers of ten, or about six round values from 0."""
+        """Return powers of ten, or about six round values from 0."""
         if self.log:
             return [10.0**power for power in range(int(self.least), int(self.most) + 1)]
         rough = (self.most - self.least) / 6
@@ -143,7 +146,7 @@ class Scale:
 
 
 def short(value: float) -> str:
-    """A tick's label: 1k, 10M, 0.1."""
+    """Format the label of a tick: 1k, 10M, 0.1."""
     for unit, name in ((1e6, "M"), (1e3, "k")):
         if value >= unit:
             return f"{value / unit:g}{name}"
@@ -152,7 +155,7 @@ def short(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A curve of a panel: `label` in the legend, points as (x, y), the colour's class."""
+    """A curve of a panel: the label in the legend, points as (x, y), and the class of its colour."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -163,14 +166,14 @@ PANEL_HEIGHT, _LEGEND, _LABELS = 190, 17, 46
 
 
 def panel_height(curves: int) -> float:
-    """Pixels that `panel` needs."""
+    """Return the height of `panel` in pixels."""
     return 26 + curves * _LEGEND + PANEL_HEIGHT + _LABELS
 
 
 def panel(
     title: str, x_label: str, y_label: str, curves: Sequence[Drawn], place: tuple[float, float, float, float]
 ) -> Iterator[str]:
-    """Curves over two logarithmic axes, the legend above them. `place`: left, top, width and bottom in pixels."""
+    """Yield curves over two logarithmic axes, with the legend above. `place`: left, top, width and bottom in pixels."""
     left, top, width, bottom = place
     yield text(left, top + 14, title, weight=600)
     yield text(left + width, top + 14, y_label, anchor="end", colour="soft")

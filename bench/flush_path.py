@@ -1,10 +1,9 @@
-"""The flush path: how fast a full memtable becomes an SST, as far as a reader needs it.
+"""The flush path: how fast a full memtable becomes an SST, without its publication.
 
-A round fills a memtable, waits until its rows are indexed, and times the writing of the SST alone: data, bloom filter,
-key sidecar, indexes. memwal syncs all of it to the disk before it is published; ShardWriter does not (see
-`bench.lance_side`), so the same flush without the syncing stands beside it. All rounds are flushes of one open table:
-the first, and every 32nd after it, reads all rows back (`flush.sst.read_back`). The digest is of the SST's rows, read
-with pylance.
+A round fills a memtable, waits until its rows are indexed, and times only the writing of the SST: data, bloom filter,
+key sidecar, indexes. memwal syncs all of it before it is published; ShardWriter does not (see `bench.lance_side`), so
+the same flush without syncs is measured too. All rounds are flushes of one open table: the first flush, and every 32nd
+after it, reads all rows back (`flush.sst.read_back`). The digest covers the rows of the SST, read by pylance.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from memwal.memtable import TOMBSTONE, VectorModel, with_tombstone
 from memwal.wal import SystemIds, bucket_region, open_store
 
 LOGGED: Mapping[str, Any] = {**LARGE, **lance_side.DURABLE_BEST, "durable_write": True}
-"""Every put is in the log before it is acked, so that closing does nothing but flush."""
+"""Every put is in the log before its acknowledgement, so that closing only flushes."""
 SYNCS = ("memwal.flush.sst.files.sync_tree", "memwal.flush.sst.data.sync_files")
 
 
@@ -45,7 +44,7 @@ def _digest(directory: Path, key: Sequence[str]) -> str:
 
 
 class Flushes(Contender):
-    """memwal: the SST of one memtable each round. `base`: rows of the table below, on which its indexes are trained."""
+    """memwal: write the SST of one memtable each round. `base`: rows of the base table that train its indexes."""
 
     def __init__(
         self,
@@ -66,13 +65,13 @@ class Flushes(Contender):
         self._format = replace(self._format, read_backs=ReadBacks())
 
     def prepare(self, at: Path) -> None:
-        """Build the base table's indexes, if any."""
+        """Build the indexes of the base table, if any."""
         if self._base is not None:
             MemwalTable(at, self._base, self._shape.key[0], self._shape.indexes).close()
             self._models = BaseTable.open(str(at / "table.lance")).vector_models()
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One memtable."""
+        """Flush one memtable."""
         table = BareMemTable(self._shape, self._models)
         try:
             for batch in self._batches:
@@ -108,7 +107,7 @@ class Closes(Contender):
         self._shape, self._batches, self._base = shape, batches, base
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One memtable."""
+        """Flush one memtable."""
         key = list(self._shape.key)
         shard = LanceShard(at, self._base, key, self._shape.indexes, self.settings)
         for batch in self._batches:

@@ -1,15 +1,15 @@
-"""How long it takes from an event in Kafka until a read at level `latest` finds it.
+"""Measure the time from an event in Kafka until a read at level `latest` returns it.
 
     python -m bench.freshness [--smoke] [--seconds N] [--rate N] [--trigger SECONDS] [--daemons N …] [--s3 [MS]]
 
-A real broker, `memwal run` with its Kafka source, and a producer that is paced. The probe is a client beside them:
-some events of the stream, at random moments, have a key of their own, and every 20 ms it asks for those that it has not
-seen. An event's wait begins before the producer's `produce` and ends when a `get` has returned its row, so the
-producer's linger, the broker and the probe's own 20 ms are in it. Commits happen beside, at their default interval.
+A real broker, `memwal run` with its Kafka source, and a producer with a fixed rate. A client, the probe, runs beside
+them: at random moments the stream has events with keys of the probe, and every 20 ms the probe reads those that it has
+not found yet. The wait of an event begins before the producer's `produce` and ends when a `get` has returned its row,
+so it includes the producer's linger, the broker, and the probe's own 20 ms. Commits run at their default interval.
 
-`--daemons 0` is the daemon that `memwal run` starts itself; more are started with `memwal serve` before. With `--s3`
-the table is on an S3 server behind a proxy that counts requests and lets each take MS milliseconds longer; the
-checkpoint stays on local disk. Broker and server are the tests' ones, of `make kafka` and `make s3-server`.
+`--daemons 0` uses the daemon that `memwal run` starts; a larger number of daemons is started with `memwal serve`
+before. With `--s3` the table is on an S3 server behind a proxy that counts requests and delays each by MS milliseconds;
+the checkpoint stays on local disk. Broker and server are those of the tests (`make kafka`, `make s3-server`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.s3_place import Place, on_s3
 
 TOPIC, PARTITIONS, REGIONS = "events", 4, 2
 KEYS = 100_000
-"""Keys of the stream, each written again and again; those of the probe are above."""
+"""Number of keys in the stream, each written many times; the keys of the probe are above."""
 SECONDS, WARM_UP = 60.0, 20.0
 SMOKE_SECONDS, SMOKE_WARM_UP = 3.0, 0.0
 RATE, TRIGGER = 5000, 0.5
@@ -57,15 +57,15 @@ T = TypeVar("T")
 
 @dataclass
 class Marks:
-    """Events that the probe waits for: when each was produced, how long it took until it was found."""
+    """Events that the probe waits for: when each was produced, and how long it took until a read returned it."""
 
     sent: dict[int, float] = field(default_factory=dict)
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """When it was produced, how long it took."""
+    """Pairs of the time of production and the wait, in seconds."""
 
 
 class Producer:
-    """Sends events at a pace, and notes when it sent those of the probe."""
+    """Send events at a fixed rate, and record when the events of the probe were sent."""
 
     def __init__(self, brokers: str, rate: int, marks: Marks) -> None:
         from confluent_kafka import Producer as Client
@@ -91,14 +91,14 @@ class Producer:
             self._client.poll(0)
 
     def stop(self) -> None:
-        """Send no more; what was produced is stored when this returns."""
+        """Stop sending; returns when all produced events are stored."""
         self._stop.set()
         self._thread.join()
         self._client.flush(_PATIENCE)
 
 
 class Probe:
-    """Looks for the events of `marks` until `stop`."""
+    """Read the events of `marks` until `stop`."""
 
     def __init__(self, table: Table, marks: Marks) -> None:
         self._table, self._marks, self._stop = table, marks, threading.Event()
@@ -116,14 +116,14 @@ class Probe:
                     self._marks.waits.append((sent, now - sent))
 
     def stop(self) -> None:
-        """End."""
+        """Stop the probe."""
         self._stop.set()
         self._thread.join()
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one run gave; times in seconds, processor time in cores."""
+    """The figures of one run; times in seconds, processor time in cores."""
 
     waits: list[float]
     rate: float
@@ -132,13 +132,13 @@ class Found:
     told: Mapping[str, Any]
     """/status of `memwal run` at the end."""
     counted: Mapping[float, float]
-    """What /metrics has counted meanwhile: rows that were queryable within so many seconds."""
+    """Counts of /metrics during the run: rows that were queryable within each bound, in seconds."""
     requests: Mapping[str, float]
     """Requests per second to an S3 server, by method."""
 
 
 def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace, place: Place | None = None) -> Found:
-    """One run; `options`: seconds, warm_up, rate, trigger, daemons. `place`: where the table is, None: below `at`."""
+    """Run once. `options`: seconds, warm_up, rate, trigger, daemons. `place`: where the table is; None: below `at`."""
     place = place or Place(str(at / "events.lance"))
     kafka.create_topic(TOPIC, PARTITIONS)
     marks = Marks()
@@ -166,7 +166,10 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace, place: Pl
 
 
 def _watched(url: str, marks: Marks, processes: Mapping[str, Any], place: Place, seconds: float) -> Found:
-    """Look on for so many seconds, and a micro-batch at least; then wait until the probe has found what was sent."""
+    """Measure for `seconds`, and for at least one micro-batch with rows.
+
+    Then wait until the probe has found all its events.
+    """
     before, told, counted = processor_times(processes), status_of(url), _queryable(url)
     began, rows, asked = time.perf_counter(), told["rows"], place.counted()
     steps: dict[int, Mapping[str, float]] = {}
@@ -190,12 +193,12 @@ def _watched(url: str, marks: Marks, processes: Mapping[str, Any], place: Place,
 
 
 def _is_whole(steps: Mapping[str, float]) -> bool:
-    """Whether these are of a micro-batch that had rows."""
+    """Return whether these are the steps of a micro-batch with rows."""
     return "addBatch" in steps
 
 
 def processor_times(processes: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds that each kind of process has used so far."""
+    """Return the processor seconds that each kind of process has used so far."""
     found = {"producer and probe": _used(psutil.Process()), "Kafka": _used(psutil.Process(processes["Kafka"]))}
     run, daemons = psutil.Process(processes["run"]), processes["daemons"]
     found |= {"memwal run": _used(run), "daemons": sum(map(_used, daemons))}
@@ -243,7 +246,7 @@ def _config(kafka: KafkaServer, at: Path, place: Place, endpoints: Sequence[str]
 def process(
     command: Sequence[str], at: Path, environ: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A `memwal` command with its output in a file of its name."""
+    """Start a `memwal` command whose output goes to a file named after it."""
     with (at / f"{command[0]}.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "memwal.ingest.cli.app", *command],
@@ -260,7 +263,10 @@ def process(
 
 
 def url_of(run: subprocess.Popen[bytes], log: Path) -> str | None:
-    """Where `memwal run` says that its pages are. Raises: RuntimeError, with its words, where it ended."""
+    """Return the URL of the pages of `memwal run`, or None if it is not printed yet.
+
+    Raises: RuntimeError with the log if the command has ended.
+    """
     if run.poll() is not None:
         raise RuntimeError(f"memwal run ended with exit code {run.returncode}: {log.read_text()}")
     line = next((line for line in log.read_text().splitlines() if "metrics, health and status at" in line), "")
@@ -274,7 +280,7 @@ def status_of(url: str) -> dict[str, Any]:
 
 
 def _queryable(url: str) -> dict[float, float]:
-    """The buckets of memwal_run_queryable_seconds, of all regions together."""
+    """Return the buckets of memwal_run_queryable_seconds, summed over regions."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=_PATIENCE) as answer:
         families = {each.name: each for each in text_string_to_metric_families(answer.read().decode())}
     found: dict[float, float] = {}
@@ -286,7 +292,7 @@ def _queryable(url: str) -> dict[float, float]:
 
 
 def quantile(counted: Mapping[float, float], share: float) -> float:
-    """As Prometheus takes it from a histogram: evenly spread within a bucket."""
+    """Return a quantile of a histogram like Prometheus: values are spread evenly within a bucket."""
     wanted, least, below = share * max(counted.values()), 0.0, 0.0
     for bound, number in sorted(counted.items()):
         if number >= wanted:
@@ -296,7 +302,7 @@ def quantile(counted: Mapping[float, float], share: float) -> float:
 
 
 def child_of(run: subprocess.Popen[bytes]) -> psutil.Process | None:
-    """The daemon that `memwal run` has started."""
+    """Return the daemon that `memwal run` has started."""
     return next((each for each in psutil.Process(run.pid).children() if "memwal.ingest.daemon" in each.cmdline()), None)
 
 
@@ -306,7 +312,7 @@ def _endpoint(daemon: psutil.Process) -> str | None:
 
 
 def until(condition: Callable[[], T | None]) -> T:
-    """The first true answer of `condition`. Raises: TimeoutError after two minutes."""
+    """Return the first true result of `condition`. Raises: TimeoutError after two minutes."""
     deadline = time.perf_counter() + _PATIENCE
     while not (answer := condition()):
         if time.perf_counter() > deadline:
@@ -319,7 +325,7 @@ def until(condition: Callable[[], T | None]) -> T:
 
 
 def lines(found: Found) -> Iterator[str]:
-    """The figures of a run."""
+    """Yield the figures of a run."""
     p50, p99 = np.percentile(found.waits, [50, 99])
     most, events = max(found.waits), len(found.waits)
     yield f"event to latest   p50 {p50:.3f} s   p99 {p99:.3f} s   max {most:.3f} s   ({events} events)"
@@ -339,7 +345,7 @@ def lines(found: Found) -> Iterator[str]:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.freshness", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="a few seconds, not warmed up")
     parser.add_argument("--seconds", type=float, help=f"how long to measure ({SECONDS:g})")

@@ -1,7 +1,7 @@
-"""How times grow with what a table holds: rows of the memtable, SSTs, rows of the base, regions, entries of the log.
+"""Measure how times grow with rows of the memtable, SSTs, rows of the base, regions, and entries of the log.
 
-Each measure makes its own tables below a directory, on local disk, and notes medians in milliseconds. Sizes rise, and
-where a larger table can be made of the smaller one, it is.
+Each function creates its own tables below a directory on local disk, and records medians in milliseconds. Sizes rise;
+where possible, a larger table is built from the smaller one.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ STILL: Mapping[str, Mapping[str, Any]] = {
     },
     "gc": {"interval": "0s", "versions_interval": "0s"},
 }
-"""Rows stay where they were put, and nothing works in the background while something is timed."""
+"""Rows stay at the level that they were put to, and nothing runs in the background during a measurement."""
 PUT, FILL = 1_000, 50_000
-"""Rows of a put that is timed, and of one that is not."""
+"""Rows of a timed put, and of an untimed one."""
 SST_ROWS = 64_000
-"""Rows of all SSTs together: only the number of SSTs differs."""
+"""Rows of all SSTs together, so that only the number of SSTs differs."""
 UPSERT = 10_000
 """Rows that are committed to the base."""
 ENTRY = 10
@@ -62,24 +62,24 @@ VECTORS = pa.schema(
     [pa.field(NARROW_KEY, pa.int64(), nullable=False), pa.field("vector", pa.list_(pa.float32(), WIDTH))]
 )
 _FRESH = 1.2
-"""Keys of upserts are drawn from this many times the base: one in six is new."""
+"""Keys of upserts are drawn from this many times the base, so one in six is new."""
 _ROWS_OF_A_FRAGMENT = 1_000_000
 _GETS, _PUTS, _COMMITS = 30, 20, 3
 
 
 def median_ms(work: Callable[[Any], object], items: Iterable[Any]) -> float:
-    """The median of the milliseconds that `work` takes for an item; the first is not counted, in which caches fill."""
+    """Return the median milliseconds of `work` for an item, without the first item, which fills caches."""
     first, *rest = timed_each(work, items)
     return float(np.median(rest or [first])) * 1e3
 
 
 def opened(at: Path, schema: pa.Schema = NARROW, regions: int = 1, **more: Any) -> Any:
-    """A table for measuring; made if it does not exist."""
+    """Open a table for a measurement; create it if it does not exist."""
     return memwal.open(at, schema=schema, key=NARROW_KEY, regions=regions, settings=STILL, **more)
 
 
 def keys_of(rows: int, count: int) -> list[int]:
-    """`count` keys of a table with the keys 0 … rows."""
+    """Return `count` keys of a table with the keys 0 … rows."""
     return [int(key) for key in np.random.default_rng(SEED).integers(0, rows, count)]
 
 
@@ -91,7 +91,7 @@ def _get(table: Any, **more: Any) -> Callable[[int], object]:
 
 
 def memtable(at: Path, sizes: Sequence[int], found: Points) -> None:
-    """Put of 1,000 rows, get of one key, and search of the nearest ten of 32-d vectors."""
+    """Measure a put of 1,000 rows, a get of one key, and a search of the nearest ten of 32-d vectors."""
     with opened(at / "narrow") as table:
         held = 0
         for size in sizes:
@@ -106,12 +106,12 @@ def memtable(at: Path, sizes: Sequence[int], found: Points) -> None:
         queries = rng.random((_GETS, WIDTH), dtype=np.float32)
         for size in sizes[:-1]:
             held = _filled(table, held, size, lambda first, count: _vectors(first, count, rng))
-            table.search("vector", queries[0], k=10)  # takes what was put into the index
+            table.search("vector", queries[0], k=10)  # indexes the rows that were put
             found.note("search, k = 10", size, median_ms(lambda each: table.search("vector", each, k=10), queries))
 
 
 def _filled(table: Any, held: int, size: int, made: Callable[[int, int], pa.Table]) -> int:
-    """Put new rows until the table has `size`; returns how many it has."""
+    """Put new rows until the table has `size`; return its number of rows."""
     while held < size:
         count = min(FILL, size - held)
         table.put(made(held, count))
@@ -129,7 +129,7 @@ def _vectors(first: int, count: int, rng: np.random.Generator) -> pa.Table:
 
 
 def ssts(at: Path, sizes: Sequence[int], found: Points) -> None:
-    """Get of one key, count and scan of the same rows in more and more SSTs."""
+    """Measure a get of one key, a count and a scan of the same rows in a rising number of SSTs."""
     rows = narrow_rows(range(SST_ROWS), 1)
     for size in sizes:
         with opened(at / f"of-{size}") as table:
@@ -146,7 +146,7 @@ def ssts(at: Path, sizes: Sequence[int], found: Points) -> None:
 
 
 def base(at: Path, sizes: Sequence[int], found: Points) -> None:
-    """Get of one key, commit of 10,000 rows, and a bare `merge_insert` of the same; without and with a B-tree."""
+    """Measure a get of one key, a commit of 10,000 rows, and a bare `merge_insert`; without and with a B-tree."""
     for size in sizes:
         plain, indexed = tables_of(at, size)
         upserts = upserts_of(size, UPSERT, _COMMITS + 1)
@@ -170,7 +170,7 @@ def base(at: Path, sizes: Sequence[int], found: Points) -> None:
 
 
 def tables_of(at: Path, rows: int) -> tuple[Path, Path]:
-    """Two tables of the same `rows` narrow rows in the same files: without an index, and with a B-tree on the key."""
+    """Create two tables of the same narrow rows in the same files: without an index, and with a B-tree on the key."""
     plain, indexed = at / f"plain-{rows}", at / f"indexed-{rows}"
     BaseTable.create(str(plain), NARROW, [NARROW_KEY], 1, [])
     source = pa.RecordBatchReader.from_batches(NARROW, base_rows(rows))
@@ -183,7 +183,10 @@ def tables_of(at: Path, rows: int) -> tuple[Path, Path]:
 
 
 def upserts_of(rows: int, count: int, batches: int) -> list[pa.Table]:
-    """Batches of `count` rows, one in six new, for a base with the keys 0 … rows; no key twice in one batch."""
+    """Return batches of `count` rows, one row in six new, for a base with the keys 0 … rows.
+
+    A batch has no duplicate keys.
+    """
     rng = np.random.default_rng(SEED)
     made = []
     for number in range(batches):
@@ -193,13 +196,13 @@ def upserts_of(rows: int, count: int, batches: int) -> list[pa.Table]:
 
 
 def merge(path: Path, rows: pa.Table) -> None:
-    """A bare upsert, synced by nobody."""
+    """Run a bare upsert without a sync."""
     dataset = lance.dataset(str(path))
     dataset.merge_insert(NARROW_KEY).when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
 
 def _commits(table: Any, upserts: Sequence[pa.Table]) -> float:
-    """The median of the commits alone; the first is not counted, in which the base is looked through once."""
+    """Return the median of the commits alone, without the first one, which checks all rows of the base once."""
     taken = []
     for rows in upserts:
         table.put(rows)
@@ -213,7 +216,10 @@ def _commits(table: Any, upserts: Sequence[pa.Table]) -> float:
 
 
 def regions(at: Path, sizes: Sequence[int], found: Points) -> None:
-    """Put of 1,000 rows over all regions, get of one key, making the table, memory; a process for each number."""
+    """Measure a put of 1,000 rows over all regions, a get, table creation, and memory.
+
+    Each number of regions is measured in a process of its own.
+    """
     spawn = multiprocessing.get_context("spawn")
     for size in sizes:
         with spawn.Pool(1) as pool:
@@ -222,8 +228,11 @@ def regions(at: Path, sizes: Sequence[int], found: Points) -> None:
 
 
 def of_regions(at: str, count: int) -> dict[tuple[str, str], float]:
-    """The figures of a table with `count` regions, by name and unit; memory beside a table with one region."""
-    with opened(Path(at) / f"first-{count}") as first:  # what a process loads once is loaded
+    """Return the figures of a table with `count` regions by name and unit.
+
+    Memory is relative to a table with one region.
+    """
+    with opened(Path(at) / f"first-{count}") as first:  # loads what a process loads once
         first.put(narrow_rows(range(PUT), 1))
         first.get([1])
     process, path = psutil.Process(), Path(at) / f"of-{count}"
@@ -254,7 +263,7 @@ def _files(path: Path) -> int:
 
 
 def log(at: Path, sizes: Sequence[int], found: Points) -> None:
-    """Opening a region again whose log has so many entries of ten rows: claim and replay."""
+    """Measure opening a region (claim and replay) whose log has the given number of entries of ten rows."""
     path, written = at / "table", 1
     with opened(path) as table:
         table.put(narrow_rows(range(ENTRY), 1))
@@ -271,7 +280,7 @@ def log(at: Path, sizes: Sequence[int], found: Points) -> None:
 
 
 def _lengthen(path: Path, written: int, size: int) -> None:
-    """Write more entries, as one writer's durable puts leave them, without waiting for the disk after each."""
+    """Write further entries in the form of one writer's durable puts, without a sync after each."""
     store, region, rows = LocalStore(path), bucket_region(0), row_schema(NARROW, [NARROW_KEY])
     codec = LanceCodec(rows)
     tip = find_tip(store, region, codec.suffix, 0)

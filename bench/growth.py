@@ -1,14 +1,14 @@
-"""What a region costs after many claims: store requests and milliseconds of what reads its manifests and its log.
+"""Measure what a region costs after many claims: requests and milliseconds of reads of its manifests and its log.
 
 `python -m bench.growth [--smoke | --claims N …]` prints a table.
 
-A region as N claims leave it, on a local disk, synthesised: per claim a sentinel and two manifest versions, no row.
+The region is synthesised on a local disk as N claims leave it: a sentinel and two manifest versions per claim, no rows.
 
-* newest: the newest manifest, by a hint that is right, lost, or set back to version 1.
-* claim: the next one, from its listing to its last look.
+* newest: the newest manifest, with a hint that is right, lost, or set back to version 1.
+* claim: the next claim, from its listing to its last check.
 * tail: a read at `durable` from storage, without the writer.
-* collect: a collection by a new process, the first one ever, and one after that.
-* prune: what stays of the manifests after collections of age 0, and what they ask.
+* collect: a collection by a new process: the first one ever, and a later one.
+* prune: the manifests that remain after collections with age 0, and the requests of those collections.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from memwal.wal.layout import entry_key, manifest_key, version_hint_key
 SMOKE, FULL = (10, 100), (10, 100, 1_000, 10_000, 100_000)
 REGION = bucket_region(0)
 PAGE = 1000
-"""Keys of a page of S3's listings, of which each is a request."""
+"""Keys of a page of S3's listings; each page is one request."""
 CODEC = LanceCodec(pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), False)]))
 
 
 class Counting(LocalStore):
-    """A local store that counts what it is asked, listings by pages."""
+    """A local store that counts its requests, with listings counted by pages."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -78,7 +78,7 @@ class Counting(LocalStore):
 
 
 def synthesise(root: Path, claims: int) -> None:
-    """Write the objects of a region as `claims` claims leave it, without waiting for the disk."""
+    """Write the objects of a region as `claims` claims leave it, without syncing."""
     objects = {}
     for version in range(1, 2 * claims):
         manifest = RegionManifest(version, 1 + version // 2, REGION, last_seen=(version - 1) // 2)
@@ -96,7 +96,7 @@ def synthesise(root: Path, claims: int) -> None:
 
 
 def set_hint(root: Path, version: int | None) -> None:
-    """Set the hint to `version`, or lose it."""
+    """Set the hint to `version`, or remove it."""
     path = root / version_hint_key(REGION)
     path.unlink(missing_ok=True)
     if version is not None:
@@ -104,7 +104,7 @@ def set_hint(root: Path, version: int | None) -> None:
 
 
 def measured(root: Path, work: Callable[[Counting], object]) -> str:
-    """Requests and milliseconds of `work`, by a new process's store."""
+    """Return requests and milliseconds of `work` with the store of a new process."""
     store = Counting(root)
     began = time.perf_counter()
     work(store)
@@ -113,7 +113,7 @@ def measured(root: Path, work: Callable[[Counting], object]) -> str:
 
 
 def figures(root: Path, claims: int) -> dict[str, str]:
-    """The table's row for so many claims."""
+    """Return the row of the table for `claims` claims."""
     clock, newest = SystemClock(), 2 * claims
     found = {}
     for name, hint in (("hint right", newest), ("hint lost", None), ("hint set back", 1)):
@@ -132,13 +132,13 @@ def figures(root: Path, claims: int) -> dict[str, str]:
 
 
 def pruned(store: Counting, clock: SystemClock) -> None:
-    """Collect until nothing more goes; each collection deletes a bounded number."""
+    """Collect until nothing is left to delete, because each collection deletes a bounded number of versions."""
     while ManifestCollector(store, REGION, clock).collect(lambda _: False, -1.0).versions:
         continue
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="few claims: does it run at all")
     parser.add_argument("--claims", type=int, nargs="+", help="numbers of claims")

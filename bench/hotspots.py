@@ -1,9 +1,9 @@
-"""Where the time of a benchmark goes, in memwal's own threads: a sampling profiler without any dependency.
+"""Sample where memwal's own threads spend the time of a benchmark. The profiler has no dependencies.
 
-Why not cProfile: it sees one thread (since Python 3.12 it refuses a second), and the work of a put is spread over the
-caller's thread, the region's and the flusher's. Why sampling is good enough: a function that costs a tenth of the time
-is in a tenth of the samples. What it cannot tell apart: a call into C that keeps the interpreter's lock delays the
-sample to its end, so it is counted at the line that made it, or at the one behind.
+cProfile is not used because it sees one thread only (since Python 3.12 it refuses a second), and a put runs in the
+threads of the caller, the region and the flusher. Sampling is accurate enough: a function that takes a tenth of the
+time is in a tenth of the samples. A limit: a call into C that holds the interpreter's lock delays the sample to its
+end, so it is counted at the calling line or at the next line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.rounds import emptied
 EVERY = 0.0005
 """Seconds between two samples."""
 LEAST_SECONDS = {"smoke": 0.05, "full": 3.0}
-"""Rounds are repeated until this much was watched; of three seconds, a hundredth still is some tens of samples."""
+"""Rounds are repeated until this many seconds were sampled; 1 % of three seconds is some tens of samples."""
 _PACKAGES = ("ingest", "memtable", "wal", "flush")
 ROOT = Path(__file__).resolve().parent.parent
 _WAITING = {("threading.py", name) for name in ("wait", "wait_for", "join", "_wait_for_tstate_lock")}
@@ -31,7 +31,9 @@ _WAITING = {("threading.py", name) for name in ("wait", "wait_for", "join", "_wa
 class SamplingWatch(Watch):
     """A watch that samples every thread while it runs.
 
-    Thread safety. As Watch. Invariants. `samples` counts moments; `lines` and `functions`, threads at work in them.
+    Thread safety. Like Watch.
+
+    Invariants. `samples` counts points in time; `lines` and `functions` count threads that were executing them.
     """
 
     def __init__(self) -> None:
@@ -43,11 +45,11 @@ class SamplingWatch(Watch):
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """As Watch.timed, sampling meanwhile."""
+        """Like Watch.timed, with sampling inside the block."""
         done = threading.Event()
         sampler = threading.Thread(target=self._sample_until, args=(done,), name="sampler")
         before = sys.getswitchinterval()
-        sys.setswitchinterval(EVERY / 5)  # or the sampler would get its turn only every 5 ms
+        sys.setswitchinterval(EVERY / 5)  # otherwise the sampler would run only every 5 ms
         sampler.start()
         try:
             with super().timed():
@@ -81,7 +83,7 @@ class SamplingWatch(Watch):
 
 
 def profile(benchmark: Benchmark, at: Path, *, smoke: bool, top: int = 15) -> str:
-    """Run memwal's rounds of `benchmark` and return what it spent its time on, as text."""
+    """Run memwal's rounds of `benchmark` and return the time by thread, function and line as text."""
     contender = next(each for each in benchmark.contenders(benchmark.values(smoke=smoke)) if each.side == "memwal")
     watch = SamplingWatch()
     try:
@@ -110,12 +112,15 @@ def _share(count: int, watch: SamplingWatch) -> str:
 
 
 def _group(thread: str) -> str:
-    """Thread names without their numbers: thirty-two callers are one line."""
+    """Return a thread's name without its number, so that thirty-two callers share a line."""
     return "caller" if thread == "MainThread" else thread.rstrip("0123456789").rstrip("-_ ")
 
 
 def _ours(frame: FrameType) -> str | None:
-    """`package/module.py function` for a frame of ours; None for libraries: their time is the line's that called."""
+    """Return `package/module.py function` for a frame of memwal.
+
+    Return None for libraries: their time counts for the caller.
+    """
     path = Path(frame.f_code.co_filename)
     if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in _PACKAGES:
         return None

@@ -1,13 +1,14 @@
-"""How many bytes of JSON in Kafka one core brings into the table: the whole path, processor time of all of it.
+"""Measure how many bytes of JSON in Kafka one core ingests into a table: the whole path, with all its processor time.
 
     python -m bench.kafka_path [--smoke] [--records N] [--bytes N] [--per-trigger N] [--regions N]
 
-A real broker holds a topic of flights as JSON, produced before; `memwal run` reads it in micro-batches of a fixed
-number of records, with its own daemon and everything else at its defaults. What is counted begins once a quarter of the
-records is acknowledged, when Spark is warm, and ends with the last: bytes of the records' values by the processor time
-of Spark's JVM, its Python workers, `memwal run` and the daemon, flushes and commits included, the broker's not.
+A real broker holds a topic of flights as JSON, produced before the measurement. `memwal run` reads it in micro-batches
+of a fixed number of records, with its own daemon and defaults otherwise. The measurement begins when a quarter of the
+records is acknowledged, so that Spark is warm, and ends with the last record. The figure is the bytes of the records'
+values divided by the processor time of Spark's JVM, its Python workers, `memwal run` and the daemon, including flushes
+and commits, without the broker.
 
-The bar is 36 MB a second and core, the best figure published for a path from a topic to a table of a lakehouse.
+The bar is 36 MB per second and core, the best figure published for a path from a topic to a table of a lakehouse.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.conftest import toml
 from tests.kafka_server import KafkaServer, jars
 
 BAR = 36.0
-"""Megabytes (10**6) a second and core."""
+"""Megabytes (10**6 bytes) per second and core."""
 RECORDS, PER_TRIGGER, REGIONS = 4_000_000, 500_000, 2
 SMOKE_RECORDS, SMOKE_PER_TRIGGER = 2_000, 500
 TOPIC, PARTITIONS = "flights", 4
@@ -48,13 +49,16 @@ COLUMNS = {
     "remark": "string",
 }
 _DIFFERENT = 10_000
-"""Records that differ in more than their key; making each anew takes longer than sending it."""
+"""Number of records that differ in more than their key; generating each record would take longer than sending it."""
 _WARM = 0.25
 
 
 @dataclass(frozen=True)
 class Found:
-    """`megabytes` of values, `rows` and `seconds` of what was counted; `used`: processor seconds by kind of process."""
+    """Figures of the measured part: `megabytes` of values, `rows`, `seconds`.
+
+    `used`: processor seconds by kind of process.
+    """
 
     megabytes: float
     rows: int
@@ -63,12 +67,12 @@ class Found:
 
     @property
     def per_core(self) -> float:
-        """Megabytes by second of processor time."""
+        """Return megabytes per second of processor time."""
         return self.megabytes / sum(self.used.values())
 
 
 def produce(kafka: KafkaServer, records: int, size_min: int) -> int:
-    """Send the records, of `size_min` bytes or a little more; returns the bytes of their values."""
+    """Send the records, of `size_min` bytes or slightly more; return the bytes of their values."""
     from confluent_kafka import Producer
 
     producer, rests = Producer({"bootstrap.servers": kafka.brokers, "log_level": 0, "linger.ms": 20}), _rests(size_min)
@@ -87,7 +91,7 @@ def produce(kafka: KafkaServer, records: int, size_min: int) -> int:
 
 
 def _rests(size_min: int) -> list[str]:
-    """What follows the key in a record; words make it as large as wanted."""
+    """Return what follows the key in a record; words extend it to the wanted size."""
     made, airports = random.Random(4), ("JFK", "LGA", "EWR", "ORD", "ATL", "LAX", "SFO", "DEN", "SEA", "BOS")
     words = ("late", "aircraft", "weather", "crew", "gate", "security", "carrier", "on", "time", "boarding", "closed")
     found = []
@@ -108,7 +112,7 @@ def _rests(size_min: int) -> list[str]:
 
 
 def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
-    """One run over a topic of `options.records`."""
+    """Run once over a topic of `options.records`."""
     kafka.create_topic(TOPIC, PARTITIONS)
     size = produce(kafka, options.records, options.bytes)
     with ExitStack() as stack:
@@ -126,7 +130,10 @@ def measure(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Found:
 
 
 def _rows_reach(url: str, rows: float) -> int:
-    """The rows of finished micro-batches once they are so many. Raises: TimeoutError where none finishes for long."""
+    """Wait until micro-batches with at least `rows` rows have finished, and return their rows.
+
+    Raises: TimeoutError if no micro-batch finishes for two minutes.
+    """
     seen = 0
     while seen < rows:
         seen = freshness.until(partial(_more_than, url, seen))
@@ -134,7 +141,7 @@ def _rows_reach(url: str, rows: float) -> int:
 
 
 def _more_than(url: str, rows: int) -> int | None:
-    """The rows of finished micro-batches; None if they are not more than `rows`."""
+    """Return the rows of finished micro-batches; None if they are not more than `rows`."""
     told = int(freshness.status_of(url)["rows"])
     return told if told > rows else None
 
@@ -160,7 +167,7 @@ def _config(kafka: KafkaServer, at: Path, options: argparse.Namespace) -> Path:
 
 
 def lines(found: Found) -> Iterator[str]:
-    """The figures of a run."""
+    """Yield the figures of a run."""
     verdict = "held" if found.per_core >= BAR else "missed"
     rows = found.rows / sum(found.used.values())
     yield f"a core: {found.per_core:.1f} MB/s (bar {BAR:g}: {verdict}), {rows:,.0f} rows/s"
@@ -173,7 +180,7 @@ def lines(found: Found) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.kafka_path", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="few records, not warm")
     parser.add_argument("--records", type=int, help=f"records of the topic ({RECORDS:,})")

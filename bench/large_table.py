@@ -1,8 +1,8 @@
-"""A large table at rest, of which memwal and Lance read the same files: a base, four SSTs and a memtable.
+"""A large table at rest whose files memwal and Lance both read: a base, four SSTs and a memtable.
 
-The base is written by Lance and has Lance's indexes; memwal adopts it, flushes SSTs of new rows and newer versions,
-half of each, and holds as many rows again in its memtable. Vectors are those of `bench.mixtures`, cut to their first
-components; texts are words drawn from the descriptions of the packages, as often as they occur there.
+Lance writes the base and builds its indexes. memwal adopts the table, flushes SSTs that consist half of new rows and
+half of newer versions, and holds as many rows again in its memtable. Vectors are those of `bench.mixtures`, cut to
+their first components; texts are words from the descriptions of the packages, with the frequency that they have there.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ _STILL = {
     "commit": {"interval": "0s"},
     "gc": {"interval": "0s"},
 }
-"""Keeps rows where they were put for as long as queries are measured."""
+"""Keeps rows at the level that they were written to while queries are measured."""
 
 
 class LargeTable:
-    """Both sides' ways to the table.
+    """The table, with the ways of both sides to read it.
 
-    `flushed`, `latest`: the newest vector of each id, float32 [ids, WIDTH], without and with the memtable.
-    `datasets`: the base and each SST as Lance's datasets.
+    `flushed`, `latest`: the newest vector of each id, float32 [ids, WIDTH], without and with the memtable. `datasets`:
+    the base and each SST as Lance datasets.
+
     Thread safety. One thread.
     """
 
     def __init__(self, at: Path, values: Values) -> None:
-        """Make the table below `at`. `values`: `base`, rows of the base; `above`, rows of each level above."""
+        """Create the table below `at`. `values`: `base`, rows of the base; `above`, rows of each level above."""
         self._base, self._above = values["base"], values["above"]
         uri = str(at / "table.lance")
         self.latest = np.empty((self._base + (SSTS + 1) * (self._above // 2), WIDTH), np.float32)
@@ -75,7 +76,7 @@ class LargeTable:
         self.datasets = [self.dataset, *(lance.dataset(str(path)) for path in Path(uri).glob("_mem_wal/*/*_gen_*"))]
 
     def scanner(self) -> LsmScanner:
-        """Lance's scan of base and SSTs."""
+        """Return Lance's scanner of base and SSTs."""
         return LsmScanner.from_snapshots(self.dataset, self._shards)
 
     def close(self) -> None:
@@ -85,7 +86,7 @@ class LargeTable:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def _first(self, level: int) -> int:
-        """The first of the new ids of a level above the base."""
+        """Return the first of the new ids of a level above the base."""
         return self._base + (level - 1) * (self._above // 2)
 
     def _write_base(self, uri: str) -> None:
@@ -117,18 +118,18 @@ class LargeTable:
 
 
 def vectors_of(count: int, seed: int) -> Vectors:
-    """`count` made vectors of WIDTH components, float32; the same for the same seed."""
+    """Return `count` generated vectors of WIDTH components, float32; equal for equal seeds."""
     return np.ascontiguousarray(mixed(count, seed)[:, :WIDTH])
 
 
 @cache
 def _words() -> np.ndarray:
-    """Every word of the packages' descriptions, as often as it occurs."""
+    """Return every word of the packages' descriptions, with repetitions."""
     return np.array(" ".join(packages().column("description").to_pylist()).split(), dtype=object)
 
 
 def _snapshots(uri: str) -> list[ShardSnapshot]:
-    """What Lance's planners take for the SSTs that memwal has published."""
+    """Return the SSTs that memwal has published in the form that Lance's planners take."""
     store, found = wal.open_store(uri, {}), []
     for region in wal.regions(store):
         manifest = wal.ManifestStore(store, region).latest()

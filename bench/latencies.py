@@ -1,4 +1,4 @@
-"""Timing of single operations, by one caller or by many at once."""
+"""Measure single operations, by one caller or by many concurrent callers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 def timed_each(
     work: Callable[[Item], object], items: Iterable[Item], clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Seconds that `work` took for each item, one after another."""
+    """Return the seconds that `work` took for each item, one after another."""
     taken = []
     for item in items:
         began = clock()
@@ -25,7 +25,7 @@ def timed_each(
 
 
 def timed_callers(work: Callable[[Item], object], items: Sequence[Sequence[Item]], watch: Watch) -> list[float]:
-    """One thread per sequence of items, all let go at once; the watch runs from then until the last is done.
+    """Run one thread per sequence of items, all started at once; the watch runs until the last one ends.
 
     Raises: the first error of any caller, after all have ended.
     """
@@ -43,7 +43,7 @@ def timed_callers(work: Callable[[Item], object], items: Sequence[Sequence[Item]
     callers = [threading.Thread(target=call, args=(n,), name=f"caller-{n}") for n in range(len(items))]
     for caller in callers:
         caller.start()
-    with watch.timed():  # from before the gate: behind it this thread may get its turn late
+    with watch.timed():  # started before the gate: behind it this thread may be scheduled late
         gate.wait()
         for caller in callers:
             caller.join()

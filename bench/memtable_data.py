@@ -1,4 +1,4 @@
-"""Rows for the memtable's benchmarks: keys of three kinds, as many packages as wanted, 128-d vectors. All pure."""
+"""Rows for the benchmarks of the memtable: keys of three kinds, any number of packages, 128-d vectors. All pure."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ COMPOSITE = pa.schema([STRING.field(STRING_KEY), NARROW.field(NARROW_KEY), NARRO
 WIDTH = 128
 VECTORS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("vector", pa.list_(pa.float32(), WIDTH))])
 NOISE = 0.05
-"""Length of what is added to a unit vector, so that no two are the same."""
+"""Length of the noise added to a unit vector, so that no two vectors are equal."""
 
 
 def with_string_key(rows: pa.Table) -> pa.Table:
-    """Rows of NARROW with a text of 20 characters in place of the id."""
+    """Return rows of NARROW with a text of 20 characters in place of the id."""
     digits = pc.utf8_lpad(rows.column(NARROW_KEY).cast(pa.string()), 12, "0")
     names = pc.binary_join_element_wise("package-", digits, "")
     return pa.table([names, rows.column("value"), rows.column("label")], schema=STRING)
 
 
 def with_composite_key(rows: pa.Table) -> pa.Table:
-    """Rows of NARROW whose key is label and id."""
+    """Return rows of NARROW with a key of label and id."""
     return pa.table([rows.column("label"), rows.column(NARROW_KEY), rows.column("value")], schema=COMPOSITE)
 
 
 def in_batches(rows: pa.Table, size: int) -> list[pa.Table]:
-    """The rows in tables of `size`, the last one shorter."""
+    """Return the rows in tables of `size` rows; the last table may be shorter."""
     return [rows.slice(at, size).combine_chunks() for at in range(0, rows.num_rows, size)]
 
 
 @cache
 def many_narrow(count: int) -> pa.Table:
-    """Rows of NARROW with the ids 0 … count, in random order."""
+    """Return rows of NARROW with the ids from 0 to `count` - 1, in random order."""
     return narrow_rows(range(count), 11)
 
 
 def many_packages(count: int) -> pa.Table:
-    """The real packages again and again: each copy with its own names, a word of its own, vectors moved a little."""
+    """Return copies of the real packages, each with its own names, a word of its own, and slightly moved vectors."""
     copies = [_copy(number) for number in range(-(-count // packages().num_rows))]
     return pa.concat_tables(copies).slice(0, count).combine_chunks()
 
@@ -69,7 +69,7 @@ def _copy(number: int) -> pa.Table:
 
 @cache
 def many_vectors(count: int) -> Vectors:
-    """Float32 [count, WIDTH]: points between two real embeddings, turned into fewer dimensions, moved a little."""
+    """Return float32 [count, WIDTH]: points between two real embeddings, rotated into fewer dimensions, with noise."""
     rng = np.random.default_rng((SEED, count))
     real = _flat(packages().column("embedding"), VECTOR_WIDTH)
     turned = real @ np.linalg.qr(rng.standard_normal((VECTOR_WIDTH, WIDTH)))[0].astype(np.float32)
@@ -79,7 +79,7 @@ def many_vectors(count: int) -> Vectors:
 
 
 def vector_rows(vectors: Vectors) -> pa.Table:
-    """Rows of VECTORS, ids in order."""
+    """Return rows of VECTORS with ids in order."""
     return pa.table([pa.array(np.arange(len(vectors))), _column(vectors, VECTORS.field("vector").type)], schema=VECTORS)
 
 

@@ -1,7 +1,7 @@
-"""What reading the memtable by itself costs: getting, searching and matching in one that holds up to a million rows.
+"""Reads from the memtable alone: get, search and match with up to a million rows in it.
 
-Lance's side does what is nearest. Gets: a ShardWriter whose memtable holds them all. Search and match: the base table's
-finished index, since Lance has none that sees a memtable.
+Lance's side is the nearest equivalent. For gets: a ShardWriter whose memtable holds all rows. For search and match: the
+finished index of a base table, because Lance has none that sees a memtable.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _get(values: Values) -> list[Contender]:
 
 
 def _filled(shape: Shape, batches: Sequence[pa.Table]) -> BareMemTable:
-    """A memtable with these rows of the base schema, all of them indexed."""
+    """Return a memtable with these rows of the base schema, all indexed."""
     table = BareMemTable(shape, converting=True)
     for batch in batches:
         table.put(batch)
@@ -101,14 +101,14 @@ def _scan_all_for(table: LanceShard, keys: npt.NDArray[np.int64]) -> pa.Table:
 
 
 class Indexed:
-    """A Lance table with one index, no log."""
+    """A Lance table with one index and no log."""
 
     def __init__(self, at: Path, rows: pa.Table, index: Callable[[lance.LanceDataset], object]) -> None:
         self.dataset = lance.write_dataset(rows, str(at / "table.lance"))
         index(self.dataset)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 def _search(values: Values) -> list[Contender]:
@@ -138,7 +138,7 @@ def _search(values: Values) -> list[Contender]:
     built: list[Indexed] = []
 
     def indexed(at: Path) -> Indexed:
-        if not built:  # one index, whatever the setting of a search
+        if not built:  # one index for all settings of a search
             rows = vector_rows(vectors)
             built.append(Indexed(at, rows, lambda each: each.create_index("vector", "IVF_PQ", **trained)))
         return built[0]

@@ -1,6 +1,6 @@
-"""What putting into the memtable by itself costs: empty, growing and full, with the key index alone and with all.
+"""Puts into the memtable alone: empty, growing and full, with the key index alone and with all indexes.
 
-Lance's side is a ShardWriter that does not wait for its log, its memtable as large as it takes.
+Lance's side is a ShardWriter that does not wait for its log, with the largest memtable it accepts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LARGE: Mapping[str, Any] = {
     "max_memtable_batches": 100_000,
     "max_unflushed_memtable_bytes": 8 << 30,
 }
-"""ShardWriter with a memtable that takes a million rows; it flushes at 100,000 by default."""
+"""ShardWriter with a memtable of a million rows; by default it flushes at 100,000."""
 
 
 def _as_rows(batches: Sequence[pa.Table], shape: Shape) -> list[pa.Table]:
@@ -56,10 +56,10 @@ def _as_rows(batches: Sequence[pa.Table], shape: Shape) -> list[pa.Table]:
 
 
 class BarePuts(Contender):
-    """Puts into a memtable, timed as the caller sees them, and until no row waits for an index either.
+    """Put into a memtable; measures the caller's time, and the time until no row waits for an index.
 
-    `base`: rows of the table below, whose trained indexes the memtable's begin with. `converting`: see BareMemTable.
-    `settled`: what counts is the time until no row waits for an index.
+    `base`: rows of the base table; the memtable's indexes begin with its trained models. `converting`: see
+    BareMemTable. `settled`: the rate uses the time until no row waits for an index.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class BarePuts(Contender):
         self._models: Mapping[str, VectorModel] = {}
 
     def prepare(self, at: Path) -> None:
-        """Build the base table's indexes, if any."""
+        """Build the indexes of the base table, if any."""
         if self._shape.indexes:
             MemwalTable(at, self._base, self._shape.key[0], self._shape.indexes).close()
             self._models = BaseTable.open(str(at / "table.lance")).vector_models()
 
     def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002 - nothing is on storage
-        """One memtable."""
+        """Fill one memtable."""
         table = BareMemTable(self._shape, self._models, converting=self._converting)
         until_indexed = Watch()
         try:
@@ -97,7 +97,7 @@ class BarePuts(Contender):
         finally:
             table.close()
         count = sum(batch.num_rows for batch in self._batches)
-        seen = pa.concat_tables([self._base, rows])  # the keys put are others than those of the base
+        seen = pa.concat_tables([self._base, rows])  # the base has none of the keys that are put
         digest = rows_digest(seen, self._shape.key)
         seconds = until_indexed.seconds if self._settled else watch.seconds
         more = {} if self._settled else {"rows/s until indexed": count / until_indexed.seconds}
@@ -110,7 +110,7 @@ class BarePuts(Contender):
 def _put(
     schema: pa.Schema, key: Sequence[str], made: Callable[[pa.Table], pa.Table]
 ) -> Callable[[Values], list[Contender]]:
-    """Puts of narrow rows with a key of one kind."""
+    """Return contenders for puts of narrow rows with one kind of key."""
 
     def contenders(values: Values) -> list[Contender]:
         shape = Shape(schema, key)
@@ -127,7 +127,7 @@ def _put(
 
 
 def _put_many(values: Values) -> list[Contender]:
-    """So many puts that rows are indexed as fast as they come, or not at all."""
+    """Return contenders for enough puts that indexing must keep up with them."""
     batches = [with_string_key(batch) for batch in narrow_batches(values["puts"], values["rows"])]
     return [
         BarePuts("until indexed", Shape(STRING, [STRING_KEY]), batches, settled=True),
@@ -169,9 +169,9 @@ def _put_packages(values: Values) -> list[Contender]:
 
 
 class FullPuts(Contender):
-    """Puts into a table that holds many rows and goes on to hold more; beside that the same into an empty one.
+    """Put into a table that holds many rows, and put the same rows into an empty one.
 
-    `times as when empty`: p50 when full by p50 when empty, of one round.
+    `times as when empty`: p50 in the full table divided by p50 in the empty one, of the same round.
     """
 
     def __init__(
@@ -188,13 +188,13 @@ class FullPuts(Contender):
         self._full: Any = None
 
     def prepare(self, at: Path) -> None:
-        """Fill it."""
+        """Fill the table."""
         self._full = self._open(at)
         for batch in self._held:
             self._full.put(batch)
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """The next batches, into both."""
+        """Put the next batches into both tables."""
         batches = next(self._rounds)
         empty = self._open(at)
         try:
@@ -208,7 +208,7 @@ class FullPuts(Contender):
         return Sample(np.asarray(latencies), watch.seconds, count, self._digest(batches[-1]), flat)
 
     def _digest(self, put: pa.Table) -> str:
-        """Of the rows of one put, without their ids, which are others in each round."""
+        """Hash the rows of one put without their ids, which differ in each round."""
         rows, ids = self._full.rows().select(NARROW.names), put.column(NARROW_KEY)
         found = rows.take(pc.index_in(ids.combine_chunks(), rows.column(NARROW_KEY)))
         return rows_digest(found.set_column(0, NARROW_KEY, pa.array(np.arange(len(ids)))), [NARROW_KEY])
@@ -244,7 +244,7 @@ def _put_full(values: Values) -> list[Contender]:
 
 
 def _later_batches(values: Values, number: int) -> list[pa.Table]:
-    """Batches of round `number`: nine new keys, then one that is held already."""
+    """Return the batches of round `number`: nine new keys, then one existing key."""
     held, count = values["held"], values["puts"] * values["rows"]
     first = held + number * count
     rng = np.random.default_rng((SEED, number))

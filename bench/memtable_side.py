@@ -1,7 +1,7 @@
-"""The memtable by itself: no WAL, no daemon, nothing on storage.
+"""The memtable alone: no WAL, no daemon, nothing on storage.
 
-What it is compared with does more, ShardWriter's log above all, so these benchmarks say what the memtable costs and not
-how fast memwal is; that is what the put path measures.
+Its peers do more work, above all ShardWriter's log, so these benchmarks show the cost of the memtable, not the speed of
+memwal; the benchmarks of the put path show that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memwal.memtable import IndexSpec, MemTable, Snapshot, VectorModel, row_sche
 
 @dataclass(frozen=True)
 class Shape:
-    """What a memtable is made of."""
+    """Schema, key, indexes and index mode of a memtable."""
 
     schema: pa.Schema
     key: Sequence[str]
@@ -31,23 +31,23 @@ class Shape:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Schema of the rows it takes."""
+        """Return the schema of the rows that the memtable takes."""
         return row_schema(self.schema, list(self.key))
 
     def specs(self) -> list[IndexSpec]:
-        """The indexes as memtables want them."""
+        """Return the indexes in the form that MemTable takes."""
         return [
             IndexSpec(column, index["type"], {name: value for name, value in index.items() if name != "type"})
             for column, index in self.indexes.items()
         ]
 
     def settings(self) -> dict[str, Any]:
-        """What a result says of it."""
+        """Return the settings for the result file."""
         return {"index_mode": self.mode, "indexes": {column: dict(index) for column, index in self.indexes.items()}}
 
 
 class BareMemTable:
-    """A memtable and, in async mode, the thread that indexes beside it, as a region has one.
+    """A memtable with, in async mode, the indexing thread that a region has.
 
     Thread safety. One thread.
     """
@@ -55,7 +55,7 @@ class BareMemTable:
     def __init__(
         self, shape: Shape, models: Mapping[str, VectorModel] | None = None, *, converting: bool = False
     ) -> None:
-        """`converting`: puts take rows of the base schema and bring them to the row schema first."""
+        """Create the memtable. `converting`: puts take rows of the base schema and convert them to the row schema."""
         self._schema, self._converting = shape.row_schema, converting
         self.table = MemTable(self._schema, list(shape.key), shape.specs(), 1, models=models or {})
         self._put, self._closed = threading.Event(), False
@@ -65,7 +65,7 @@ class BareMemTable:
             self._indexer.start()
 
     def put(self, rows: pa.Table) -> None:
-        """Checked, then applied."""
+        """Check rows and apply them."""
         if self._converting:
             rows = with_tombstone(rows, self._schema)
         self.table.apply(self.table.check(rows))
@@ -75,21 +75,21 @@ class BareMemTable:
             self._put.set()
 
     def snapshot(self) -> Snapshot:
-        """The state of now."""
+        """Return the current state."""
         return self.table.snapshot()
 
     def rows(self) -> pa.Table:
-        """Every live row."""
+        """Return every live row."""
         snapshot = self.snapshot()
         return snapshot.take(np.flatnonzero(snapshot.live()))
 
     def indexed(self) -> None:
-        """Returns when no row waits for an index."""
+        """Return when no row waits for an index."""
         while self.table.index_step():
             pass
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._closed = True
         self._put.set()
         if self._indexer is not None:

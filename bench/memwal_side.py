@@ -1,4 +1,4 @@
-"""memwal's side: the embedded table with one region, so that one writer stands beside one."""
+"""memwal's side: an embedded table with one region, because Lance's side has one shard with one writer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from memwal.ingest.settings.load import load
 
 DEFAULT: Mapping[str, Mapping[str, Any]] = {}
 ARROW: Mapping[str, Mapping[str, Any]] = {"wal": {"format": "arrow"}}
-"""Entries in the layout that Lance's own writers read and write."""
+"""WAL entries in the layout that Lance's own writers read and write."""
 HOLD: Mapping[str, Mapping[str, Any]] = {"memtable": {"age_max": "1h"}, "commit": {"interval": "0s"}}
-"""Keeps rows at the level they were put to for as long as queries are measured."""
+"""Keeps rows at the level that they were written to while queries are measured."""
 
 
 class MemwalTable:
-    """An embedded memwal table of one region. Thread safety. `put` from any thread; the rest from one."""
+    """An embedded memwal table with one region.
+
+    Thread safety. `put` from any thread; everything else from one thread.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class MemwalTable:
         durable: bool = True,
         settings: Mapping[str, Mapping[str, Any]] = DEFAULT,
     ) -> None:
-        """Create the table, and commit the rows of `base` into it. `durable`: of every later put."""
+        """Create the table and commit the rows of `base` into it. `durable`: applies to every later put."""
         self._durable = durable
         self.table = memwal.open(
             at / "table.lance",
@@ -48,24 +51,24 @@ class MemwalTable:
             self.table.commit()
 
     def put(self, rows: pa.Table) -> None:
-        """Returns once memwal has acked."""
+        """Put rows; returns when memwal has acknowledged them."""
         self.table.put(rows, durable=self._durable)
 
     def rows(self) -> pa.Table:
-        """Every row there is, base, SSTs and memtable."""
+        """Return all rows of the base table, SSTs and memtable."""
         return self.table.scan().read_all()
 
     def flush(self) -> None:
-        """Memtable to SST."""
+        """Flush the memtable to an SST."""
         self.table.flush()
 
     def close(self) -> None:
-        """Release the region."""
+        """Close the table and release its region."""
         self.table.close()
 
 
 def resolved(settings: Mapping[str, Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-    """The settings that decide how rows are written, defaults filled in, in seconds and bytes."""
+    """Return the resolved settings that control writes, in seconds and bytes."""
     loaded = load(settings, os.environ, {"table": {"uri": "unused"}})
     sections = {"wal": loaded.wal, "memtable": loaded.memtable, "flush": loaded.flush, "commit": loaded.commit}
     return {**{name: section.model_dump(mode="json") for name, section in sections.items()}, **more}

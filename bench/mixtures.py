@@ -1,11 +1,12 @@
-"""Any number of 384-d vectors in the likeness of the 4,000 real ones of the quickstart, and exact search over them.
+"""Any number of 384-d vectors that resemble the 4,000 real ones of the quickstart, and exact search over them.
 
-A made vector lies between a real one and one of its nearest real neighbours, with noise on top, at length 1:
+A generated vector lies between a real one and one of its nearest real neighbours, with noise, at length 1:
 
     made = unit(w · a + (1 - w) · b + s · |a - b| · n)      w uniform in [0, 1), n a random unit vector, s = NOISE
 
-So they lie where real vectors lie, as densely as there, and no two are alike; searches for random directions, or among
-copies, would be easy. Queries are made in the same way from a seed of their own: near rows that are there, at none.
+Generated vectors have the distribution and density of real ones, and no two are equal; searches for random directions,
+or among copies, would be too easy. Queries are generated in the same way from a seed of their own, so they are near
+existing rows and equal to none.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ Ids = npt.NDArray[np.int64]
 NOISE = 0.5
 NEIGHBOURS = 10
 QUERIES = 1 << 20
-"""A seed that no rows have."""
+"""A seed that no rows use."""
 
 
 @cache
 def real() -> Vectors:
-    """The embeddings of the packages, float32 [4000, 384], of length 1."""
+    """Return the embeddings of the packages, float32 [4000, 384], of length 1."""
     flat = packages().column("embedding").combine_chunks().flatten().to_numpy()
     return _unit(np.asarray(flat, np.float32).reshape(-1, VECTOR_WIDTH))
 
 
 def mixed(count: int, seed: int) -> Vectors:
-    """`count` made vectors, float32 [count, 384]; the same for the same seed."""
+    """Return `count` generated vectors, float32 [count, 384]; equal for equal seeds."""
     rng, vectors, neighbours = np.random.default_rng((SEED, seed)), real(), _neighbours()
     first = rng.integers(0, len(vectors), count)
     second = neighbours[first, rng.integers(0, NEIGHBOURS, count)]
@@ -47,17 +48,20 @@ def mixed(count: int, seed: int) -> Vectors:
 
 
 def queries(count: int) -> Vectors:
-    """`count` vectors to search for."""
+    """Return `count` vectors to search for."""
     return mixed(count, QUERIES)
 
 
 def column(vectors: Vectors) -> pa.FixedSizeListArray:
-    """Vectors as a column of a table."""
+    """Return vectors as a column of a table."""
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
 
 
 def nearest(vectors: Vectors, ids: Ids, query: Vectors, k: int) -> tuple[npt.NDArray[np.float32], Ids]:
-    """The `k` nearest by exact L2: squared distances and ids, [queries, k], ascending; id -1 where there are fewer."""
+    """Return the `k` nearest by exact L2: squared distances and ids, [queries, k], ascending.
+
+    The id is -1 if there are fewer.
+    """
     index = faiss.IndexFlatL2(vectors.shape[1])
     index.add(vectors)
     distances, at = index.search(np.ascontiguousarray(query), k)
@@ -66,7 +70,7 @@ def nearest(vectors: Vectors, ids: Ids, query: Vectors, k: int) -> tuple[npt.NDA
 
 @cache
 def _neighbours() -> Ids:
-    """The nearest real ones of each, without itself and its exact copies: int64 [4000, NEIGHBOURS]."""
+    """Return the nearest real vectors of each, without itself and its exact copies: int64 [4000, NEIGHBOURS]."""
     distances, at = nearest(real(), np.arange(len(real())), real(), 4 * NEIGHBOURS)
     distances[distances < 1e-6] = np.inf
     order = np.argsort(distances, axis=1, kind="stable")[:, :NEIGHBOURS]

@@ -1,7 +1,7 @@
-"""A table behind one daemon, and a process that puts rows into it at a fixed pace: the write side of a benchmark.
+"""A table behind one daemon, and a process that puts rows into it at a fixed rate: the write side of a benchmark.
 
-Rows have the vectors of `bench.mixtures`, and their position among them as key. Half of them are loaded at once; the
-writer's process puts the rest in batches, durably, and keeps its pace on average.
+Rows have the vectors of `bench.mixtures`; the key is the position of the vector. Half of the rows are loaded at once;
+the writer's process puts the rest in durable batches, and keeps its rate on average.
 
 `python -m bench.paced_writer ENDPOINT ROWS RATE` is the writer's process.
 """
@@ -31,7 +31,7 @@ _PATIENCE = 300.0
 
 @contextmanager
 def serving(at: Path, rows: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A daemon of a new table; its endpoint and process."""
+    """Start a daemon of a new table; yield its endpoint and process."""
     uri = str(at / "table.lance")
     memwal.open(uri, schema=SCHEMA, key="id", regions=2, indexes={"embedding": "ivf_pq"}).close()
     with socket.socket() as free:
@@ -56,10 +56,10 @@ def serving(at: Path, rows: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 
 def write(endpoint: str, rows: int, rate: int) -> None:
-    """The writer's process: "go N" on standard input lets it put at the pace until N rows are in.
+    """Run the writer's process: after "go N" on standard input it puts rows at the rate until N rows are stored.
 
-    Prints "ready"; then for each put the rows that are in, when it was sent and when acknowledged, by the host's
-    monotonic clock.
+    It prints "ready"; then, for each put, the number of stored rows, and when the put was sent and acknowledged by the
+    host's monotonic clock.
     """
     vectors, done = mixed(rows, 0), rows // 2
     with memwal.connect(endpoint) as table:
@@ -76,16 +76,16 @@ def write(endpoint: str, rows: int, rate: int) -> None:
 
 
 class Writer:
-    """The writer's process and what it has told.
+    """The writer's process and its reports.
 
-    Thread safety. `acked` any thread, the rest one.
+    Thread safety. `acked` from any thread; everything else from one thread.
     """
 
     def __init__(self, endpoint: str, rows: int, rate: int) -> None:
         command = [sys.executable, "-m", "bench.paced_writer", endpoint, str(rows), str(rate)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.acked = rows // 2
-        """Rows acknowledged. A put that was acknowledged a moment ago may be missing, which is on the safe side."""
+        """Acknowledged rows. The last put may be missing, which never overstates what a search must see."""
         self.puts: list[tuple[int, float, float]] = []
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
@@ -101,27 +101,27 @@ class Writer:
             self.acked = done
 
     def go(self, target: int) -> None:
-        """Let it put until `target` rows are in."""
+        """Let the writer put until `target` rows are stored."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"go {target}\n")
         self.process.stdin.flush()
 
     def wait(self, target: int) -> None:
-        """Return once `target` rows are acknowledged. Raises: RuntimeError."""
+        """Return when `target` rows are acknowledged. Raises: RuntimeError if the writer ends."""
         while self.acked < target:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the writer ended with exit code {self.process.returncode}")
             time.sleep(0.02)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the writer."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def fill(endpoint: str, vectors: Vectors) -> None:
-    """Put `vectors` as fast as they go, and wait until they are in the base table."""
+    """Put `vectors` as fast as possible, and wait until they are in the base table."""
     with memwal.connect(endpoint) as table:
         for first in range(0, len(vectors), LOADED_AT_ONCE):
             some = vectors[first : first + LOADED_AT_ONCE]

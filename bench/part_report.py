@@ -1,4 +1,4 @@
-"""The parts of a result as people read them: tables of README.md, lines of the terminal, two results side by side."""
+"""Render the parts of a result: tables for README.md, lines for the terminal, and a comparison of two results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bench.result import RunResult
 
 
 def three(value: float) -> str:
-    """Three digits, and no exponent."""
+    """Format a number with three digits and without an exponent."""
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def lines(part: PartResult) -> Iterator[str]:
-    """A part for the terminal."""
+    """Return the lines of a part for the terminal."""
     if part.missing:
         yield f"  not measured: {part.missing}"
     for figure in part.figures:
@@ -30,7 +30,7 @@ def lines(part: PartResult) -> Iterator[str]:
 
 
 def markdown(parts: Sequence[PartResult]) -> Iterator[str]:
-    """The sections of README.md's generated text; nothing for a result without parts."""
+    """Return the sections for the generated text of README.md; nothing for a result without parts."""
     for part in parts:
         yield f"### {part.title}"
         if part.missing:
@@ -46,9 +46,9 @@ def markdown(parts: Sequence[PartResult]) -> Iterator[str]:
 
 
 def changes(a: RunResult, b: RunResult) -> Iterator[str]:
-    """What parts that both results measured alike gave in each, and whether their bars' verdicts agree.
+    """Compare parts that both results measured with the same parameters, and the verdicts on their bars.
 
-    A part gives one value a run, without rounds, so no change is called faster or slower.
+    A part has one value per run and no rounds, so no change is called faster or slower.
     """
     differing = bars = 0
     for ours, theirs in _pairs(a.parts, b.parts):
@@ -78,7 +78,7 @@ def _pairs(a: Sequence[PartResult], b: Sequence[PartResult]) -> Iterator[tuple[P
 
 
 def _values(part: PartResult) -> Iterator[tuple[str, float, str]]:
-    """What is compared: figures with their verdicts, exponents of curves."""
+    """Return the compared values: figures with their verdicts, and exponents of curves."""
     for figure in part.figures:
         yield f"{figure.name} ({figure.unit})", figure.value, figure.verdict
     if part.name in _WITH_EXPONENT:

@@ -1,7 +1,7 @@
-"""What a run measures beside no peer: figures with bars, and curves of times over sizes. Both are kept in the result.
+"""The parts of a run, which have no peer: figures with bars, and curves of values over sizes. The result stores both.
 
-{"name", "title", "seconds", "parameters": {…}, "missing": "why there are no figures, or empty",
- "figures": [{"name", "value", "unit", "bar": most that holds, or null}],
+{"name", "title", "seconds", "parameters": {…}, "missing": reason why there are no figures, or "",
+ "figures": [{"name", "value", "unit", "bar": highest accepted value, or null}],
  "curves": [{"panel", "name", "over", "unit", "points": [[size, value], …]}]}
 """
 
@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 
 FLAT, PROPORTIONAL = 0.15, (0.85, 1.15)
-"""Exponents up to FLAT do not grow; those in PROPORTIONAL grow with the size."""
+"""A curve with an exponent up to FLAT does not grow; within PROPORTIONAL it grows with the size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One number of a part. `bar`: the value may be this at most; None where no bar is set."""
+    """One figure of a part. `bar`: the highest accepted value, or None."""
 
     name: str
     value: float
@@ -29,7 +29,7 @@ class Measured:
 
     @property
     def verdict(self) -> str:
-        """held, missed, or empty without a bar."""
+        """Return "held" or "missed"; "" without a bar."""
         if self.bar is None:
             return ""
         return "held" if self.value <= self.bar else "missed"
@@ -37,7 +37,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over sizes. `panel`: curves of one panel are drawn together; `over`: what a size counts."""
+    """Values over sizes. `panel`: curves of one panel are drawn together. `over`: the unit of a size."""
 
     panel: str
     name: str
@@ -47,22 +47,25 @@ class Curve:
 
     @property
     def exponent(self) -> float:
-        """The slope of the least-squares line through log(value) over log(size): 0 does not grow, 1 grows with it."""
+        """Return the slope of the least-squares line through log(value) over log(size).
+
+        0 does not grow, 1 grows with the size.
+        """
         return fitted(self.points)
 
     @property
     def last_step(self) -> float:
-        """The same between the two largest sizes: a fixed cost hides growth in `exponent`, and hides less here."""
+        """Return the exponent between the two largest sizes. A fixed cost hides less growth here than in `exponent`."""
         return fitted(self.points[-2:])
 
     def value(self, size: float) -> float:
-        """The value at a size that was measured. Raises: KeyError."""
+        """Return the value at a measured size. Raises: KeyError."""
         return dict(self.points)[size]
 
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """What one part gave. `missing`: why it gave nothing, in one line; then there are no figures and no curves."""
+    """The result of one part. `missing`: one line with the reason if the part has neither figures nor curves."""
 
     name: str
     title: str
@@ -74,13 +77,13 @@ class PartResult:
 
     @staticmethod
     def of(content: Mapping[str, Any]) -> PartResult:
-        """The part that a kept result holds."""
+        """Return the part from its stored form."""
         figures = tuple(Measured(**each) for each in content["figures"])
         curves = tuple(Curve(**{**each, "points": _points(each["points"])}) for each in content["curves"])
         return PartResult(**{**content, "figures": figures, "curves": curves})
 
     def panels(self) -> dict[str, list[Curve]]:
-        """The curves by panel, in their order."""
+        """Return the curves by panel, in their order."""
         found: dict[str, list[Curve]] = {}
         for curve in self.curves:
             found.setdefault(curve.panel, []).append(curve)
@@ -88,31 +91,31 @@ class PartResult:
 
 
 class Part(Protocol):
-    """Something that a run measures beside no peer."""
+    """A measurement of the whole system that has no peer."""
 
     name: str
     title: str
 
     def absent(self) -> str:
-        """What this host lacks for it, in one line; empty if nothing."""
+        """Return in one line what this host lacks for the part; "" if nothing."""
 
     def measure(self, at: Path, *, smoke: bool) -> PartResult:
         """Measure below the empty directory `at`."""
 
 
 class Points:
-    """Collects the values of curves, most of one panel, while they are measured."""
+    """Collect values of curves, most of them of one panel, during a measurement."""
 
     def __init__(self, panel: str, over: str) -> None:
         self._panel, self._over = panel, over
         self._found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
 
     def note(self, name: str, size: float, value: float, unit: str = "ms", *, panel: str = "") -> None:
-        """Note one value of the curve `name`. `panel`: another one than this object's."""
+        """Add one value to the curve `name`. `panel`: a panel other than that of this object."""
         self._found.setdefault((panel or self._panel, name, unit), []).append((float(size), value))
 
     def curves(self) -> tuple[Curve, ...]:
-        """What was noted."""
+        """Return the collected curves."""
         return tuple(
             Curve(panel, name, self._over, unit, tuple(sorted(points)))
             for (panel, name, unit), points in self._found.items()
@@ -120,7 +123,7 @@ class Points:
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> float:
-    """The exponent e of value = c * size ** e that fits best, by least squares of the logarithms; 0 for one point."""
+    """Return the exponent e of value = c * size ** e by least squares of the logarithms; 0 for one point."""
     if len(points) < 2:
         return 0.0
     sizes, values = np.log(np.asarray(points, np.float64)).T
@@ -128,7 +131,7 @@ def fitted(points: Sequence[tuple[float, float]]) -> float:
 
 
 def growth(exponent: float) -> str:
-    """An exponent in words."""
+    """Describe an exponent in words."""
     least, most = PROPORTIONAL
     if exponent <= FLAT:
         return "does not grow"

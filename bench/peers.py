@@ -1,11 +1,11 @@
-"""memwal beside what else a user could take: SlateDB, LanceDB's LSM merge, Milvus Lite, Qdrant, Delta Lake, Iceberg.
+"""Compare memwal with SlateDB, LanceDB's LSM merge, Milvus Lite, Qdrant, Delta Lake and Iceberg.
 
     python -m bench.peers [NAME …] [--smoke] [--rounds N] [--out FILE] [--fetch]
 
 NAME may be a pattern such as `delta_*`. memwal and its peers take turns in one run, round after round, with the same
-rows; what each of them holds in the end must have the same hash, and ratios are taken round by round, as in
+rows. The final contents of all must have the same hash, and ratios are computed round by round, as in
 `python -m bench`. Packages that the project's environment lacks are fetched once per machine (`bench.peers_fetch`);
-`--fetch` does that alone, for all but those of Spark. Exit code 2: a peer cannot be had here; 1: rows differ.
+`--fetch` only fetches them, except those of Spark. Exit code 2: a peer is not available here; 1: rows differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-os.environ.setdefault("LANCE_LOG", "critical")  # Lance logs a line per index it cannot show; before it is imported
+os.environ.setdefault("LANCE_LOG", "critical")  # before its import: Lance logs each index it cannot describe
 
 from bench import peers_fetch, peers_puts, peers_search, peers_spark, report
 from bench.benchmark import Benchmark
@@ -31,14 +31,14 @@ from bench.rounds import ResultsDiffer, run
 from bench.surroundings import host, versions
 
 HERE_ALONE: tuple[Benchmark, ...] = (*peers_puts.BENCHMARKS, *peers_search.BENCHMARKS)
-"""Those that run in this process; the others need a Spark of their own."""
+"""Benchmarks that run in this process; the others need a Spark of their own."""
 _DISTRIBUTIONS = ("slatedb", "lancedb", "pymilvus", "milvus-lite", "qdrant-client")
 _ROOT = Path(__file__).resolve().parent.parent
 _LONGEST = 3600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks, or all; returns the exit code."""
+    """Run the named benchmarks, or all; return the exit code."""
     given = _parser().parse_args(arguments)
     given.workdir.mkdir(parents=True, exist_ok=True)
     try:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(names: Sequence[str], at: Path, given: argparse.Namespace) -> RunResult:
-    """Every benchmark of `names`, each shown as it ends. Raises: NotAvailable, ResultsDiffer."""
+    """Run every benchmark of `names`, and print each result as it ends. Raises: NotAvailable, ResultsDiffer."""
     began, found = time.perf_counter(), []
     known = {**versions(), **{name: version(name) for name in _DISTRIBUTIONS}}
     for benchmark in HERE_ALONE:
@@ -79,7 +79,7 @@ def _measured(names: Sequence[str], at: Path, given: argparse.Namespace) -> RunR
 
 
 def _in_a_process(title: str, names: Sequence[str], at: Path, given: argparse.Namespace) -> RunResult:
-    """Benchmarks of one of Spark's connectors, with the Spark it needs. Raises: NotAvailable, ResultsDiffer."""
+    """Run benchmarks of one Spark connector, with the Spark that it needs. Raises: NotAvailable, ResultsDiffer."""
     connector, _ = peers_spark.BY_CONNECTOR[title]
     paths = [str(peers_fetch.spark(connector.spark))] if connector.spark else []
     paths += [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -97,7 +97,7 @@ def _in_a_process(title: str, names: Sequence[str], at: Path, given: argparse.Na
 
 
 def lines(result: BenchmarkResult) -> Iterator[str]:
-    """A result in words: memwal's figure, then each peer's, and how many times as fast memwal is."""
+    """Yield a result as text: memwal's figure, then each peer's figure and memwal's ratio to it."""
     ours, *_ = result.contenders
     yield f"{result.name}  {result.title}"
     yield f"  {ours.name:<40} {report.shown(result.figure, ours)}"
@@ -108,7 +108,7 @@ def lines(result: BenchmarkResult) -> Iterator[str]:
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
-    """Names of benchmarks. Raises: LookupError."""
+    """Return the names of the chosen benchmarks. Raises: LookupError."""
     of_spark = [each for _, benchmarks in peers_spark.BY_CONNECTOR.values() for each in benchmarks]
     known = [each.name for each in (*HERE_ALONE, *of_spark)]
     for name in names:

@@ -1,11 +1,11 @@
-"""Brings the packages of peers into the user's cache, once per machine; the project's own environment stays as it is.
+"""Fetch the packages of peers into the user's cache, once per machine, without changing the project's environment.
 
-    (1) peers.lock names each Python package that the environment lacks, with its version and the SHA-256 of its files;
-    (2) pip installs them into a scratch directory, without what they depend on beyond the lock;
-    (3) the directory gets its place, whose name tells the lock and the version of Python.
+1. peers.lock names each Python package that the environment lacks, with its version and the SHA-256 of its files.
+2. pip installs them into a scratch directory, without dependencies beyond the lock.
+3. The directory is renamed to its place; the name contains a hash of the lock and the version of Python.
 
-`importable` appends that place to `sys.path`, behind the project's own packages. PySpark of another version than the
-project's, for a peer that needs it, gets a place of its own. Jars are fetched by Spark itself (`spark.jars.packages`).
+`importable` appends the place to `sys.path`, after the project's own packages. A PySpark version other than the
+project's, for a peer that needs it, gets a place of its own. Spark fetches jars itself (`spark.jars.packages`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _PATIENCE = 900
 
 
 class NotAvailable(Exception):
-    """The packages of a peer cannot be had here."""
+    """The packages of a peer are not available here."""
 
 
 def cache() -> Path:
-    """Where everything of the peers is kept, for every checkout of this user."""
+    """Return the directory of everything that peers need, shared by all checkouts of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwal" / "peers"
 
 
 def importable() -> None:
-    """Let this process import the peers' Python packages; fetch them if the machine does not have them yet.
+    """Make the peers' Python packages importable in this process; fetch them if the machine does not have them.
 
     Raises: NotAvailable.
     """
@@ -43,7 +43,7 @@ def importable() -> None:
 
 
 def packages() -> Path:
-    """The directory of the peers' Python packages. Raises: NotAvailable."""
+    """Return the directory of the peers' Python packages. Raises: NotAvailable."""
     named = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
     return _installed(
         f"packages-{named}-{sys.implementation.cache_tag}", ["--require-hashes", "-r", str(LOCK)], "20 MB"
@@ -51,7 +51,7 @@ def packages() -> Path:
 
 
 def spark(version: str) -> Path:
-    """The directory of PySpark of this version. Raises: NotAvailable."""
+    """Return the directory of this version of PySpark. Raises: NotAvailable."""
     return _installed(f"pyspark-{version}", [f"pyspark=={version}"], "450 MB")
 
 

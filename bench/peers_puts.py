@@ -1,14 +1,14 @@
 """Durable puts beside SlateDB and beside LanceDB's LSM merge: the same rows, one caller and many.
 
-SlateDB is a store of keys and values. A row's key is its id, eight bytes; its value the other columns, serialised
-beforehand. A put of many rows is one `WriteBatch`. Filling it takes a call into SlateDB for each row, 40 µs of
-processor time, and its Python package has no call for many; so filling is timed, and one contender has its batches
-filled beforehand, to show what the rest takes. Callers are tasks of one event loop, as that package wants them;
-memwal's and LanceDB's are threads.
+SlateDB stores keys and values. The key of a row is its id, eight bytes; its value is the other columns, serialised
+before the clock starts. A put of many rows is one `WriteBatch`. Filling it takes one call into SlateDB per row, 40 µs
+of processor time, because its Python package has no call for many rows. Filling is timed, and one contender has its
+batches filled beforehand, to show the remaining time. Callers are tasks of one event loop, as that package requires;
+callers of memwal and LanceDB are threads.
 
-What is durable when a put returns, by system-call traces on local files: memwal syncs the entry and its directory.
-SlateDB 0.17 waits until its log file is written and linked, and LanceDB 0.40 the same; neither calls fsync, so a power
-cut can take what they acknowledged.
+Durability when a put returns, by system-call traces on local files: memwal syncs the entry and its directory. SlateDB
+0.17 and LanceDB 0.40 wait until the log file is written and linked, without fsync, so a power cut can lose what they
+acknowledged.
 """
 
 from __future__ import annotations
@@ -40,13 +40,17 @@ NOT_SYNCED = "its log file is written and linked, not synced"
 _KEY = struct.Struct(">q")
 _VALUE = struct.Struct("<d")
 _DEFAULT_INTERVAL = 100
-"""SlateDB writes its log on a timer, 100 ms by default. Tried 1 ms, 0.5 ms, 0.1 ms and 0: alike, since its clock has
-steps of 1 ms. Calling `flush` after each write does not wait for the timer."""
+"""SlateDB writes its log on a timer, 100 ms by default. Timers of 1 ms, 0.5 ms, 0.1 ms and 0 perform alike, because its
+clock has steps of 1 ms. Calling `flush` after each write does not wait for the timer.
+"""
 
 
 class SlatePuts(Contender):
-    """SlateDB with local files. `interval`: of its log's timer, in milliseconds; `flush`: after each write; `filled`:
-    batches are filled before the clock starts."""
+    """SlateDB with local files.
+
+    `interval`: of the log's timer, in milliseconds. `flush`: after each write. `filled`: batches are filled before the
+    clock starts.
+    """
 
     def __init__(
         self, name: str, callers: Callers, *, interval: int | None = None, flush: bool = False, filled: bool = False
@@ -66,7 +70,7 @@ class SlatePuts(Contender):
         self._slatedb = import_module("slatedb.uniffi")
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One database."""
+        """Put every batch into one database."""
         return asyncio.run(self._round(at, watch))
 
     async def _round(self, at: Path, watch: Watch) -> Sample:
@@ -102,7 +106,7 @@ class SlatePuts(Contender):
         return taken
 
     def _write(self, pairs: Pairs) -> Write:
-        """What puts these rows, given the database."""
+        """Return a function that puts these rows into a database."""
         if len(pairs) == 1:
             return lambda db: db.put(*pairs[0])
         if self._filled:
@@ -126,19 +130,19 @@ class SlatePuts(Contender):
 
 
 def _pairs(batch: pa.Table) -> Pairs:
-    """Each row as a key and a value."""
+    """Return each row as a key and a value."""
     columns = (batch.column(name).to_pylist() for name in NARROW.names)
     return [(_KEY.pack(id), _VALUE.pack(value) + label.encode()) for id, value, label in zip(*columns, strict=True)]
 
 
 class LsmTable:
-    """A LanceDB table with an LSM write spec of one bucket, through which `merge_insert` goes to Lance's MemWAL.
+    """A LanceDB table with an LSM write spec of one bucket, so that `merge_insert` writes to Lance's MemWAL.
 
-    Thread safety. `put` from any thread; the rest from one.
+    Thread safety. `put` from any thread; everything else from one thread.
     """
 
     def __init__(self, at: Path, writer: Mapping[str, str]) -> None:
-        """`writer`: settings of Lance's ShardWriter."""
+        """Create the table. `writer`: settings of Lance's ShardWriter."""
         lancedb, native = import_module("lancedb"), import_module("lancedb._lancedb")
         self._table = lancedb.connect(str(at)).create_table("rows", schema=NARROW)
         self._table.set_unenforced_primary_key(NARROW_KEY)
@@ -146,12 +150,12 @@ class LsmTable:
         self._table.set_lsm_write_spec(spec.with_writer_config_defaults(dict(writer)) if writer else spec)
 
     def put(self, rows: pa.Table) -> None:
-        """Returns once the merge has."""
+        """Merge rows; returns when the merge has returned."""
         merge = self._table.merge_insert(NARROW_KEY).when_matched_update_all().when_not_matched_insert_all()
         merge.use_lsm(True).execute(rows)
 
     def rows(self) -> pa.Table:
-        """Every row, base and memtable."""
+        """Return every row of base and memtable."""
         return self._table.to_arrow()
 
     def close(self) -> None:
@@ -160,8 +164,9 @@ class LsmTable:
 
 
 LSM_BEST: Mapping[str, str] = {"max_wal_flush_interval_ms": "1"}
-"""Tried: a buffer of one byte, the best setting of ShardWriter itself, takes 10 ms here in place of 1.2; both together
-are as fast as the timer alone."""
+"""A buffer of one byte, the best setting of ShardWriter itself, takes 10 ms here instead of 1.2 ms; together with the
+timer it is as fast as the timer alone.
+"""
 
 
 def _memwal(callers: Callers) -> Puts:

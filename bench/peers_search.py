@@ -1,18 +1,18 @@
-"""Vector search while rows come in, beside Milvus Lite and Qdrant's local mode: latency and recall.
+"""Vector search while rows are written, beside Milvus Lite and Qdrant's local mode: latency and recall.
 
-All three are libraries in this process, as a program takes them that wants no server: one thread puts rows at a pace,
-another searches, and both share the interpreter with whatever the library does beside. Rows, queries and the measure of
-recall are those of `bench.search_under_writes`. A round begins with a copy of a store that holds the first rows. The
-rest come in puts of `PUT` rows at `rate` rows a second, or more slowly where a put takes longer than its share.
-Searches begin `offered` times a second at the most, one at a time, until the last row is in; late ones are not caught
-up on. A search must see every row that was acknowledged before it began.
+All three are libraries in this process, as in a program without a server. One thread puts rows at a fixed rate, another
+searches, and both share the interpreter with the library's own work. Rows, queries and the measure of recall are those
+of `bench.search_under_writes`. A round begins with a copy of a store that holds the first rows. The rest arrives in
+puts of `PUT` rows at `rate` rows per second, or more slowly if a put takes longer than its share. Searches begin at
+most `offered` times per second, one at a time, until the last row is stored; late searches are not repeated. A search
+must see every row that was acknowledged before it began.
 
 memwal: level `latest`, an IVF-PQ index, the small memtable and frequent commits of `bench.search_under_writes`, so that
-flushes and commits run beside. Milvus Lite: HNSW, strong consistency, a memtable of the same bytes. Qdrant's local mode
-has no index and compares every row; it cannot be searched while it is written to, so they take turns.
+flushes and commits run concurrently. Milvus Lite: HNSW, strong consistency, a memtable of the same bytes. Qdrant's
+local mode has no index and compares every row; it cannot search during a write, so searches and writes take turns.
 
-What is durable when a put returns, by their sources and system-call traces: memwal's rows are synced. Milvus Lite syncs
-its log when it closes it, not for each write. Qdrant's local mode keeps points in SQLite, which syncs for each of them.
+Durability when a put returns, by sources and system-call traces: memwal's rows are synced. Milvus Lite syncs its log
+when it closes it, not after each write. Qdrant's local mode keeps points in SQLite, which syncs for each point.
 """
 
 from __future__ import annotations
@@ -50,23 +50,26 @@ _MEMTABLE_BYTES = _MEMTABLE_ROWS * (VECTOR_WIDTH * 4 + 8)
 
 
 class Store(Protocol):
-    """A table of ids and vectors, open. Thread safety. `put` and `search` each from a thread of its own."""
+    """An open table of ids and vectors.
+
+    Thread safety. `put` and `search` each from one thread of its own.
+    """
 
     def put(self, first: int, vectors: Vectors) -> None:
-        """Put rows with the ids from `first` on."""
+        """Put rows with consecutive ids, beginning with `first`."""
 
     def search(self, query: Vectors) -> list[int]:
-        """Ids of the K nearest."""
+        """Return the ids of the K nearest rows."""
 
     def rows(self, count: int) -> pa.Table:
-        """Every row, of which there are `count`."""
+        """Return all `count` rows."""
 
     def close(self) -> None:
-        """Nothing is lost."""
+        """Close the store without losing rows."""
 
 
 class Memwal:
-    """An embedded table."""
+    """An embedded table of memwal."""
 
     def __init__(self, at: Path) -> None:
         self._table = memwal.open(
@@ -74,31 +77,31 @@ class Memwal:
         )
 
     def put(self, first: int, vectors: Vectors) -> None:
-        """Durable."""
+        """Put durably."""
         ids = pa.array(np.arange(first, first + len(vectors)))
         self._table.put(pa.table([ids, column(vectors)], schema=SCHEMA))
 
     def search(self, query: Vectors) -> list[int]:
-        """At level `latest`."""
+        """Search at level `latest`."""
         found: list[int] = self._table.search("embedding", query, k=K, columns=["id"])["id"].to_pylist()
         return found
 
     def rows(self, count: int) -> pa.Table:  # noqa: ARG002 - a scan has no limit
-        """By a scan."""
+        """Scan all rows."""
         return self._table.scan().read_all()
 
     def close(self) -> None:
-        """Also flushes and commits, as the store that rounds begin with should."""
+        """Flush, commit and close; rounds begin with a committed store."""
         self._table.flush()
         self._table.commit()
         self._table.close()
 
 
 class MilvusLite:
-    """A collection with HNSW, behind `MilvusClient` and the server that it starts in this process."""
+    """A collection with HNSW, through `MilvusClient` and the server that it starts in this process."""
 
     def __init__(self, at: Path) -> None:
-        # Read when it is imported, and only then.
+        # Milvus Lite reads the variable at its import only.
         os.environ.setdefault("MILVUS_LITE_MEMTABLE_MEMORY_LIMIT_BYTES", str(_MEMTABLE_BYTES))
         peers_fetch.importable()
         pymilvus = import_module("pymilvus")
@@ -114,16 +117,16 @@ class MilvusLite:
         self._client.load_collection("rows")
 
     def put(self, first: int, vectors: Vectors) -> None:
-        """An upsert."""
+        """Upsert rows."""
         self._client.upsert("rows", [{"id": first + n, "embedding": each} for n, each in enumerate(vectors)])
 
     def search(self, query: Vectors) -> list[int]:
-        """Ids alone."""
+        """Search, returning ids only."""
         (hits,) = self._client.search("rows", data=[query], limit=K, anns_field="embedding", output_fields=["id"])
         return [hit["id"] for hit in hits]
 
     def rows(self, count: int) -> pa.Table:
-        """By ranges of ids: an answer has a limit."""
+        """Query by ranges of ids, because the size of an answer is limited."""
         found: list[dict[str, Any]] = []
         for first in range(0, count, _LOADED_AT_ONCE):
             part = f"id >= {first} and id < {first + _LOADED_AT_ONCE}"
@@ -131,15 +134,17 @@ class MilvusLite:
         return _table([each["id"] for each in found], [each["embedding"] for each in found])
 
     def close(self) -> None:
-        """With its server."""
+        """Close the client and its server."""
         self._client.flush("rows")
         self._client.close()
         import_module("milvus_lite.server_manager").server_manager_instance.release_server(self._path)
 
 
 class QdrantLocal:
-    """A collection in Qdrant's local mode. A lock, since a search during an upsert fails there: rows are counted and
-    masked at different times (`ValueError: operands could not be broadcast together`), and once the process crashed.
+    """A collection in Qdrant's local mode.
+
+    A lock separates searches and upserts: a search during an upsert fails, because rows are counted and masked at
+    different times (`ValueError: operands could not be broadcast together`), and once crashed the process.
     """
 
     def __init__(self, at: Path) -> None:
@@ -153,24 +158,24 @@ class QdrantLocal:
             self._client.create_collection("rows", vectors_config=vectors)
 
     def put(self, first: int, vectors: Vectors) -> None:
-        """An upsert."""
+        """Upsert rows."""
         points = self._models.Batch(ids=list(range(first, first + len(vectors))), vectors=vectors.tolist())
         with self._lock:
             self._client.upsert("rows", points=points)
 
     def search(self, query: Vectors) -> list[int]:
-        """Ids alone."""
+        """Search, returning ids only."""
         with self._lock:
             found = self._client.query_points("rows", query=query, limit=K, with_payload=False)
         return [each.id for each in found.points]
 
     def rows(self, count: int) -> pa.Table:
-        """In one scroll."""
+        """Return all rows by one scroll."""
         found, _ = self._client.scroll("rows", limit=count, with_vectors=True, with_payload=False)
         return _table([each.id for each in found], [each.vector for each in found])
 
     def close(self) -> None:
-        """Release its files."""
+        """Release the files."""
         self._client.close()
 
 
@@ -179,7 +184,10 @@ def _table(ids: Sequence[int], vectors: Sequence[Sequence[float]]) -> pa.Table:
 
 
 class Acked:
-    """Puts the rows from `done` on at a pace, in a thread. Thread safety. `done` any thread; the rest one."""
+    """Put the rows from `done` on at a fixed rate, in a thread.
+
+    Thread safety. `done` from any thread; everything else from one thread.
+    """
 
     def __init__(self, store: Store, vectors: Vectors, done: int, rate: int) -> None:
         self.done, self.seconds = done, 0.0
@@ -202,18 +210,18 @@ class Acked:
 
     @property
     def running(self) -> bool:
-        """Not all rows are in."""
+        """Return whether rows remain to be put."""
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Return once it ended. Raises: the error of a put."""
+        """Return when the thread has ended. Raises: the error of a put."""
         self._thread.join()
         if self._error is not None:
             raise self._error
 
 
 class UnderWrites(Contender):
-    """Searches of one store while rows come in."""
+    """Search one store while rows are written."""
 
     def __init__(
         self, name: str, side: Side, store: Callable[[Path], Store], values: Values, settings: Mapping[str, Any]
@@ -222,7 +230,7 @@ class UnderWrites(Contender):
         self._store, self._values = store, values
 
     def prepare(self, at: Path) -> None:
-        """The store with the first rows."""
+        """Fill the store with the first rows."""
         self._at = at
         self._vectors, self._asked = mixed(self._values["rows"], 0), queries(1_000)
         store = self._store(at)
@@ -231,7 +239,7 @@ class UnderWrites(Contender):
         store.close()
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """Search until the last row is in."""
+        """Search until the last row is stored."""
         shutil.copytree(self._at, at, dirs_exist_ok=True)
         store = self._store(at)
         try:

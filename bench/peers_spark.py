@@ -2,12 +2,12 @@
 
     python -m bench.peers_spark NAME … --out FILE [--smoke] [--rounds N] [--workdir DIRECTORY]
 
-A process of its own, which `bench.peers` starts: each connector needs a Spark with its jars, and Iceberg another Spark
-than the project's. Spark fetches the jars itself, once per machine, into the user's cache. The query, its files and
-Spark's configuration are those of `bench.spark_path`, the same for both sides; the peer's `foreachBatch` makes the
-micro-batch a view and runs one `MERGE`. Every round begins with a base table written anew.
+`bench.peers` starts it as a process, because each connector needs a Spark with its jars, and Iceberg another Spark
+version than the project's. Spark fetches the jars itself, once per machine, into the user's cache. Query, files and
+Spark's configuration are those of `bench.spark_path` for both sides; the peer's `foreachBatch` registers the
+micro-batch as a view and runs one `MERGE`. Every round begins with a new base table.
 
-What is durable when a micro-batch ends: memwal's rows are synced to its log. Delta and Iceberg have written their files
+Durability when a micro-batch ends: memwal's rows are synced to its log. Delta and Iceberg have written their files
 through Hadoop's local file system, which does not sync; a system-call trace of both shows no fsync.
 """
 
@@ -39,17 +39,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DIFFER = 3
-"""The exit code where the sides hold different rows."""
+"""The exit code if the sides hold different rows."""
 NOT_SYNCED = "its files are written, not synced"
 _SCALA = "2.13"
 
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """A table format as Spark has it. `package`: `{spark}` is the version of Spark in two numbers.
+    """A table format with its Spark connector.
 
-    `configuration`: `{at}` is a directory for tables. `table`: its name in SQL, of a path and a name without dots.
-    `spark`: the version of PySpark it needs; "" is the project's.
+    `package`: `{spark}` is replaced by the version of Spark in two numbers. `configuration`: `{at}` is replaced by a
+    directory for tables. `table`: returns the table's SQL name for a path and a name without dots. `spark`: the
+    required version of PySpark; "" means the project's.
     """
 
     title: str
@@ -61,7 +62,7 @@ class Connector:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a connector is used: `properties` of the table, `session` of Spark SQL."""
+    """Settings of a connector: `properties` of the table, `session` of Spark SQL."""
 
     name: str
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -85,24 +86,27 @@ ICEBERG = Connector(
         "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.ice.type": "hadoop",
         "spark.sql.catalog.ice.warehouse": "{at}",
-        # The one that `memwal run` gives Spark lacks a call: "Not implemented by the RawLocalFileSystem".
+        # The file system that `memwal run` configures lacks a call: "Not implemented by the RawLocalFileSystem".
         "spark.sql.catalog.ice.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
         "spark.sql.catalog.ice.hadoop.fs.file.impl.disable.cache": "true",
     },
     lambda _, name: f"ice.rounds.`{name}`",
     spark="4.1.4",
 )
-"""1.12 has no runtime for Spark 4.2, and 4.2 cannot load that for 4.1: "IncompatibleClassChangeError: class
-org.apache.iceberg.spark.source.SparkView can not implement org.apache.spark.sql.connector.catalog.View"."""
+"""Iceberg 1.12 has no runtime for Spark 4.2, and Spark 4.2 cannot load the one for 4.1: "IncompatibleClassChangeError:
+class org.apache.iceberg.spark.source.SparkView can not implement org.apache.spark.sql.connector.catalog.View".
+"""
 DELTA_SETTINGS = (
     Setting("defaults"),
     Setting("1 snapshot partition", {}, {"spark.databricks.delta.snapshotPartitions": "1"}),
 )
-"""By default Delta reads its log with a job of 50 tasks. Tried besides, in seconds for a MERGE of 1,000 rows, 1.2 with
-this setting: deletion vectors 2.2, compiled stages 1.9, compiled stages and adaptive execution 2.0."""
+"""By default Delta reads its log with a job of 50 tasks. Seconds for a MERGE of 1,000 rows: 1.2 with this setting; with
+deletion vectors 2.2, compiled stages 1.9, compiled stages and adaptive execution 2.0.
+"""
 ICEBERG_SETTINGS = (Setting("copy-on-write (default)"), Setting("merge-on-read", {"write.merge.mode": "merge-on-read"}))
-"""Tried besides, seconds for a MERGE of 1,000 rows, 0.8 with merge-on-read: format 3 (deletion vectors) 1.1, compiled
-stages 1.2, adaptive execution 1.3."""
+"""Seconds for a MERGE of 1,000 rows: 0.8 with merge-on-read; with format 3 (deletion vectors) 1.1, compiled stages 1.2,
+adaptive execution 1.3.
+"""
 
 
 class SqlMerge(Stream):
@@ -117,12 +121,12 @@ class SqlMerge(Stream):
         self._connector, self._setting = connector, setting
 
     def fill(self, table: Path) -> None:
-        """The rows of the base as a file, from which every round makes its table."""
+        """Write the rows of the base to a file, the source of every round's table."""
         self._files = table.with_name("base.parquet")
         pq.write_table(pa.Table.from_batches(base_rows(self._base), schema=ROWS), self._files)
 
     def place(self, table: Path) -> None:
-        """A table of the base's rows."""
+        """Create a table with the rows of the base."""
         self._table = self._connector.table(table, f"{self.name} {table.parent.name}")
         properties = ", ".join(f"'{name}' = '{value}'" for name, value in self._setting.properties.items())
         with_properties = f"TBLPROPERTIES ({properties})" if properties else ""
@@ -132,16 +136,16 @@ class SqlMerge(Stream):
         )
 
     def open(self, table: Path) -> None:  # noqa: ARG002 - `place` has made it
-        """The session's settings: a query takes over those of its start."""
+        """Apply the session's settings; a query uses those of its start."""
         for name, value in self._setting.session.items():
             self._spark.conf.set(name, value)
 
     def stream(self) -> DataFrame:
-        """The files' own columns, as a query of the user's has them."""
+        """Return the files' own columns, as in a user's query."""
         return super().stream().select(*ROWS.names)
 
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - as Spark calls it
-        """One merge."""
+        """Run one merge."""
         frame.createOrReplaceTempView("micro_batch")
         frame.sparkSession.sql(
             f"MERGE INTO {self._table} t USING micro_batch s ON t.{KEY} = s.{KEY} "
@@ -149,12 +153,12 @@ class SqlMerge(Stream):
         )
 
     def finish(self) -> None:
-        """The settings of others are theirs."""
+        """Remove the session's settings, so that they do not affect other contenders."""
         for name in self._setting.session:
             self._spark.conf.unset(name)
 
     def found(self, table: Path) -> str:  # noqa: ARG002 - Spark reads it by name
-        """The digest of all rows, read by Spark."""
+        """Return the digest of all rows, read by Spark."""
         rows = self._spark.table(self._table).toArrow().cast(ROWS)
         self._spark.sql(f"DROP TABLE {self._table}")
         return upserted_digest(rows, pa.concat_tables(self._batches), KEY)
@@ -189,7 +193,7 @@ BY_CONNECTOR: Mapping[str, tuple[Connector, tuple[Benchmark, ...]]] = {
 
 
 def start(connector: Connector, at: Path) -> None:
-    """Start this process's Spark, which all contenders then find. Raises: Unavailable."""
+    """Start this process's Spark session, which all contenders use. Raises: Unavailable."""
     import pyspark
 
     settings = load(
@@ -202,7 +206,7 @@ def start(connector: Connector, at: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks of one connector; returns 2 where Spark does not start with its jars, DIFFER, or 0."""
+    """Run the named benchmarks of one connector; return 2 if Spark does not start with its jars, DIFFER, or 0."""
     parser = argparse.ArgumentParser("python -m bench.peers_spark")
     parser.add_argument("names", nargs="+")
     parser.add_argument("--smoke", action="store_true")

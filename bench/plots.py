@@ -1,4 +1,4 @@
-"""The pictures of a result besides `chart`'s ratios: throughput, latency, and one for each part that was measured."""
+"""Draw the pictures of a result, except the ratios (`chart`): throughput, latency, and one for each measured part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIDES = {"memwal": "ours", "lance": "theirs", "floor": "grid"}
 
 
 def pictures(result: RunResult) -> dict[str, str]:
-    """Every picture that the result has figures for, by file name."""
+    """Return the pictures by file name, as far as the result has figures for them."""
     drawn = {}
     for name, figure, title in (
         ("throughput", "rows_per_second", "Throughput, rows a second"),

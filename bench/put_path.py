@@ -1,7 +1,7 @@
-"""The put path: how long until a put is acked, how many rows go in per second.
+"""The put path: the time until a put is acknowledged, and rows per second.
 
-A round creates a table, puts every batch (timed), and reads everything back through the side's own newest-version read;
-the digest of what it finds must be the same on both sides.
+A round creates a table, puts every batch (timed), and reads all rows with the side's own newest-version read. Their
+digest must be the same on both sides.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PACKAGE_INDEXES: Mapping[str, Mapping[str, Any]] = {
     "description": {"type": "fts"},
     "installed_kb": {"type": "btree"},
 }
-"""The quickstart's three indexes; partitions and sub-vectors are given, so that both sides build the same one."""
+"""The three indexes of the quickstart; partitions and sub-vectors are set, so that both sides build the same index."""
 
 
 class Target(Protocol):
-    """A fresh table that takes puts."""
+    """A new table that takes puts."""
 
     def put(self, rows: pa.Table) -> None: ...
     def rows(self) -> pa.Table: ...
@@ -39,7 +39,7 @@ class Target(Protocol):
 
 
 class Puts(Contender):
-    """Puts batches into a fresh table each round. `callers`: one sequence of batches per caller."""
+    """Put batches into a new table each round. `callers`: one sequence of batches per caller."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Puts(Contender):
         self._open, self._callers, self._key = open_at, callers, [key] if isinstance(key, str) else list(key)
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One table."""
+        """Put every batch into one table."""
         target = self._open(at)
         try:
             if len(self._callers) == 1:
@@ -95,7 +95,7 @@ def _lance(
 
 
 class _Table:
-    """What the table of a benchmark holds before the first put."""
+    """The contents of a benchmark's table before the first put."""
 
     def __init__(self, base: pa.Table, key: str, indexes: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.base, self.key, self.indexes = base, key, indexes or {}
@@ -145,7 +145,7 @@ def _fast(values: Values) -> list[Contender]:
 
 
 def _packages(values: Values) -> tuple[list[pa.Table], _Table]:
-    """Batches of the packages that are not in the base yet, then of all the updates."""
+    """Return batches of the packages that are not in the base yet, followed by all updates."""
     known = packages().slice(0, values["base"])
     stream = pa.concat_tables([packages().slice(values["base"]), package_updates()]).slice(0, values["stream"])
     step = values["rows"]

@@ -1,4 +1,4 @@
-"""Contenders that ask a table of three levels, and how both sides are filled with the same rows."""
+"""Contenders that query a table of three levels; both sides are filled with the same rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _nothing(_: Sequence[pa.Table]) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What a table holds: rows of the base, then of the SST, then of the memtable."""
+    """The rows of a table: of the base, of the SST, and of the memtable."""
 
     base: pa.Table
     sst: pa.Table
@@ -36,7 +36,7 @@ class Levels:
 
 
 class Queries(Contender):
-    """Asks a table that stays as it is. `opened`: makes the table; `ask`: puts one question to it."""
+    """Query a table that does not change. `opened`: creates the table. `ask`: answers one question with it."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Queries(Contender):
         self._table: Any = None
 
     def prepare(self, at: Path) -> None:
-        """Fill the table and ask once: what a first question loads is loaded, on both sides."""
+        """Fill the table and ask once, so that both sides have loaded what a first question loads."""
         self._table = self._opened(at)
         self._ask(self._table, self._questions[0])
 
     def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002 - the table was made in `prepare`
-        """Every question once."""
+        """Ask every question once."""
         answers: list[pa.Table] = []
         with watch.timed():
             latencies = timed_each(lambda each: answers.append(self._ask(self._table, each)), self._questions)
@@ -82,7 +82,7 @@ def of_memwal(
     digest: Digest,
     measure: Measure = _nothing,
 ) -> Queries:
-    """memwal asked at a read level."""
+    """Return the contender of memwal at a read level."""
 
     def opened(at: Path) -> MemwalTable:
         table = MemwalTable(at, levels.base, levels.key, levels.indexes, settings=memwal_side.HOLD)
@@ -107,7 +107,7 @@ def of_lance(
     question: str = "same",
     note: str = "",
 ) -> Queries:
-    """Lance asked through one of its readers; `settings` of that reader."""
+    """Return a contender that uses one of Lance's readers, with `settings` of that reader."""
 
     def opened(at: Path) -> LanceShard:
         table = LanceShard(at, levels.base, levels.key, levels.indexes, lance_side.DURABLE_BEST)

@@ -1,7 +1,7 @@
 """Get and scan over generated rows, some in the memtable, some in an SST, most in the base table.
 
-Both sides hold the same rows at the same levels; newer levels hold newer versions of some of the older levels' keys. A
-round asks the same questions again, and both sides must find the same rows.
+Both sides hold the same rows at the same levels. Newer levels hold newer versions of some keys of the older levels. A
+round repeats the same questions, and both sides must return the same rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Keys = npt.NDArray[np.int64]
 
 
 def _levels(values: Values) -> Levels:
-    """Ids 0 … base in the base; the SST and the memtable add new ids and bring a tenth as many newer versions."""
+    """Return ids 0 … base in the base; SST and memtable add new ids, and newer versions for a tenth as many old ids."""
     base, above = values["base"], values["above"]
     first = base + above
     return Levels(
@@ -37,7 +37,7 @@ def _levels(values: Values) -> Levels:
 
 
 def _questions(values: Values, at: str) -> list[Keys]:
-    """Per get, ids whose newest version lies at one level, or at any."""
+    """Return, for each get, ids whose newest version is at one level, or at any level."""
     base, above = values["base"], values["above"]
     first = base + above
     ids = {
@@ -72,7 +72,7 @@ def _look_up(table: LanceShard, keys: Keys) -> pa.Table:
 
 
 def _get_one(at: str) -> Callable[[Values], list[Contender]]:
-    """Gets of 1 key whose newest version lies at one level."""
+    """Return contenders for gets of one key whose newest version is at one level."""
 
     def contenders(values: Values) -> list[Contender]:
         levels, questions = _levels(values), _questions(values, at)

@@ -1,11 +1,11 @@
-"""Every kind of read beside Lance's own readers, of the same files: a large base table, four SSTs and a memtable.
+"""Every kind of read beside Lance's own readers, on the same files: a large base table, four SSTs and a memtable.
 
     python -m bench.reads [NAME …] [--smoke] [--rounds N] [--processor]
 
-Lance's readers are given the SSTs that memwal wrote. They do not see the memtable, so memwal is asked twice: at level
-`flushed` for what Lance sees too, where both must find the same, and at level `latest`, which is more than Lance
-answers. Lance matches words in the base alone; there `committed` is the same question. Nobody else answers a hybrid
-search. `--processor` counts the processor time of all threads in place of the time: for a host that others use too.
+Lance's readers get the SSTs that memwal wrote. They do not see the memtable, so memwal is measured twice: at level
+`flushed`, where both sides must return the same, and at level `latest`, which covers more rows than Lance's answer.
+Lance matches words in the base alone; there `committed` is the same question. Hybrid search has no peer. `--processor`
+measures the processor time of all threads instead of wall time, for a host with other work.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bench.source_data import SEED
 from memwal.ingest.api.fusion import fused
 
 K, DEPTH = 10, 50
-"""Rows that are asked for, and the candidates of each arm of a hybrid search."""
+"""Number of requested rows, and number of candidates of each arm of a hybrid search."""
 FOUND = [KEY, "price"]
 WHOLE = [KEY, "price", "weight", "body"]
 REFINED: Mapping[str, Any] = {"refine_base_table": True, "overfetch_factor": 2.0}
@@ -56,14 +56,17 @@ ROWS = {
 
 
 class Shared:
-    """The table of all benchmarks, made when the first one asks for it. Thread safety. One thread."""
+    """The table of all benchmarks, created at its first use.
+
+    Thread safety. One thread.
+    """
 
     def __init__(self, at: Path, clock: Clock = time.perf_counter) -> None:
         self.clock, self._at = clock, at
         self._table: LargeTable | None = None
 
     def table(self, values: Values) -> LargeTable:
-        """The table, of the same size for all."""
+        """Return the table, which has the same size for all benchmarks."""
         if self._table is None:
             self._table = LargeTable(self._at, values)
         return self._table
@@ -75,7 +78,7 @@ class Shared:
 
 
 class Reads(Contender):
-    """Puts the same questions to the table in one way. `digest`, `judge`: of the answers of a round."""
+    """Ask the same questions in one way. `digest`, `judge`: hash and measures of the answers of a round."""
 
     def __init__(
         self,
@@ -95,12 +98,12 @@ class Reads(Contender):
         self._digest, self._judge = digest, judge
 
     def prepare(self, at: Path) -> None:  # noqa: ARG002 - the table is there
-        """Ask every question once: what a first question loads is loaded, on both sides."""
+        """Ask every question once, so that both sides have loaded what a first question loads."""
         for each in self._questions:
             self._ask(self._table, each)
 
     def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002
-        """Every question once."""
+        """Ask every question once."""
         answers: list[pa.Table] = []
         with watch.timed():
             taken = timed_each(lambda each: answers.append(self._ask(self._table, each)), self._questions, self._clock)
@@ -117,17 +120,20 @@ def _rows_found(answers: Sequence[pa.Table]) -> str:
 
 
 def _scores_found(answers: Sequence[pa.Table]) -> str:
-    """Of the scores, not the rows: rows of one score may come in any order, and only some fit."""
+    """Hash the scores, not the rows: rows with equal scores may come in any order, and only some fit."""
     return texts_digest([f"{score:.3f}" for answer in answers for score in answer.column("_score").to_pylist()])
 
 
 def _approximate(_: Sequence[pa.Table]) -> str:
-    """No digest: both sides may miss a row, so their recall is compared."""
+    """Return no digest: both sides may miss a row, so recall is compared instead."""
     return ""
 
 
 def _keys(each: int, questions: int | None = None) -> Callable[[Values], list[list[int]]]:
-    """Ids of the base, of which the levels above have newer versions of some. `questions`: at most so many."""
+    """Return ids of the base; the levels above hold newer versions of some.
+
+    `questions`: the maximum number of questions.
+    """
 
     def keys(values: Values) -> list[list[int]]:
         rng = np.random.default_rng((SEED, each))
@@ -138,7 +144,10 @@ def _keys(each: int, questions: int | None = None) -> Callable[[Values], list[li
 
 
 def _between(column: str, share: float, most: float | None = None) -> Callable[[Values], list[str]]:
-    """Filters that a `share` of the rows pass. `most`: the highest value, None for the number of rows of the base."""
+    """Return filters that a `share` of the rows pass.
+
+    `most`: the highest value; None: the number of rows of the base.
+    """
 
     def filters(values: Values) -> list[str]:
         highest = values["base"] if most is None else most
@@ -198,7 +207,7 @@ def _matched(table: LargeTable, text: str) -> pa.Table:
 
 
 def _matched_one_by_one(table: LargeTable, text: str) -> pa.Table:
-    """As whoever needs the SSTs too would do it by hand. Rows that a newer level has are not left out."""
+    """Match in base and SSTs one by one, as a user of Lance would; older versions of a row are not left out."""
     query = {"columns": ["body"], "query": text}
     found = [each.to_table([*FOUND, "_score"], full_text_query=query, limit=2 * K) for each in table.datasets]
     return pa.concat_tables(found).sort_by([("_score", "descending")]).slice(0, K)
@@ -210,7 +219,7 @@ def _share_found(answers: Sequence[pa.Table], truth: Sequence[set[int]]) -> Mapp
 
 
 def _recall(level: str, queries: Sequence[Vectors]) -> Judge:
-    """Share of the ten nearest rows, by exact search, that the answers have."""
+    """Return a judge of recall: the share of the ten nearest rows, by exact search, in the answers."""
     truth: list[set[int]] = []
 
     def judge(table: LargeTable, answers: Sequence[pa.Table]) -> Mapping[str, float]:
@@ -224,8 +233,10 @@ def _recall(level: str, queries: Sequence[Vectors]) -> Judge:
 
 
 def _recall_of_both(level: str, questions: Sequence[tuple[Vectors, str]]) -> Judge:
-    """Share of the rows in the answers that are no worse than the tenth by the same fusion of exactly nearest rows and
-    matches.
+    """Return a judge of recall for hybrid search.
+
+    It is the share of rows in the answers that are no worse than the tenth row of the same fusion over exactly nearest
+    rows and exact matches.
     """
     truth: list[set[int]] = []
 
@@ -243,7 +254,7 @@ def _recall_of_both(level: str, questions: Sequence[tuple[Vectors, str]]) -> Jud
 
 
 def _best_fused(ids: Ids, distances: Vectors, matched: pa.Table) -> set[int]:
-    """The rows that may be among the ten best; more than ten where several have the relevance of the tenth."""
+    """Return the rows that may be among the ten best: more than ten if several have the relevance of the tenth."""
     scores = dict(zip(matched.column(KEY).to_pylist(), matched.column("_score").to_pylist(), strict=True))
     last = sorted(scores.values(), reverse=True)[min(DEPTH, len(scores)) - 1]
     scores = {id: score for id, score in scores.items() if score >= last}
@@ -260,8 +271,10 @@ def _best_fused(ids: Ids, distances: Vectors, matched: pa.Table) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One kind of read. `ours(table, question, level)`. `levels`: at the first both answer the same. `theirs`: Lance's
-    ways to answer that; `by_hand`: what it takes to ask Lance for more.
+    """One kind of read.
+
+    `ours(table, question, level)`: memwal's read. `levels`: at the first one both sides return the same rows. `theirs`:
+    Lance's ways to answer that question. `by_hand`: ways to get more from Lance than one call returns.
     """
 
     name: str
@@ -275,7 +288,7 @@ class _Kind:
     by_hand: Mapping[str, Ask] = field(default_factory=dict)
 
     def benchmark(self, shared: Shared) -> Benchmark:
-        """The kind, asked of the shared table."""
+        """Return the benchmark of this kind on the shared table."""
 
         def contenders(values: Values) -> list[Contender]:
             table, asked, made = shared.table(values), self.questions(values), list[Contender]()
@@ -374,7 +387,7 @@ _KINDS = (
 
 
 def lines(result: BenchmarkResult) -> Iterator[str]:
-    """A result in words: each way's median, and how memwal stands beside each of Lance's."""
+    """Yield a result as text: the median of each way, and memwal's ratio to each of Lance's."""
     yield f"{result.name}  {result.title}"
     for each in result.contenders:
         measures = "".join(f"   {name} {number:.3f}" for name, number in each.measures().items())
@@ -388,7 +401,7 @@ def lines(result: BenchmarkResult) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is named, or all, and print what came out. Returns 1 where the sides found different rows."""
+    """Run the named benchmarks, or all, and print the results; return 1 if the sides returned different rows."""
     parser = argparse.ArgumentParser("python -m bench.reads")
     parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in _KINDS)])
     parser.add_argument("--smoke", action="store_true", help="tiny values: does it run at all")

@@ -1,4 +1,4 @@
-"""Every benchmark, and picking some of them by name."""
+"""All benchmarks, and their selection by name."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ ALL: tuple[Benchmark, ...] = (
 
 
 def chosen(names: Sequence[str], more: Sequence[Benchmark] = ()) -> list[Benchmark]:
-    """Benchmarks by name or pattern, in their own order; all for no name, but `more` only by name.
+    """Return benchmarks by name or pattern, in their own order; without names, all of ALL.
 
-    Raises: LookupError naming the nearest.
+    `more`: benchmarks that are returned by name only.
+
+    Raises: LookupError with the nearest name.
     """
     every = (*ALL, *more)
     wanted = matching(names, [each.name for each in every])
@@ -43,7 +45,10 @@ def chosen(names: Sequence[str], more: Sequence[Benchmark] = ()) -> list[Benchma
 
 
 def matching(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Those of `known` that a name or pattern fits. Raises: LookupError, naming the nearest, for one that fits none."""
+    """Return the members of `known` that match a name or pattern.
+
+    Raises: LookupError, with the nearest name, if a name matches none.
+    """
     for name in names:
         if not fnmatch.filter(known, name):
             near = difflib.get_close_matches(name, known, n=1)

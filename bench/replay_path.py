@@ -1,8 +1,7 @@
-"""Opening a region again: how long until the log that a writer left is read back and can be queried.
+"""Opening a region again: the time until the log of a previous writer is read back and can be queried.
 
-The log is written once; a round copies it and opens the copy, which is timed, and reads all rows back. Lance's
-ShardWriter refuses to open a region with more than 100,000 rows or 8,000 batches that are not flushed, so the log stays
-below that.
+The log is written once. A round copies it, opens the copy (timed), and reads all rows. Lance's ShardWriter refuses to
+open a region with more than 100,000 rows or 8,000 batches that are not flushed, so the log is smaller.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _BYTES_PER_ROW = 4 * VECTOR_WIDTH
 
 
 def vector_batches(batches: int, rows: int) -> list[pa.Table]:
-    """`batches` tables of `rows` rows of ROWS, no key twice."""
+    """Return `batches` tables of `rows` rows of ROWS, without duplicate keys."""
     rng = np.random.default_rng(SEED)
     ids = rng.permutation(batches * rows).reshape(batches, rows)
     return [_vectors(each, rng) for each in ids]
@@ -46,7 +45,7 @@ def _vectors(ids: Any, rng: np.random.Generator) -> pa.Table:
 
 
 class _Reopening(Contender):
-    """Opens a copy of a log that `write` left below `at`. `settings`: of the writer, and of who opens it again."""
+    """Open a copy of the log that `write` left. `settings`: for writing the log and for opening it again."""
 
     def __init__(self, name: str, side: Side, settings: Mapping[str, Any], batches: Sequence[pa.Table]) -> None:
         super().__init__(name, side, settings)
@@ -60,7 +59,7 @@ class _Reopening(Contender):
         self.write(at)
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One copy, opened once."""
+        """Open one copy once."""
         shutil.copytree(self._log, at, dirs_exist_ok=True)
         measures = self.measured_beside(at)
         found = self.opened(at, watch)
@@ -70,14 +69,14 @@ class _Reopening(Contender):
 
     @abstractmethod
     def write(self, at: Path) -> None:
-        """Leave a log of all batches in the directory `at`/log."""
+        """Write a log of all batches in the directory `at`/log."""
 
     @abstractmethod
     def opened(self, at: Path, watch: Watch) -> pa.Table:
-        """Open the table in `at`, timed; every row that it then has."""
+        """Open the table in `at`, timed, and return all its rows."""
 
     def measured_beside(self, at: Path) -> dict[str, float]:  # noqa: ARG002 - of whoever has any
-        """Figures besides, taken of the table in `at` before it is opened."""
+        """Return further figures, measured on the table in `at` before it is opened."""
         return {}
 
 
@@ -104,7 +103,7 @@ class _Memwal(_Reopening):
             table.close()
 
     def measured_beside(self, at: Path) -> dict[str, float]:
-        """Reading alone: entries from storage, checked and decoded, in order; nothing applied."""
+        """Measure reading alone: entries from storage, checked and decoded, in order, without applying them."""
         store, region = LocalStore(at / "table.lance"), bucket_region(0)
         codec = codec_for(self._format, row_schema(lance.dataset(str(at / "table.lance")).schema, [KEY]))
         watch = Watch()
@@ -126,7 +125,7 @@ class _ShardWriter(_Reopening):
         shard = LanceShard(at / "live", ROWS.empty_table(), KEY, {}, self.settings)
         for batch in self.batches:
             shard.put(batch)
-        shutil.copytree(at / "live", at / "log")  # before it is closed, which flushes
+        shutil.copytree(at / "live", at / "log")  # before closing, which flushes
         shard.close()
 
     def opened(self, at: Path, watch: Watch) -> pa.Table:

@@ -1,12 +1,12 @@
-"""What daemons ask of object storage, idle and busy: requests per second, by what they are for.
+"""Count the requests of daemons to object storage, at rest and under load: requests per second by purpose.
 
 `python -m bench.requests [--seconds N] [--rates N …] [--s3-latency MS] [--entry-interval S] [--callers N]` prints a
-table for each rate, and how long the puts took.
+table for each rate, and the duration of the puts.
 
 Two daemons with default settings share four regions of a table on an S3 server, behind a proxy that counts. A client
-puts so many rows a second into each region, each row durable and a call of its own; rate 0 is a table at rest. Puts
-that overlap share an entry, so requests do not rise with the rate for ever. With `wal.entry_interval` a caller that
-waits for each ack puts once an interval at most, so give it `--callers`.
+puts the given number of rows per second into each region; each row is durable and a call of its own. Rate 0 is a table
+at rest. Overlapping puts share an entry, so requests rise less than the rate. With `wal.entry_interval` a caller that
+waits for each acknowledgement puts at most once per interval; raise `--callers` for higher rates.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ KINDS = {
     "notes of owners": r"owner\.json",
     "base table": r"",
 }
-"""By kind, what its keys look like; the first that fits."""
+"""Patterns of keys by purpose; the first match counts."""
 LISTED_AS_PUT = ("PUT", "POST", "LIST", "COPY")
-"""Methods that stores charge for as for a write."""
+"""Methods that stores charge like a write."""
 
 
 def kind_of(request: Request) -> str:
-    """What a request is for."""
+    """Return the purpose of a request."""
     return next(kind for kind, pattern in KINDS.items() if re.search(pattern, request.key))
 
 
 def table(requests: Sequence[Request], seconds: float) -> list[str]:
-    """Requests per second by kind and method."""
+    """Return the table of requests per second by purpose and method."""
     found = Counter((kind_of(each), each.method) for each in requests)
     lines = []
     for kind in KINDS:
@@ -64,7 +64,7 @@ def table(requests: Sequence[Request], seconds: float) -> list[str]:
 def watched(
     daemons: Daemons, place: Place, rate: float, callers: int, seconds: float
 ) -> tuple[list[Request], list[float]]:
-    """The requests of so many seconds under `rate` puts a second and region, and how long its puts took."""
+    """Return the requests of `seconds` under `rate` puts per second and region, and the durations of the puts."""
     assert place.proxy is not None
     stop, writers = threading.Event(), list[Writer]()
     with memwal.connect(daemons.endpoints) as client:
@@ -73,7 +73,7 @@ def watched(
             for number in range(callers):
                 for region, each in keys:
                     writers.append(Writer(f"{region}/{number}", each[number::callers], client, stop, rate / callers))
-                    time.sleep(1 / rate / REGIONS)  # or they would put at the same moments, and share entries
+                    time.sleep(1 / rate / REGIONS)  # otherwise they would put at the same time and share entries
         time.sleep(WARM_UP)
         place.proxy.forget()
         since = time.perf_counter()
@@ -86,7 +86,7 @@ def watched(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.requests", description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long to count (%(default)s)")
     parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="puts per second and region")

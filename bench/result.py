@@ -1,11 +1,11 @@
-"""What a run found: medians over rounds, ratios of rounds that ran side by side, and the file that keeps them.
+"""The result of a run: medians over rounds, ratios of rounds that ran side by side, and the JSON file that stores them.
 
 {"format": 1, "mode": "full" | "smoke", "rounds": n, "seconds": s, "versions": {…}, "host": {…},
  "benchmarks": [{"name", "title", "figure": "p50_ms" | "rows_per_second", "parameters": {…},
                  "contenders": [{"name", "side", "question", "note", "settings": {…},
                                  "rounds": [{"p50_ms", "p99_ms", "rows_per_second", "digest", "measures"}]}],
                  "ratios": [{"memwal", "lance", "median", "low", "high", "won", "rounds"}]}],
- "parts": [see bench.parts; files from before there were parts have none]}
+ "parts": [see bench.parts; optional]}
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class ContenderResult:
-    """One side's rounds."""
+    """The rounds of one contender."""
 
     name: str
     side: Side
@@ -47,26 +47,26 @@ class ContenderResult:
 
     @staticmethod
     def of(contender: Contender, rounds: list[Round]) -> ContenderResult:
-        """What `contender` did."""
+        """Return the result of `contender`."""
         return ContenderResult(
             contender.name, contender.side, contender.question, contender.note, contender.settings, tuple(rounds)
         )
 
     def median(self, figure: str) -> float:
-        """The median over the rounds of a figure of Round."""
+        """Return the median over the rounds of a field of Round."""
         return float(median(getattr(each, figure) for each in self.rounds))
 
     def measures(self) -> dict[str, float]:
-        """The medians of the figures besides."""
+        """Return the medians of the further figures."""
         names = self.rounds[0].measures if self.rounds else {}
         return {name: float(median(each.measures[name] for each in self.rounds)) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast `memwal` was as `lance`: median, lowest and highest over the rounds; below 1, slower.
+    """How many times as fast `memwal` was as `lance`: median, lowest and highest round; below 1 memwal is slower.
 
-    `won`: rounds in which it was faster, of `rounds`.
+    `won`: the number of rounds that memwal won, out of `rounds`.
     """
 
     memwal: str
@@ -80,7 +80,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkResult:
-    """One benchmark; the first contender is memwal."""
+    """The result of one benchmark; the first contender is memwal."""
 
     name: str
     title: str
@@ -89,18 +89,18 @@ class BenchmarkResult:
     contenders: tuple[ContenderResult, ...]
 
     def ratios(self) -> list[Ratio]:
-        """Each of memwal's settings against each of Lance's and of other peers', round by round."""
+        """Return the ratio of each setting of memwal to each setting of Lance and other peers, round by round."""
         peers = self.of("lance") + self.of("peer")
         return [_ratio(self.figure, ours, theirs) for ours in self.of("memwal") for theirs in peers]
 
     def of(self, side: Side) -> list[ContenderResult]:
-        """The contenders of one side."""
+        """Return the contenders of one side."""
         return [each for each in self.contenders if each.side == side]
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A whole run."""
+    """The result of a whole run."""
 
     mode: str
     rounds: int
@@ -111,7 +111,7 @@ class RunResult:
     parts: tuple[PartResult, ...] = ()
 
     def write(self, path: Path) -> None:
-        """As JSON, floats to five digits: more are noise."""
+        """Write the result as JSON, with floats of five digits; further digits are noise."""
         benchmarks = [
             {**asdict(each), "ratios": [asdict(ratio) for ratio in each.ratios()]} for each in self.benchmarks
         ]
@@ -121,7 +121,7 @@ class RunResult:
 
     @staticmethod
     def read(path: Path) -> RunResult:
-        """Raises: ValueError for a file of another format."""
+        """Read a result. Raises: ValueError for a file of another format."""
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("format", None) != FORMAT:
             raise ValueError(f"{path}: not a result of format {FORMAT}; run `python -m bench` to make one")

@@ -1,10 +1,10 @@
-"""This tree beside an older one: is anything slower than it was?
+"""Compare this tree with an older revision: is anything slower?
 
     python -m bench.revisions REVISION [NAME …] [--rounds N] [--smoke]
 
-memwal's side of the benchmarks, each tree in a process of its own, in turn, in one run; both must find the same rows.
-The ratio is taken round by round: above 1 this tree is faster. The older one is checked out beside this one meanwhile
-and uses the same installed libraries.
+memwal's side of the benchmarks runs in turn from both trees, each in a process of its own; both must return the same
+rows. Ratios are computed round by round: above 1 this tree is faster. The older tree is checked out temporarily and
+uses the same installed libraries.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ HERE = Path(__file__).resolve().parent
 
 
 class OfATree(Contender):
-    """A contender that runs as the code in `tree` has it, in a process of its own. `tree` is called memwal, as the
-    package that it is.
+    """A contender that runs the code of `tree` in a process of its own, with `tree` as the package memwal.
 
-    Raises: ChildProcessError when that process ends, which then has said why on its standard error.
+    Raises: ChildProcessError if that process ends; its standard error has the reason.
     """
 
     def __init__(self, tree: Path, side: Side, benchmark: str, number: int, like: Contender, mode: str) -> None:
@@ -69,7 +68,7 @@ class OfATree(Contender):
 
 
 def beside(benchmark: Benchmark, newer: Path, older: Path, mode: str) -> Benchmark:
-    """The same question, put to memwal's contenders as two trees have them."""
+    """Return the same benchmark with memwal's contenders of two trees."""
 
     def contenders(values: Values) -> Sequence[Contender]:
         ours = [(n, each) for n, each in enumerate(benchmark.contenders(values)) if each.side == "memwal"]
@@ -80,7 +79,7 @@ def beside(benchmark: Benchmark, newer: Path, older: Path, mode: str) -> Benchma
 
 
 def lines(result: BenchmarkResult) -> Iterator[str]:
-    """A line per contender, and a line with the ratio of its rounds."""
+    """Yield a line per contender with the ratio of its rounds."""
     for ratio in result.ratios():
         if ratio.memwal == ratio.lance:
             name = result.name if len(result.of("memwal")) == 1 else f"{result.name}, {ratio.memwal}"
@@ -89,7 +88,7 @@ def lines(result: BenchmarkResult) -> Iterator[str]:
 
 @contextmanager
 def checked_out(revision: str, at: Path) -> Iterator[Path]:
-    """The tree of a revision below `at`. Raises: ValueError where there is no such revision."""
+    """Check out a revision below `at`, and remove it afterwards. Raises: ValueError for an unknown revision."""
     made = _git("worktree", "add", "--detach", "--force", str(at), revision)
     if made.returncode:
         raise ValueError(f"no tree of revision {revision!r}: {made.stderr.strip().splitlines()[-1]}")
@@ -104,7 +103,7 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print; returns the exit code: 2 for a wrong request, 1 where the trees found different rows."""
+    """Run and print; return 2 for an invalid request, 1 if the trees returned different rows, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.revisions", description=__doc__.partition("\n")[0])
     parser.add_argument("revision", help="the older tree, as git names it")
     parser.add_argument(

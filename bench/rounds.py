@@ -1,4 +1,4 @@
-"""Runs a benchmark: every contender in turn, round after round, so that a slow minute of the machine hits all alike."""
+"""Run a benchmark: all contenders in turn, round after round, so that a slow minute of the host affects all of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from bench.result import BenchmarkResult, ContenderResult, Round
 
 
 class ResultsDiffer(Exception):
-    """Contenders that answer the same question found different rows: no speed is worth comparing."""
+    """Contenders with the same question returned different rows, so their times are not comparable."""
 
 
 def run(
     benchmark: Benchmark, at: Path, *, smoke: bool, rounds: int, progress: Callable[[str], None] = lambda _: None
 ) -> BenchmarkResult:
-    """All rounds of one benchmark below the directory `at`, which is removed at the end and not before: ext4 takes up
-    to 0.4 ms to create a file where many were deleted, and whoever comes next would pay for whoever was deleted.
+    """Run all rounds of one benchmark below the directory `at`, and remove `at` at the end.
 
-    The order of the contenders turns by one each round, so that none always runs behind the same other.
+    Nothing is removed before the end: ext4 takes up to 0.4 ms to create a file in a directory near many deleted files,
+    so the next contender would pay for the deletions of the previous one. The order of the contenders rotates by one
+    each round, so that none always runs after the same other one.
+
     Raises: ResultsDiffer.
     """
     values = benchmark.values(smoke=smoke)
@@ -52,7 +54,7 @@ def _turned(count: int, by: int) -> list[int]:
 
 def _round(contender: Contender, at: Path) -> Round:
     gc.collect()
-    os.sync()  # whoever syncs would wait for what others, who do not, have left to be written
+    os.sync()  # a contender that syncs would wait for data that others left unsynced
     return _judged(contender.round(at, Watch()))
 
 
@@ -80,7 +82,7 @@ def _check(benchmark: Benchmark, contenders: Sequence[Contender], taken: Sequenc
 
 
 def emptied(at: Path) -> Path:
-    """The directory `at`, with nothing in it."""
+    """Return the directory `at`, created or emptied."""
     shutil.rmtree(at, ignore_errors=True)
     at.mkdir(parents=True)
     return at

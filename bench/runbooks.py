@@ -1,20 +1,21 @@
-"""Runbooks: rows come, go and are replaced, and after each step searches must still find the nearest ones.
+"""Runbooks: rows are inserted, deleted and replaced, and after each step searches must still return the nearest rows.
 
     python -m bench.runbooks [NAME …] [--smoke] [--points N] [--steps N] [--queries N]
 
-The streaming track of the NeurIPS'23 competition gave indexes a list of insert, delete, replace and search steps, its
-runbook, and took the recall after each. Three of its kinds, made anew over our own vectors (`bench.mixtures`):
+The streaming track of the NeurIPS'23 competition ran a list of insert, delete, replace and search steps (a runbook) on
+each index, and measured recall after each step. Three of its kinds are implemented here over generated vectors
+(`bench.mixtures`):
 
-* sliding_window      every step inserts a batch, and from half of the steps on deletes the oldest one;
-* clustered_expiration  the vectors are clustered; every step inserts a batch of one random cluster, so that what was
-                      learnt from earlier ones does not fit, and deletes the rows whose random time is over;
-* random_replace      half of the points are inserted, then every step puts new vectors to random keys.
+* sliding_window: every step inserts a batch; from half of the steps on it also deletes the oldest batch.
+* clustered_expiration: the vectors are clustered. Every step inserts a batch of one random cluster, so that a model
+  trained on earlier batches does not fit, and deletes the rows whose random lifetime has ended.
+* random_replace: half of the points are inserted; then every step puts new vectors to random keys.
 
-An embedded table with an IVF-PQ index takes the steps, each as one durable put and one durable delete, with flushes,
-commits and index upkeep running beside at small limits, so that rows are at all levels at any time. After each step it
-searches at level `latest`, with default settings. The truth is exact search by faiss over the live vectors. Recall@10
-is the share of the ten answers that are at most as far from the query as the tenth nearest live row (within 1e-5; rows
-of the same distance may stand for each other). An answer that is not alive, or comes twice, is a failure of the run.
+An embedded table with an IVF-PQ index takes each step as one durable put and one durable delete. Flushes, commits and
+index upkeep run concurrently with small limits, so that all levels have rows at any time. After each step the benchmark
+searches at level `latest`, with default settings. The reference is exact search by faiss over the live vectors.
+Recall@10 is the share of the ten answers that are at most as far from the query as the tenth nearest live row (within
+1e-5; rows at the same distance are equivalent). A deleted row or a duplicate in an answer fails the run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from bench.source_data import SEED, VECTOR_WIDTH
 from bench.surroundings import host, versions
 
 K, BAR, PUBLISHED = 10, 0.98, 0.912
-"""Neighbours; the least recall of any step; the best that the track's participants published."""
+"""Number of neighbours; the least recall of a step; the best recall published by participants of the track."""
 POINTS, STEPS, QUERIES = 40_000, 40, 200
 SMOKE_POINTS, SMOKE_STEPS, SMOKE_QUERIES = 1_500, 6, 20
 CLUSTERS = 16
@@ -52,7 +53,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Step:
-    """What comes and goes: `put` with its vectors (of new keys, or new ones of live keys), then `deleted`."""
+    """One step: `put` with its vectors (of new keys, or new vectors of live keys), then `deleted`."""
 
     put: Ids
     vectors: Vectors
@@ -60,7 +61,7 @@ class Step:
 
 
 def sliding_window(points: int, steps: int) -> Iterator[Step]:
-    """Half of the points are alive at any time from the middle on."""
+    """Yield the steps of sliding_window; from the middle on, half of the points are live."""
     batches = np.array_split(np.arange(points), steps)
     for at, batch in enumerate(batches):
         old = batches[at - steps // 2] if at >= steps // 2 else np.empty(0, np.int64)
@@ -68,7 +69,10 @@ def sliding_window(points: int, steps: int) -> Iterator[Step]:
 
 
 def clustered_expiration(points: int, steps: int) -> Iterator[Step]:
-    """Batches of one cluster each, in random order; most rows live for a random number of steps, up to half of all."""
+    """Yield batches of one cluster each, in random order.
+
+    Most rows live for a random number of steps, up to half of all steps.
+    """
     rng, vectors = np.random.default_rng((SEED, 1)), mixed(points, 0)
     clusters = min(CLUSTERS, steps)
     means = faiss.Kmeans(VECTOR_WIDTH, clusters, niter=10, seed=SEED, min_points_per_centroid=1)
@@ -85,7 +89,7 @@ def clustered_expiration(points: int, steps: int) -> Iterator[Step]:
 
 
 def random_replace(points: int, steps: int) -> Iterator[Step]:
-    """The same keys from the first step on; every further step gives some of them other vectors."""
+    """Yield a step that inserts all keys, then steps that replace the vectors of some of them."""
     rng, live = np.random.default_rng((SEED, 2)), points // 2
     nothing = np.empty(0, np.int64)
     yield Step(np.arange(live), mixed(live, 0), nothing)
@@ -102,23 +106,23 @@ RUNBOOKS: dict[str, Callable[[int, int], Iterator[Step]]] = {
 
 
 class WrongAnswer(Exception):
-    """A search returned a row that is not alive, or one row twice, or too few."""
+    """A search returned a row that is not live, a duplicate, or too few rows."""
 
 
 @dataclass
 class Live:
-    """The rows that are alive by what was acknowledged: an array of ids, and of their vectors."""
+    """The live rows by what was acknowledged: their ids and vectors."""
 
     vectors: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
 
     def take(self, step: Step) -> None:
-        """As the table does after the acks of `step`."""
+        """Apply `step`, as the table does once it is acknowledged."""
         self.vectors.update(zip(step.put.tolist(), step.vectors, strict=True))
         for id in step.deleted.tolist():
             del self.vectors[id]
 
     def nearest(self, asked: Vectors) -> tuple[npt.NDArray[np.float32], dict[int, npt.NDArray[np.float32]]]:
-        """The squared distances of the K nearest to each query, and all vectors."""
+        """Return the squared distances of the K nearest rows to each query, and all vectors."""
         ids = np.fromiter(self.vectors, np.int64, len(self.vectors))
         distances, _ = nearest(np.stack(list(self.vectors.values())), ids, asked, K)
         return distances, self.vectors
@@ -126,7 +130,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step gave. `where`: the rows of base table, SSTs and memtables."""
+    """The result of one step. `where`: rows in base table, SSTs and memtables."""
 
     live: int
     recall: float
@@ -135,7 +139,7 @@ class Outcome:
 
 
 def recall(live: Live, asked: Vectors, answers: Sequence[pa.Table]) -> float:
-    """Recall@K of the answers. Raises: WrongAnswer."""
+    """Return Recall@K of the answers. Raises: WrongAnswer."""
     distances, vectors = live.nearest(asked)
     hits = total = 0
     for query, exact, answer in zip(asked, distances, answers, strict=True):
@@ -151,12 +155,12 @@ def recall(live: Live, asked: Vectors, answers: Sequence[pa.Table]) -> float:
 
 
 def settings(points: int, steps: int) -> dict[str, Any]:
-    """A memtable of about three steps, commits every second: rows are at all levels, and move all the time."""
+    """Return settings that keep rows at all levels: a memtable of about three steps, commits every second."""
     return {"memtable": {"rows_max": max(100, 3 * points // steps)}, "commit": {"interval": "1s"}}
 
 
 def run(name: str, points: int, steps: int, count: int, at: Path) -> Iterator[Outcome]:
-    """Take the steps of a runbook; the outcome of each. Raises: WrongAnswer."""
+    """Run the steps of a runbook, and yield the outcome of each. Raises: WrongAnswer."""
     asked, live = queries(count), Live()
     with memwal.open(
         str(at / f"{name}.lance"),
@@ -186,7 +190,7 @@ def _where(table: Any) -> tuple[int, int, int]:
 
 
 def summary(found: dict[str, list[Outcome]]) -> Iterator[str]:
-    """A table in Markdown, a line for each runbook; a step below the bar is named."""
+    """Yield a Markdown table with one row per runbook; steps below the bar are named."""
     yield f"| runbook | steps | live rows | recall@{K}, lowest | mean | search p50, p99 ms | bar {BAR} |"
     yield "|---|---|---|---|---|---|---|"
     for name, outcomes in found.items():
@@ -203,7 +207,7 @@ def summary(found: dict[str, list[Outcome]]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print; returns the exit code: 1 where a step missed the bar."""
+    """Run and print; return 1 if a step missed the bar, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.runbooks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNBOOKS)}; none: all")
     parser.add_argument("--smoke", action="store_true", help="a few seconds")

@@ -1,7 +1,7 @@
 """Scan by B-tree, vector search and text match over the real packages, spread over memtable, SST and base table.
 
-Lance has no vector or text search that sees a memtable, so these two are measured twice: at the highest level that
-Lance can search as well, and at level `latest`, where Lance's time is for a smaller question and its answer is not
+Lance has no vector or text search that sees a memtable, so search and match are measured twice: at the highest level
+that Lance also searches, and at level `latest`, where Lance's time is for a smaller question and its answer is not
 compared.
 """
 
@@ -46,7 +46,7 @@ UNREFINED: Mapping[str, Any] = {"nprobes": PROBES}
 
 
 def _levels(values: Values) -> Levels:
-    """The packages and their updates, spread over the levels as a stream would leave them."""
+    """Return the packages and their updates, spread over the levels as a stream would leave them."""
     base, above = values["base"], values["above"]
     updates = package_updates().slice(0, above)
     half = updates.num_rows // 2
@@ -92,7 +92,7 @@ def _vectors(rows: pa.Table) -> npt.NDArray[np.float32]:
 
 
 def _queries(levels: Levels, count: int) -> list[npt.NDArray[np.float32]]:
-    """Vectors between two real ones: near rows that are there, at none of them."""
+    """Return vectors between two real ones: near existing rows, equal to none."""
     vectors = _vectors(levels.base)
     pairs = vectors[np.random.default_rng(SEED).integers(0, len(vectors), (count, 2))]
     mixed = pairs[:, 0] * np.float32(0.6) + pairs[:, 1] * np.float32(0.4)
@@ -100,7 +100,7 @@ def _queries(levels: Levels, count: int) -> list[npt.NDArray[np.float32]]:
 
 
 def _recall(rows: pa.Table, queries: Sequence[npt.NDArray[np.float32]]) -> Measure:
-    """Share of the exact ten nearest rows that the answers hold."""
+    """Return a measure of the share of the exact ten nearest rows in the answers."""
     vectors, names = _vectors(rows), np.asarray(rows.column(PACKAGES_KEY).to_pylist())
     exact = [set(names[np.argsort(((vectors - query) ** 2).sum(axis=1))[:K]]) for query in queries]
 
@@ -113,7 +113,7 @@ def _recall(rows: pa.Table, queries: Sequence[npt.NDArray[np.float32]]) -> Measu
 
 
 def _approximate(_: Sequence[pa.Table]) -> str:
-    """No digest: both sides may miss a row, so their recall is compared."""
+    """Return no digest: both sides may miss a row, so recall is compared instead."""
     return ""
 
 
@@ -126,7 +126,7 @@ def _theirs(settings: Mapping[str, Any]) -> Callable[[LanceShard, npt.NDArray[np
 
 
 def _search(level: str) -> Callable[[Values], list[Contender]]:
-    """The ten nearest packages at one read level."""
+    """Return contenders for the ten nearest packages at one read level."""
 
     def ours(table: MemwalTable, query: npt.NDArray[np.float32]) -> pa.Table:
         return table.table.search("embedding", query, k=K, columns=COLUMNS, level=level)
@@ -161,12 +161,12 @@ def _search(level: str) -> Callable[[Values], list[Contender]]:
 
 
 def _scores(answers: Sequence[pa.Table]) -> str:
-    """Of the scores, not of the packages: rows of one score may come in any order, and only ten fit."""
+    """Hash the scores, not the packages: rows with equal scores may come in any order, and only ten fit."""
     return texts_digest([f"{score:.3f}" for answer in answers for score in answer.column("_score").to_pylist()])
 
 
 def _match(level: str) -> Callable[[Values], list[Contender]]:
-    """The ten best packages for some words at one read level."""
+    """Return contenders for the ten best packages for some words at one read level."""
 
     def ours(table: MemwalTable, text: str) -> pa.Table:
         return table.table.match("description", text, k=K, columns=COLUMNS, level=level)

@@ -1,30 +1,31 @@
-"""Vector search while rows come in: latency and recall under a steady stream of puts, beside the same table at rest.
+"""Vector search while rows are written: latency and recall under a stream of puts, beside the same table at rest.
 
     python -m bench.search_under_writes [--smoke] [--rows N] [--rates N …] [--searchers N …] [--window SECONDS]
                                         [--offered SEARCHES_PER_SECOND]
 
-The streaming protocol of VectorDBBench, made anew: rows come at a fixed rate, and searchers measure at 50 % and 80 % of
-them and after the last. One daemon owns the table, as where several programs share one: with an embedded table, all
-would share one interpreter. A writer in a process of its own puts batches durably, at a pace that it keeps on average;
-searchers are threads of this process, each with a client of its own, at level `latest` and default settings. 384-d
-vectors in the likeness of real ones (`bench.mixtures`), each row a new key; an IVF-PQ index; flushes, commits and index
-upkeep run beside.
+It implements the streaming protocol of VectorDBBench: rows arrive at a fixed rate, and searchers measure after 50 % and
+80 % of the rows and after the last row. One daemon owns the table, as if several programs shared it, because callers of
+an embedded table would share one interpreter. A writer in a process of its own puts batches durably, at a rate that it
+keeps on average. Searchers are threads of this process, each with a client of its own, at level `latest` and default
+settings. Rows have 384-d vectors that resemble real ones (`bench.mixtures`) and new keys; the index is IVF-PQ; flushes,
+commits and index upkeep run all the time.
 
-For each rate: half of the rows are loaded and committed. At 50 % and at 80 % the writer stands still first, and each
-number of searchers measures the table at rest; then it goes on, and they measure at the same places under writes. So
-idle and busy have the same table but for the rows of the windows. What follows a window is written without searches.
-After the last row they measure at rest again. Two kinds of load:
+For each rate, half of the rows are loaded and committed first. At 50 % and at 80 % the writer pauses, and each number
+of searchers measures the table at rest; then the writer continues, and they measure under writes. Therefore idle and
+busy differ only by the rows of the windows. Rows between a window and the next place are written without searches.
+After the last row the searchers measure at rest again. There are two kinds of load:
 
-* closed: every searcher asks again as soon as it has its answer. On two cores they, the daemon, its flushes and the
-  writer then compete for the processors by design, idle too: it shows throughput, and latency under saturation.
-* open: so many searches a second are due, whoever is free takes the next; a search's time runs from when it was due, so
-  that waiting counts. It shows latency at a load that the host can bear, and is what the bar is for.
+* closed: every searcher sends the next search when it has its answer. On two cores the searchers, the daemon, its
+  flushes and the writer compete for the processors by design, also at rest. It shows throughput, and latency under
+  saturation.
+* open: a fixed number of searches per second are due, and any free searcher takes the next. The time of a search starts
+  when it was due, so waiting counts. It shows latency at a load that the host can sustain; the bar is for this load.
 
-Recall@10 of a search that began at b. A: the rows that were acknowledged before b. An answer counts if
-its row is no farther from the query than the tenth nearest row of A (faiss, exact; within 1e-5). A search must see A
-and may see rows that came after b; whatever it sees of them, an exact one gets 1, since they can only bring the tenth
-nearest closer. A missed row of A goes unnoticed only where such a newcomer stands in its place; a second of the stream
-is about one row in a hundred. Fewer than ten answers, or one row twice, fail the run.
+Recall@10 of a search that began at time b, with A the rows that were acknowledged before b: an answer counts if its row
+is no farther from the query than the tenth nearest row of A (faiss, exact; within 1e-5). A search must see A and may
+see rows acknowledged later. An exact search gets 1 whichever of those it sees, because they only bring the tenth
+nearest closer. A missed row of A is unnoticed only if a newer row takes its place; one second of the stream is about
+one row in a hundred. Fewer than ten answers, or a duplicate row, fail the run.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from bench.runbooks import K, WrongAnswer
 from bench.surroundings import host, versions
 
 TIMES_BAR = 1.5
-"""Most that a p99 under load may be of the one at rest."""
+"""The highest accepted ratio of a p99 under load to the p99 at rest."""
 ROWS, RATES, SEARCHERS, WINDOW, OFFERED = 100_000, (500, 1_000), (5, 10), 5.0, 30
 SMOKE_ROWS, SMOKE_RATES, SMOKE_SEARCHERS, SMOKE_WINDOW, SMOKE_OFFERED = 2_000, (500,), (2,), 0.4, 20
 CHECKPOINTS = (0.5, 0.8)
@@ -68,7 +69,10 @@ Load = Literal["closed", "open"]
 
 @dataclass(frozen=True)
 class Searched:
-    """One search: which query, when due, begun and ended, the rows acknowledged before it began, the ids found."""
+    """One search: its query, when it was due, began and ended, and the returned ids.
+
+    `acked`: the number of rows acknowledged before it began.
+    """
 
     query: int
     due: float
@@ -80,7 +84,7 @@ class Searched:
 
 @dataclass
 class Window:
-    """What the searchers measured in one window. `phase`: "idle" or "writes"."""
+    """The measurements of one window. `phase`: "idle" or "writes"."""
 
     rate: int
     place: str
@@ -95,7 +99,7 @@ class Window:
 
     @property
     def milliseconds(self) -> tuple[float, float]:
-        """p50 and p99 of a search: from when it was due under open load."""
+        """Return p50 and p99 of a search; under open load from the time when it was due."""
         begins = [each.due if self.load == "open" else each.began for each in self.searches]
         taken = [each.ended - began for each, began in zip(self.searches, begins, strict=True)]
         return tuple(np.percentile(taken, [50, 99]) * 1e3)
@@ -143,7 +147,7 @@ class Searchers:
 
 
 def recall(vectors: Vectors, asked: Vectors, searches: Sequence[Searched]) -> float:
-    """Recall@K as the module's text defines it. Raises: WrongAnswer."""
+    """Return Recall@K as the module's docstring defines it. Raises: WrongAnswer."""
     first = min(each.acked for each in searches)
     shown = sorted({each.query for each in searches})
     base = dict(zip(shown, nearest(vectors[:first], np.arange(first), asked[shown], K)[0], strict=True))
@@ -163,7 +167,7 @@ def recall(vectors: Vectors, asked: Vectors, searches: Sequence[Searched]) -> fl
 
 @dataclass
 class Run:
-    """One rate: its windows, and the puts that no searches disturbed."""
+    """The run of one rate: its windows, and the puts that ran without searches."""
 
     given: argparse.Namespace
     rate: int
@@ -240,7 +244,7 @@ def _progress(window: Window) -> str:
 
 
 def searches_table(windows: Sequence[Window]) -> Iterator[str]:
-    """A line in Markdown for each window under writes beside its idle one, and for those after the last row."""
+    """Yield a Markdown row for each window under writes with its idle window, and for those after the last row."""
     head = ("rows/s", "at", "load", "searchers", "idle p50, p99 ms", "writes p50, p99 ms", "p99 ratio")
     yield f"| {' | '.join((*head, 'searches/s', 'recall', 'cores'))} |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
@@ -265,7 +269,7 @@ def _cores(window: Window) -> str:
 
 
 def puts_table(runs: Sequence[Run]) -> Iterator[str]:
-    """A line in Markdown for the puts of each rate: without searches, and under each load."""
+    """Yield Markdown rows for the puts of each rate: without searches, and under each load."""
     yield "| rows/s (achieved) | puts alone: p50, p99 ms (puts) | load | puts under searches: p50, p99 ms | p99 ratio |"
     yield "|---|---|---|---|---|"
     for run in runs:
@@ -281,7 +285,7 @@ def puts_table(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def summary(runs: Sequence[Run]) -> Iterator[str]:
-    """Both tables, the bar of recall, and what they depend on."""
+    """Yield both tables, the bar of recall, and the environment."""
     windows = [window for run in runs for window in run.windows]
     yield from searches_table(windows)
     yield ""
@@ -293,7 +297,7 @@ def summary(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.search_under_writes", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="a few seconds")
     parser.add_argument("--rows", type=int, help=f"rows of a rate, half of them loaded first ({ROWS:,})")
@@ -311,7 +315,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit code: 1 where recall missed its bar."""
+    """Measure and print; return 1 if recall missed its bar, else 0."""
     given = options_of(arguments)
     vectors, runs = mixed(given.rows, 0), []
     for rate in given.rates:

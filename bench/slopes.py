@@ -1,11 +1,11 @@
-"""How memwal's times grow, and where direct `merge_insert` is better.
+"""Measure how memwal's times grow, and where a direct `merge_insert` is better.
 
     python -m bench.slopes [--smoke] [--workdir DIRECTORY] [NAME …]
 
-Names: memtable, ssts, base, regions, log, crossover; none: all. Medians of few repetitions at rising sizes on local
-disk (`bench.growing`, `bench.crossover`). Of each curve the exponent of the least-squares line through log(time) over
-log(size) is shown: 0 does not grow, 1 grows with the size; and the same between the two largest sizes, since a fixed
-cost makes the first one smaller.
+Names: memtable, ssts, base, regions, log, crossover; none: all. Medians of a few repetitions at rising sizes on local
+disk (`bench.growing`, `bench.crossover`). The exponent of a curve is the slope of the least-squares line through
+log(time) over log(size): 0 does not grow, 1 grows with the size. A fixed cost lowers it, so the exponent between the
+two largest sizes is shown too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("LANCE_LOG", "critical")  # Lance logs a line per index it cannot show; before it is imported
+os.environ.setdefault("LANCE_LOG", "critical")  # before its import: Lance logs each index it cannot describe
 
 from bench import crossover, growing
 from bench.crossover import MANY, MEMWAL, ONE, PLAIN, PROCESSOR_ONE, PROCESSOR_TEN, TEN, WAIT
@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """One kind of growth. `over`: what a size counts; `smoke`, `full`: the sizes, rising."""
+    """One kind of growth. `over`: the unit of a size. `smoke`, `full`: the sizes, rising."""
 
     name: str
     title: str
@@ -68,7 +68,7 @@ CROSSOVER_ROWS = {"smoke": (20, 200), "full": (100, 1_000, 10_000, 100_000, 1_00
 
 
 class Growth:
-    """Every slope, or those that are named."""
+    """The part with all slopes, or with the named ones."""
 
     name, title = "growth", "Growth with rows, SSTs, regions and entries of the log"
 
@@ -76,11 +76,11 @@ class Growth:
         self._slopes = [each for each in SLOPES if not names or each.name in names]
 
     def absent(self) -> str:
-        """Nothing is needed."""
+        """Return "": the part needs nothing."""
         return ""
 
     def measure(self, at: Path, *, smoke: bool) -> PartResult:
-        """All curves; the sizes are the parameters."""
+        """Measure all curves; the sizes are the parameters."""
         began = time.perf_counter()
         curves: list[Curve] = []
         for slope in self._slopes:
@@ -90,16 +90,16 @@ class Growth:
 
 
 class Crossover:
-    """memwal beside direct `merge_insert`, by the rows of a batch."""
+    """The part that compares memwal with a direct `merge_insert`, by the rows of a batch."""
 
     name, title = "crossover", "Where direct merge_insert is better"
 
     def absent(self) -> str:
-        """Nothing is needed."""
+        """Return "": the part needs nothing."""
         return ""
 
     def measure(self, at: Path, *, smoke: bool) -> PartResult:
-        """The curves, and the batches of a commit from which memwal works less."""
+        """Measure the curves, and the number of batches per commit above which memwal is less work."""
         began, mode = time.perf_counter(), "smoke" if smoke else "full"
         base, sizes = CROSSOVER_BASE[mode], CROSSOVER_ROWS[mode]
         curves = crossover.measure(at, base, sizes, rounds=1 if smoke else crossover.ROUNDS)
@@ -108,7 +108,11 @@ class Crossover:
 
 
 def crossover_figures(curves: Sequence[Curve]) -> tuple[Measured, ...]:
-    """For each size of a batch: how long a merge waits beside an ack, and from how many batches memwal works less."""
+    """Return figures per batch size.
+
+    They are the wait of a merge relative to an acknowledgement, and the number of batches per commit above which memwal
+    is less work.
+    """
     found = {(each.panel, each.name): each for each in curves}
     figures = []
     for rows, wait in found[WAIT, MEMWAL].points:
@@ -130,17 +134,17 @@ def crossover_figures(curves: Sequence[Curve]) -> tuple[Measured, ...]:
 
 
 def batches_to_break_even(one: float, ten: float, direct: float) -> float | None:
-    """From how many batches of one commit memwal's work for each is below `direct`; 1 for always, None for never.
+    """Return the number of batches per commit above which memwal's work per batch is below `direct`.
 
-    `one`, `ten`: milliseconds for each batch where a commit has one, and MANY. The commit's own cost is taken as fixed,
-    and that of a further batch as constant.
+    1 means always, None never. `one`, `ten`: milliseconds per batch with one batch per commit, and with MANY. The cost
+    of the commit is assumed to be fixed, and that of each further batch constant.
     """
     further = (MANY * ten - one) / (MANY - 1)
     return max(1.0, (one - further) / (direct - further)) if direct > further else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is named, or all, and print it."""
+    """Measure the named parts, or all, and print them."""
     parser = argparse.ArgumentParser("python -m bench.slopes", description="how times grow")
     names = [*(each.name for each in SLOPES), Crossover.name]
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *names], help=", ".join(names))

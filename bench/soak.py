@@ -1,12 +1,12 @@
-"""What a process keeps over many micro-batches: memory, threads, descriptors, files, and what they cost.
+"""Measure what a process keeps over many micro-batches: memory, threads, descriptors, files, and latencies.
 
 `python -m bench.soak [--batches N] [--rows N] [--keys N] [--read-every N] [--samples N] [--index KIND …] [--json]`
 prints a line per sample.
 
-One process has the table and puts micro-batches under rising tokens over a bounded key space, as the driver of a stream
-does; after every few it gets, matches and searches. All limits are tiny: memtables are flushed after some
-micro-batches and committed after a second, and what is superseded is collected after some seconds, index segments and
-versions of the base table too. So the table stays as large as it is, and whatever grows is kept for nothing.
+One process owns the table and puts micro-batches with rising tokens over a bounded key space, like the driver of a
+stream; after a number of micro-batches it gets, matches and searches. All limits are tiny: memtables are flushed after
+some micro-batches and committed after a second, and superseded objects, index segments and base versions are collected
+after some seconds. The table keeps its size, so anything that grows is a leak.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-# Lance logs a line per index it cannot show. Before it is imported.
+# Lance logs a line for each index that it cannot describe. Set before its import.
 os.environ.setdefault("LANCE_LOG", "critical")
 
 import numpy as np
@@ -63,7 +63,7 @@ TINY = {
         "versions_interval": "2s",
     },
 }
-"""Settings of the table; of a real one each is a hundred times as large, or more."""
+"""Settings of the table; those of a real table are at least a hundred times as large."""
 REQUESTS = ("put_if_absent", "put", "get", "exists", "children", "list_some", "describe", "delete")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _VOCABULARY = np.array([f"word{n}" for n in range(2_000)])
@@ -71,8 +71,11 @@ _VOCABULARY = np.array([f"word{n}" for n in range(2_000)])
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The process after so many micro-batches: `version` of the base table; `memory` in bytes; `files` of the table;
-    `requests` to storage per micro-batch, and medians in milliseconds, since the sample before."""
+    """The process after `batches` micro-batches.
+
+    `version`: of the base table. `memory`: in bytes. `files`: of the table. `requests` to storage per micro-batch and
+    medians in milliseconds cover the time since the previous sample.
+    """
 
     batches: int
     seconds: float
@@ -89,7 +92,10 @@ class Sample:
 
 
 class Client:
-    """Puts micro-batches, reads after every few, and knows how long each took. Thread safety. One thread."""
+    """Put micro-batches, read after some of them, and record the durations.
+
+    Thread safety. One thread.
+    """
 
     def __init__(self, table: Table, options: argparse.Namespace) -> None:
         self._table, self._rows, self._keys, self._every = table, options.rows, options.keys, options.read_every
@@ -98,7 +104,7 @@ class Client:
         self._taken: dict[str, list[float]] = {"put": [], "get": [], "match": [], "search": []}
 
     def turn(self, number: int) -> None:
-        """Micro-batch `number`, and one of each read where it is their turn."""
+        """Put micro-batch `number`, and run each kind of read if it is due."""
         rows, table, draw = self._batch(), self._table, self._random
         self._timed("put", lambda: table.put(rows, token=memwal.Token("stream", number)))
         if number % self._every:
@@ -110,7 +116,7 @@ class Client:
             self._timed("search", lambda: table.search("embedding", draw.random(WIDTH, np.float32), k=5))
 
     def medians(self) -> dict[str, float]:
-        """Milliseconds by operation since the last call; 0 where it is not made."""
+        """Return the median milliseconds by operation since the last call; 0 if an operation did not run."""
         found = {name: statistics.median(taken) * 1e3 if taken else 0.0 for name, taken in self._taken.items()}
         for taken in self._taken.values():
             taken.clear()
@@ -131,7 +137,7 @@ class Client:
 
 
 def soak(at: Path, options: argparse.Namespace, show: Callable[[Sample], None] = lambda _: None) -> list[Sample]:
-    """Run it on a new table below `at`; a sample after every share of the micro-batches."""
+    """Run on a new table below `at`; return a sample after every share of the micro-batches."""
     indexes = {COLUMNS[kind]: kind for kind in options.index}
     samples: list[Sample] = []
     with (
@@ -155,7 +161,7 @@ def soak(at: Path, options: argparse.Namespace, show: Callable[[Sample], None] =
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Counts what is asked of local storage meanwhile."""
+    """Count the requests to local storage inside the context."""
     found: Counter[str] = Counter()
 
     def counting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,7 +178,7 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def _process(at: Path) -> tuple[int, int, int, int]:
-    """Bytes of memory, threads and descriptors of this process, files below `at`."""
+    """Return bytes of memory, threads and descriptors of this process, and the number of files below `at`."""
     gc.collect()
     memory = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     threads, descriptors = (len(os.listdir(f"/proc/self/{name}")) for name in ("task", "fd"))  # noqa: PTH208
@@ -180,7 +186,7 @@ def _process(at: Path) -> tuple[int, int, int, int]:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command's options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--batches", type=int, default=BATCHES, help="micro-batches in all (%(default)s)")
     parser.add_argument("--rows", type=int, default=ROWS, help="rows of a micro-batch (%(default)s)")
@@ -194,7 +200,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print; returns the exit code."""
+    """Run and print; return the exit code."""
     options = options_of(arguments)
 
     def show(each: Sample) -> None:

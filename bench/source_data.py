@@ -1,6 +1,6 @@
 """The rows of the benchmarks: generated from fixed seeds, or the real packages of the quickstart.
 
-All pure functions of their arguments: two runs, and both sides of one run, see the same rows.
+All functions are pure, so two runs, and both sides of one run, get the same rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SEED = 20_240_607
 QUICKSTART = Path(__file__).resolve().parent.parent / "configs" / "quickstart"
 VECTOR_WIDTH = 384
 REPEATS = 0.1
-"""Share of a later batch whose keys were put before: a stream of upserts, not of inserts."""
+"""Share of a later batch whose keys were put before; the stream consists of upserts, not only of inserts."""
 
 NARROW_KEY = "id"
 NARROW = pa.schema(
@@ -27,7 +27,10 @@ PACKAGES_KEY = "package"
 
 
 def narrow_batches(batches: int, rows: int, seed: int = SEED) -> list[pa.Table]:
-    """`batches` tables of `rows` rows of NARROW; no key twice in one, REPEATS of its keys from those before it."""
+    """Return `batches` tables of `rows` rows of NARROW, without duplicate keys in a table.
+
+    REPEATS of the keys of each table but the first are keys of earlier tables.
+    """
     rng = np.random.default_rng(seed)
     ids = rng.permutation(batches * rows).reshape(batches, rows)
     again = int(rows * REPEATS)
@@ -39,7 +42,7 @@ def narrow_batches(batches: int, rows: int, seed: int = SEED) -> list[pa.Table]:
 
 
 def narrow_rows(ids: range, seed: int) -> pa.Table:
-    """One row of NARROW per id, in random order; the values depend on `seed`, so that a later version differs."""
+    """Return one row of NARROW per id, in random order. Values depend on `seed`, so that a later version differs."""
     rng = np.random.default_rng((SEED, seed))
     return _narrow(rng.permutation(np.arange(ids.start, ids.stop, ids.step)), rng)
 
@@ -51,19 +54,19 @@ def _narrow(ids: npt.NDArray[np.int64], rng: np.random.Generator) -> pa.Table:
 
 @cache
 def packages() -> pa.Table:
-    """The 4,000 Debian packages, in stream order."""
+    """Return the 4,000 Debian packages, in stream order."""
     return _read("01-packages-*.parquet")
 
 
 @cache
 def package_updates() -> pa.Table:
-    """900 of the packages again, 581 of them at a newer version."""
+    """Return 900 of the packages again, 581 of them at a newer version."""
     return _read("02-updates-*.parquet")
 
 
 def _read(pattern: str) -> pa.Table:
     table = pa.concat_tables([pq.read_table(file) for file in sorted(QUICKSTART.glob(pattern))])
-    vector = pa.list_(pa.float32(), VECTOR_WIDTH)  # Lance's own name for the list's field, which its writer insists on
+    vector = pa.list_(pa.float32(), VECTOR_WIDTH)  # has the name of the list's field that Lance's writer requires
     fields = [
         pa.field(each.name, vector if each.name == "embedding" else each.type, nullable=each.name != PACKAGES_KEY)
         for each in table.schema
@@ -72,7 +75,7 @@ def _read(pattern: str) -> pa.Table:
 
 
 def newest(tables: list[pa.Table], key: str) -> pa.Table:
-    """What is left of `tables`, put one after another: the last row of each key."""
+    """Return the last row of each key, if `tables` are put in order."""
     rows = pa.concat_tables(tables)
     last = pa.table({"key": rows.column(key), "at": pa.array(np.arange(rows.num_rows))})
     return rows.take(last.group_by("key").aggregate([("at", "max")]).column("at_max"))

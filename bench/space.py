@@ -1,16 +1,17 @@
-"""What an upsert stream keeps on the disk, and what one commit of it writes.
+"""Measure what an upsert stream keeps on the disk, and what one commit of it writes.
 
     python -m bench.space [--smoke] [--commits N] [--pace SECONDS] [--workdir PATH]
 
 A table of 100,000 rows (id, price, text, vector) with a full-text, a B-tree and a vector index gets commits of 1,000
-upserts of random keys. A week of a commit every 30 s, 20,160 commits, is compressed into `commits`: every age in
-[gc] is scaled so that `commits` times `pace` seconds are the week. A commit begins at each multiple of the pace, or
-when the one before has ended; then the ages are longer than they claim to be, and more versions stay.
+upserts of random keys. A week with a commit every 30 s (20,160 commits) is compressed into `commits`: every age in [gc]
+is scaled so that `commits` times `pace` seconds are the week. A commit begins at each multiple of the pace, or when the
+previous one has ended. If commits take longer than the pace, the run is longer than the scaled week, and an age covers
+fewer commits than it would in a real week.
 
 1. **Written**: the bytes of new files per commit, by kind, for rows of 200 bytes (vector of 32, 6 words) and of 450
    bytes (64, 20): by the commit alone, and with merges of segments and compaction after each commit.
 2. **Kept**, with rows of 450 bytes: after every share of the commits, bytes by kind and as a multiple of the newest
-   version's; `last hour` is what only versions of the scaled last hour have.
+   version; `last hour` is data that only versions of the scaled last hour use.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# Lance logs a line per index it cannot show. Before it is imported.
+# Lance logs a line for each index that it cannot describe. Set before its import.
 os.environ.setdefault("LANCE_LOG", "critical")
 
 import numpy as np
@@ -40,13 +41,13 @@ from memwal.flush.base.version_files import VersionFiles, stored_bytes, stored_v
 COMMITS, PACE, SAMPLES, ROWS, UPSERTS = 3_000, 0.4, 15, 100_000, 1_000
 SMOKE = (30, 0.05, 3, 2_000, 100)
 BAR = 3.0
-"""Times the newest version's bytes, plus the last hour."""
+"""Highest accepted multiple of the newest version's bytes, without those of the last hour."""
 _WEEK = 604_800.0
-"""Seconds."""
+"""Seconds of a week."""
 WRITTEN = {False: 10, True: 128}
-"""Commits whose bytes are counted, without and with upkeep. In 128 of them every row is replaced once."""
+"""Commits whose bytes are counted, without and with upkeep. 128 commits replace every row once."""
 _UPKEEP = 0.3
-"""Seconds to wait for it after each commit."""
+"""Seconds to wait for upkeep after each commit."""
 SHAPES = ((32, 6), (64, 20))
 """Width of a vector and words of a text: rows of 200 and of 450 bytes."""
 _VOCABULARY = np.array([f"word{n}" for n in range(5_000)])
@@ -55,8 +56,11 @@ INDEXES = {"embedding": "ivf_pq", "body": "fts", "price": "btree"}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Bytes on the disk after `commits`: of the `newest` version, of all others that only the last hour has (`hour`),
-    of the `older` ones, of the rest (`beside`: SSTs, log, orphans). `versions`: their number."""
+    """Bytes on the disk after `commits` commits.
+
+    `newest`: of the newest version. `hour`: of data that only other versions of the last hour use. `older`: of older
+    versions. `beside`: of SSTs, log and orphans. `versions`: the number of versions.
+    """
 
     commits: int
     versions: int
@@ -67,15 +71,18 @@ class Sample:
 
     @property
     def factor(self) -> float:
-        """All bytes without those of the last hour, as a multiple of the newest version's."""
+        """Return all bytes without those of the last hour, as a multiple of the newest version's bytes."""
         return (self.newest + self.older + self.beside) / self.newest
 
 
 class Stream:
-    """Random rows. Thread safety. One thread."""
+    """Generate random rows.
+
+    Thread safety. One thread.
+    """
 
     def __init__(self, width: int = 64, words: int = 20) -> None:
-        """`width`: numbers of a vector. `words`: of a text."""
+        """Seed the generator. `width`: numbers of a vector. `words`: words of a text."""
         self._random, self._width, self._words = np.random.default_rng(38), width, words
         self.schema = pa.schema(
             [
@@ -182,7 +189,7 @@ def _by_kind(at: Path) -> Counter[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns 1 where a sample is above the bar."""
+    """Run the command; return 1 if a sample is above the bar, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.space", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="a tiny table")
     parser.add_argument("--commits", type=int, default=COMMITS)

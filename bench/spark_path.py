@@ -1,15 +1,15 @@
-"""The path from Spark: how fast rows stream through the sink, and what one micro-batch takes over a large base table.
+"""The path from Spark: how fast rows stream through the sink, and how long a micro-batch takes over a large base table.
 
     python -m bench.spark_path [--smoke] [--rounds N] [NAME …]
 
-Apart from the other benchmarks because it needs Java and minutes, and because its peers are others: Spark alone, with
-a `mapInArrow` that drops the rows (no sink can be faster), and a `foreachBatch` that calls Lance's `merge_insert`. All
-are fed by the same query: Parquet files of narrow rows, one file a micro-batch, in Spark's configuration of `memwal
-run`. The first micro-batch of a query, in which Spark starts, is not counted. What is merged is read back and must be
-alike.
+It is separate from `make bench` because it needs Java and minutes, and has other peers: Spark alone, with a
+`mapInArrow` that drops the rows (no sink can be faster), and a `foreachBatch` that calls Lance's `merge_insert`. All
+contenders run the same query: Parquet files of narrow rows, one file per micro-batch, with Spark's configuration of
+`memwal run`. The first micro-batch of a query is not counted, because Spark starts during it. The merged rows are read
+back and must be equal.
 
-What the two sides of a micro-batch do not do alike: merge_insert returns when the rows are in the base table, none of
-them synced; memwal when they are synced to its log and queryable, and takes them into the base table beside that.
+The two sides of a micro-batch differ: merge_insert returns when the rows are in the base table, without a sync. memwal
+returns when they are synced to its log and queryable, and commits them to the base table concurrently.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ROWS_OF_A_FRAGMENT = 1_000_000
 _LONGEST = 1800
 _FIRST_FILE = 1_700_000_000
 _FRESH = 1.2
-"""Keys are drawn from this many times the base, so that one in six is new; of an empty base all are."""
+"""Keys are drawn from this many times the base, so one in six is new; for an empty base all are new."""
 
 
 def _rows(ids: Any, seed: int) -> pa.Table:
@@ -62,39 +62,39 @@ def _rows(ids: Any, seed: int) -> pa.Table:
 
 
 def base_rows(rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a base table."""
+    """Yield the rows of a base table."""
     for first in range(0, rows, _ROWS_OF_A_FRAGMENT):
         yield from _rows(np.arange(first, min(rows, first + _ROWS_OF_A_FRAGMENT)), 0).to_batches()
 
 
 def micro_batches(number: int, rows: int, base: int) -> list[pa.Table]:
-    """`number` tables of `rows` rows, no key twice in one; one row in six is new to the base."""
+    """Return `number` tables of `rows` rows, without duplicate keys in a table; one row in six is new to the base."""
     rng = np.random.default_rng(SEED)
     space = max(int(base * _FRESH), number * rows)
     return [_rows(rng.choice(space, rows, replace=False), n + 1) for n in range(number)]
 
 
 class Stream(Contender):
-    """A query that feeds each of `batches` to what a round makes of a micro-batch; subclasses say what that is."""
+    """A query over `batches`; subclasses define how a micro-batch is processed."""
 
     def __init__(self, name: str, side: Side, batches: Sequence[pa.Table], base: int, *, question: str) -> None:
         super().__init__(name, side, {"base": base}, question=question)
         self._batches, self._base = batches, base
 
     def prepare(self, at: Path) -> None:
-        """The files, and the base table."""
+        """Write the files and the base table."""
         self._at = at
         (at / "in").mkdir()
         for number, rows in enumerate(self._batches):
             file = at / "in" / f"{number:04d}.parquet"
             pq.write_table(rows, file)
-            os.utime(file, (_FIRST_FILE + number, _FIRST_FILE + number))  # Spark reads them in the order of these times
+            os.utime(file, (_FIRST_FILE + number, _FIRST_FILE + number))  # Spark reads in the order of these times
         self._settings = self.settings_for(at / "table")
         self._spark = start_session(configuration(self._settings, REGIONS, once=False))
         self.fill(at / "table")
 
     def settings_for(self, table: Path) -> Settings:
-        """The configuration of `memwal run`."""
+        """Return the configuration of `memwal run`."""
         return load(
             {
                 "table": {"uri": str(table), "key": [KEY], "columns": COLUMNS},
@@ -105,7 +105,7 @@ class Stream(Contender):
         )
 
     def fill(self, table: Path) -> None:
-        """The table with the rows of the base, from which every round starts."""
+        """Create the table with the rows of the base; every round starts from a copy of it."""
         self.create(table)
         if self._base:
             rows_of_base = pa.RecordBatchReader.from_batches(ROWS, base_rows(self._base))
@@ -113,22 +113,22 @@ class Stream(Contender):
         sync_tree(str(table))
 
     def create(self, table: Path) -> None:
-        """The table without rows."""
+        """Create the table without rows."""
         lance.write_dataset(ROWS.empty_table(), str(table))
 
     def place(self, table: Path) -> None:
-        """A table for one round, linked to the prepared one."""
+        """Create the table of one round by hard links to the prepared one."""
         linked(self._at / "table", table)
 
     def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002 - the query's micro-batches are the watch
-        """One query over all files, into a table for this round alone."""
+        """Run one query over all files, into a new table."""
         self.place(at / "table")
         self.open(at / "table")
         try:
             ends = self._run(at / "checkpoint")
         finally:
             self.finish()
-        latencies = np.diff(ends)  # between the ends of micro-batches: all that Spark does is in it
+        latencies = np.diff(ends)  # between the ends of micro-batches, so all work of Spark counts
         rows = sum(each.num_rows for each in self._batches[1:])
         return Sample(latencies, float(latencies.sum()), rows, self.found(at / "table"))
 
@@ -149,59 +149,59 @@ class Stream(Contender):
         return ends
 
     def stream(self) -> DataFrame:
-        """The files, with the columns that say where rows lie."""
+        """Return the files' rows with the columns that locate them."""
         return self.source_rows().frame
 
     def source_rows(self) -> SourceRows:
-        """What `memwal run` reads."""
+        """Return the rows in the form that `memwal run` reads."""
         return read_stream(self._spark, self._settings.source, ROWS)
 
     def open(self, table: Path) -> None:
-        """Before the query starts."""
+        """Prepare the round before the query starts."""
 
     @abstractmethod
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:
-        """What happens to a micro-batch."""
+        """Process a micro-batch."""
 
     def finish(self) -> None:
-        """After the query has ended."""
+        """Release resources after the query has ended."""
 
     def found(self, table: Path) -> str:
-        """The digest of the table with the rows of all micro-batches."""
+        """Return the digest of the table with the rows of all micro-batches."""
         return merged_digest(table, pa.concat_tables(self._batches), KEY)
 
 
 class Sink(Stream):
-    """memwal's sink with its child daemon, at its defaults."""
+    """memwal's sink with its child daemon, at default settings."""
 
     def __init__(self, batches: Sequence[pa.Table], base: int, *, question: str) -> None:
         super().__init__(f"memwal, {base:,} rows", "memwal", batches, base, question=question)
 
     def create(self, table: Path) -> None:
-        """With its regions."""
+        """Create the table with its regions."""
         flush.BaseTable.create(str(table), ROWS, [KEY], REGIONS, [])
 
     def open(self, table: Path) -> None:
-        """The daemon is started and Spark's workers have opened the table, as `memwal run` does before its query."""
+        """Start the daemon and let Spark's workers open the table, as `memwal run` does before its query."""
         self._sink = memwal.MemWalSink(self.settings_for(table))
         self._sink.warm_up(self._spark)
 
     def stream(self) -> DataFrame:
-        """As `memwal run` does, with the faster way to small micro-batches."""
+        """Return the rows as in `memwal run`, with the faster path for small micro-batches."""
         rows = self.source_rows()
         self._sink.small = rows.small
         return rows.frame
 
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:
-        """The sink."""
+        """Call the sink."""
         self._sink(frame, batch_id)
 
     def finish(self) -> None:
-        """The daemon ends."""
+        """Stop the daemon."""
         self._sink.close()
 
     def found(self, table: Path) -> str:
-        """What is committed in the end."""
+        """Flush and commit, then return the digest of the committed rows."""
         with memwal.open(table) as opened:
             opened.flush()
             opened.commit()
@@ -209,7 +209,7 @@ class Sink(Stream):
 
 
 class Merge(Stream):
-    """A `foreachBatch` that merges, with or without a B-tree on the key. The rows come to the driver as Arrow."""
+    """A `foreachBatch` with `merge_insert`, with or without a B-tree on the key. Rows reach the driver as Arrow."""
 
     def __init__(self, batches: Sequence[pa.Table], base: int, *, btree: bool, question: str) -> None:
         name = f"merge_insert{', B-tree on the key' if btree else ''}, {base:,} rows"
@@ -217,21 +217,21 @@ class Merge(Stream):
         self._btree = btree
 
     def prepare(self, at: Path) -> None:
-        """Also the index."""
+        """Prepare the files and the table, and build the index."""
         super().prepare(at)
         if self._btree:
             lance.dataset(str(at / "table")).create_scalar_index(KEY, "BTREE")
 
     def stream(self) -> DataFrame:
-        """The files' own columns, as a query of the user's has them."""
+        """Return the files' own columns, as in a user's query."""
         return super().stream().select(*ROWS.names)
 
     def open(self, table: Path) -> None:
-        """The dataset stays open over all micro-batches."""
+        """Open the dataset once for all micro-batches."""
         self._dataset = lance.dataset(str(table))
 
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - as Spark calls it
-        """One merge."""
+        """Run one merge."""
         merge = self._dataset.merge_insert(KEY).when_matched_update_all().when_not_matched_insert_all()
         merge.execute(frame.toArrow().cast(ROWS))
 
@@ -240,15 +240,15 @@ class Drop(Stream):
     """Spark alone: every row passes a `mapInArrow` that drops it."""
 
     def stream(self) -> DataFrame:
-        """The files' own columns."""
+        """Return the files' own columns."""
         return super().stream().select(*ROWS.names)
 
     def micro_batch(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - as Spark calls it
-        """Rows reach Python as Arrow batches, and nothing comes back."""
+        """Send the rows to Python as Arrow batches; nothing returns."""
         frame.mapInArrow(_dropped, frame.schema).collect()
 
     def found(self, table: Path) -> str:  # noqa: ARG002 - there is none
-        """Nothing to compare."""
+        """Return "": there is no table to compare."""
         return ""
 
 
@@ -296,7 +296,7 @@ BENCHMARKS = (
 
 
 def lines(result: BenchmarkResult) -> Iterator[str]:
-    """A result in words: each contender's median, and how it stands beside the first."""
+    """Yield a result as text: the median of each contender, and its ratio to the first."""
     yield f"{result.name}  {result.title}"
     figure: Figure = result.figure
     first = result.contenders[0]
@@ -310,7 +310,7 @@ def lines(result: BenchmarkResult) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks that are named, or all, and print what came out."""
+    """Run the named benchmarks, or all, and print the results."""
     parser = argparse.ArgumentParser("python -m bench.spark_path")
     parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in BENCHMARKS)])
     parser.add_argument("--smoke", action="store_true", help="tiny values: does it run at all")

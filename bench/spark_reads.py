@@ -2,10 +2,10 @@
 
     python -m bench.spark_reads [--smoke] [--rounds N]
 
-Apart from the other benchmarks because it needs Java. The peer is `mapInArrow`, in which each task scans fragments of
-the base table with pylance and yields its batches: nothing that reads a Lance table in a Python worker can be faster.
-Both sides have the same fragments per task, and Spark sums up the rows of both. memwal is shown twice: the base table
-only, which must give the same sums as the peer, and with rows above it, in SSTs and in the log, that hide base rows.
+It is separate from `make bench` because it needs Java. The peer is a `mapInArrow` whose tasks scan fragments of the
+base table with pylance and yield the batches; no reader of a Lance table in a Python worker can be faster. Both
+sides have the same fragments per task, and Spark sums the rows of both. memwal is measured twice: the base table alone,
+which must give the same sums as the peer, and with rows in SSTs and in the log that replace base rows.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ def _base_rows(rows: int) -> Iterator[pa.RecordBatch]:
 
 
 class Read(Contender):
-    """Reads all rows of a table in Spark, and sums them up there; subclasses say how."""
+    """Read all rows of a table in Spark and sum them there; subclasses define the reader."""
 
     def __init__(self, name: str, side: Side, rows: int, above: int, *, question: str) -> None:
         super().__init__(name, side, {"rows": rows, "above": above}, question=question)
         self._rows, self._above = rows, above
 
     def prepare(self, at: Path) -> None:
-        """The base table; half of the rows above it in SSTs, half in the log. Half of them have keys of the base."""
+        """Create the base table, and the rows above it: half in SSTs, half in the log.
+
+        Half of the rows above have keys of the base.
+        """
         self._table = str(at / "table")
         self._spark = _session(at)
         flush.BaseTable.create(self._table, ROWS, [KEY], REGIONS, [])
@@ -73,7 +76,7 @@ class Read(Contender):
             self._expected = self._rows
 
     def round(self, at: Path, watch: Watch) -> Sample:  # noqa: ARG002 - nothing is written
-        """One query."""
+        """Run one query."""
         from pyspark.sql import functions
 
         count = functions.count(functions.lit(1))
@@ -85,14 +88,14 @@ class Read(Contender):
 
     @abstractmethod
     def frame(self) -> DataFrame:
-        """The rows."""
+        """Return the rows."""
 
 
 class ByName(Read):
-    """memwal, by `spark.read.format("memwal")`."""
+    """memwal, through `spark.read.format("memwal")`."""
 
     def frame(self) -> DataFrame:
-        """As a user reads it."""
+        """Return the rows in the way that a user reads them."""
         return self._spark.read.format("memwal").option("level", "durable").load(self._table)
 
 
@@ -100,7 +103,7 @@ class ByLance(Read):
     """Lance's reader of the base table in `mapInArrow`."""
 
     def frame(self) -> DataFrame:
-        """One task for each fragment."""
+        """Return the rows with one task per fragment."""
         fragments = len(lance.dataset(self._table).get_fragments())
         scan = partial(_scanned, self._table)
         numbers = self._spark.range(0, fragments, 1, fragments)
@@ -145,7 +148,7 @@ BENCHMARKS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it and print what came out."""
+    """Run the benchmarks and print the results."""
     parser = argparse.ArgumentParser("python -m bench.spark_reads")
     parser.add_argument("--smoke", action="store_true", help="tiny values: does it run at all")
     parser.add_argument("--rounds", type=int, default=3)

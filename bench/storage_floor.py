@@ -1,7 +1,8 @@
-"""The floor below every durable put: what storage alone takes to make the same bytes durable.
+"""The floor of every durable put: the time that storage alone needs to make the same bytes durable.
 
-The bytes are the batch as an uncompressed Arrow IPC stream, made beforehand; timed is what a local store must do at the
-least for put-if-absent that survives a power cut: write, fsync, link to the final name, unlink, fsync of the directory.
+The bytes are the batch as an uncompressed Arrow IPC stream, encoded before the clock starts. Timed is the minimum for a
+put-if-absent that survives a power cut on a local disk: write, fsync, link to the final name, unlink, fsync of the
+directory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bench.latencies import timed_each
 
 
 class StorageFloor(Contender):
-    """No encoding, no memtable, no index: not a rival, a bound."""
+    """A lower bound without encoding, memtable or index; not a competitor."""
 
     def __init__(self, batches: Sequence[pa.Table]) -> None:
         super().__init__(
@@ -31,7 +32,7 @@ class StorageFloor(Contender):
         self._batches = batches
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One object per batch."""
+        """Write one object per batch."""
         blobs = [_stream(batch) for batch in self._batches]
         directory = os.open(at, os.O_RDONLY)
 

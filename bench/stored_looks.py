@@ -1,16 +1,16 @@
-"""How soon another process sees a durable row by storage alone, and what a look at storage costs.
+"""Measure how soon another process reads a durable row from storage alone, and what that read costs.
 
     python -m bench.stored_looks [--smoke] [--seconds N] [--rate N] [--pause MS]
 
-A process of its own owns a table on local files and puts rows durably at a fixed pace, one a put, in two regions; it
-writes down when each put was acknowledged. This process opens the same files for reading only, and asks for the rows
-that it has not seen by `get` at level `durable`, look after look, with a pause in between. Both use the monotonic clock
-of the host, which all its processes share. A row's wait runs from its ack to the return of the look that found it. The
-owner flushes, commits and collects beside, so looks meet all of that.
+A process of its own owns a table on local files with two regions. It puts rows durably at a fixed rate, one per put,
+and records when each put was acknowledged. This process opens the same files read-only and calls `get` at level
+`durable` for the rows that it has not seen, with a pause between two reads. Both processes use the monotonic clock of
+the host, which is the same for all processes. The wait of a row runs from its acknowledgement to the return of the read
+that shows it. The owner flushes, commits and collects meanwhile, so the reads also meet these steps.
 
-Two readers take turns of five seconds: one table that is kept open, whose looks read only what is new, and a table
-that is opened for each look, which replays the log as every look did before. Requests are those of the object-store
-port; the base table's own look for a newer version comes on top, inside Lance.
+Two readers take turns of five seconds: a table that is kept open and reads only what is new, and a table that is opened
+for each read and replays the whole log. Requests are those of the object-store port; Lance's check for a newer version
+of the base table is not included.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from memwal import flush
 from memwal.ingest.table.stored import StoredTable
 
 BAR = 0.050
-"""Seconds from an ack until a look sees the row, p50."""
+"""Seconds from an acknowledgement until a read shows the row, p50."""
 SECONDS, RATE, PAUSE = 60.0, 50, 0.005
 SMOKE_SECONDS, SMOKE_RATE = 1.5, 20
 REGIONS, AT_REST = 2, 20
@@ -50,7 +50,10 @@ _SETTINGS = {
 
 
 def own(uri: str, rate: float) -> None:
-    """The owner: put at the pace, print each id with the moment of its ack, until standard input ends."""
+    """Run the owner: put at `rate` until standard input ends.
+
+    It prints each id with the time of its acknowledgement.
+    """
     done = threading.Event()
     threading.Thread(target=_until_input_ends, args=(done,), daemon=True).start()
     with memwal.open(uri, schema=NARROW, key=NARROW_KEY, regions=REGIONS, settings=_SETTINGS) as table:
@@ -67,7 +70,7 @@ def _until_input_ends(done: threading.Event) -> None:
 
 
 class Acks:
-    """The ids that the owner has acknowledged and no look has seen, with the moment of their ack."""
+    """The ids that are acknowledged and not yet seen by a reader, with the times of their acknowledgements."""
 
     def __init__(self, owner: subprocess.Popen[str]) -> None:
         self.waiting: dict[int, float] = {}
@@ -86,18 +89,18 @@ class Acks:
 
 @dataclass
 class Found:
-    """What one reader found; times in seconds."""
+    """The figures of one reader; times in seconds."""
 
     waits: list[float] = field(default_factory=list)
     looks: list[float] = field(default_factory=list)
     missed: int = 0
-    """Rows acknowledged before a look began that it did not show."""
+    """Rows acknowledged before a read began that the read did not return."""
     at_rest: Counter[str] = field(default_factory=Counter)
-    """Requests of one look at a table to which nothing came."""
+    """Requests of one read of a table without new rows."""
 
 
 class Reader:
-    """Looks at storage for the rows that wait. `kept`: with one table, otherwise with a new one each time."""
+    """Read the waiting rows from storage. `kept`: with one open table; otherwise with a new one each time."""
 
     def __init__(self, uri: str, *, kept: bool) -> None:
         self._base, self._store, self._kept = flush.BaseTable.open(uri), Counting(Path(uri)), kept
@@ -105,12 +108,12 @@ class Reader:
         self._since, self.found = 0.0, Found()
 
     def catch_up(self, acks: Acks) -> None:
-        """Look at what came in the other's turn; only rows that are acknowledged later count."""
+        """Read the rows of the other reader's turn; only rows acknowledged later count."""
         self.look(acks, counts=False)
         self._since = time.monotonic()
 
     def look(self, acks: Acks, *, counts: bool = True) -> None:
-        """One look for all rows that were acknowledged before it began."""
+        """Read once all rows that were acknowledged before the read began."""
         wanted = dict(acks.waiting)
         began = time.monotonic()
         table = self._table if self._kept else StoredTable(self._base, self._store)
@@ -124,7 +127,7 @@ class Reader:
         self.found.missed += len(wanted) - len(seen)
 
     def rest(self) -> None:
-        """Count the requests of looks at a table at rest."""
+        """Count the requests of reads of a table without new rows."""
         self._table.count(level="durable")
         self._store.requests.clear()
         for _ in range(AT_REST):
@@ -151,7 +154,10 @@ def _owner(uri: str, rate: float) -> Iterator[Acks]:
 
 
 def measure(uri: str, seconds: float, rate: float, pause: float) -> tuple[dict[str, Found], int]:
-    """Both readers in turn for `seconds` each beside the owner; what they found, and the rows acknowledged."""
+    """Run both readers in turn beside the owner, `seconds` each.
+
+    Returns their figures, and the number of acknowledged rows.
+    """
     with _owner(uri, rate) as acks:
         readers = {"kept open": Reader(uri, kept=True), "opened for each look": Reader(uri, kept=False)}
         for _ in range(max(1, round(seconds / _TURN))):
@@ -168,7 +174,7 @@ def measure(uri: str, seconds: float, rate: float, pause: float) -> tuple[dict[s
 
 
 def lines(found: dict[str, Found], acked: int) -> Iterator[str]:
-    """The figures as a table in Markdown, and whether the bar is held."""
+    """Yield the figures as a Markdown table, and whether the bar is held."""
     yield "| reader | ack to seen, ms: p50, p99, worst | a look, ms: p50, p99 | requests of a look at rest | missed |"
     yield "|---|---|---|---|---|"
     for name, each in found.items():
@@ -185,7 +191,7 @@ def lines(found: dict[str, Found], acked: int) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit code: 1 where a look missed a row that was acked before it began."""
+    """Measure and print; return 1 if a read missed a row that was acknowledged before it began, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.stored_looks", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="a few seconds")
     parser.add_argument("--seconds", type=float, help=f"how long each reader looks ({SECONDS:g})")

@@ -1,4 +1,4 @@
-"""What a result depends on besides the code: versions and the host, without anything that names it."""
+"""The environment of a result: versions and the host, without anything that identifies the host."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import psutil
 _DISTRIBUTIONS = ("pylance", "pyarrow", "numpy", "faiss-cpu", "tantivy", "datafusion", "sortedcontainers")
 
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
-"""Read, not asked for: the checkout runs without being installed."""
+"""The version is read from the file, because the checkout also runs without being installed."""
 
 
 def versions() -> dict[str, str]:
-    """memwal, the distributions that do the work, and Python."""
+    """Return the versions of memwal, Python, and the distributions that do the work."""
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
     ours = {"memwal": str(project["version"]), "python": platform.python_version()}
     return {**ours, **{name: version(name) for name in _DISTRIBUTIONS}}
 
 
 def host() -> dict[str, str]:
-    """Cores, memory, system, and the number of its kernel (the rest of a release string can name a machine)."""
+    """Return cores, memory, machine type, system and kernel version; the rest of a release string can name a host."""
     kernel = re.match(r"[0-9.]+", platform.release())
     return {
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),

@@ -1,20 +1,22 @@
-"""Sustained puts: so many rows that memtables fill and are flushed all the while, which a burst does not show.
+"""Sustained puts: enough rows that memtables are filled and flushed all the time, unlike in a burst.
 
-A round creates a table and puts every batch, one caller, none durable. What ends the clock is the same on both sides:
+A round creates a table and puts every batch, one caller, none durable. The same condition stops the clock on both
+sides:
 
 - `put_sustained`: every row is put and flushed. Closing a ShardWriter is the only way to know that its log has the last
-  row, and closing flushes; so memwal's last memtable is flushed within the time as well.
-- `packages_sustained`: every row is put and in each of the three indexes. A ShardWriter's put returns when its rows are
-  (measured: its indexes do not grow afterwards); memwal's memtables are waited for. Rows of an SST count as indexed, as
-  the SST holds its own indexes on storage; in the memtable that memwal keeps for reads in the SST's place, the same
-  rows may be indexed up to a second later. What is left is flushed behind that, which "rows/s until flushed" includes.
+  row, and closing flushes; therefore the last memtable of memwal is flushed within the time as well.
+- `packages_sustained`: every row is put and in each of the three indexes. A put of ShardWriter returns when its rows
+  are (measured: its indexes do not grow afterwards); for memwal the benchmark waits until no memtable has unindexed
+  rows. Rows of an SST count as indexed, because the SST holds its own indexes on storage; in the memtable that memwal
+  keeps for reads in place of the SST, the same rows may be indexed up to a second later. The rest is flushed
+  afterwards, which "rows/s until flushed" includes.
 
-Then the digest of all rows is compared. ShardWriter's are read from its SSTs, the newest row of each key: its own
-newest-version read takes 26 s for 3 million rows in 30 SSTs.
+Then the digests of all rows are compared. ShardWriter's rows are read from its SSTs, the newest row of each key,
+because its own newest-version read takes 26 s for 3 million rows in 30 SSTs.
 
-memwal's recall is measured in a second pass over the same batches, after the timed one: searches at level `latest` as
-soon as each quarter of the rows is acknowledged, indexed or not, beside exact search over the rows acknowledged by
-then. Lance has no search that sees a memtable.
+memwal's recall is measured in a second, untimed pass over the same batches: searches at level `latest` as soon as each
+quarter of the rows is acknowledged, indexed or not, compared with exact search over the rows acknowledged by then.
+Lance has no search that sees a memtable.
 """
 
 from __future__ import annotations
@@ -43,23 +45,25 @@ from bench.source_data import NARROW, NARROW_KEY, PACKAGES_KEY, REPEATS, SEED, V
 
 K = 10
 PLACES = 4
-"""Recall is measured after each of so many equal shares of the rows."""
+"""Recall is measured after each of this many equal shares of the rows."""
 LOOK_EVERY = 0.005
-"""Seconds between two looks whether rows still wait for an index."""
+"""Seconds between two checks for rows that wait for an index."""
 PIECE = 1_000_000
-"""Rows hashed at a time: a digest makes an object of each text."""
+"""Rows hashed at a time, because a digest creates an object for each text."""
 VECTORS_SEED = 3
 
 NO_COMMITS: Mapping[str, Mapping[str, Any]] = {"commit": {"interval": "0s"}}
-"""memwal's defaults, but its SSTs stay SSTs, as a ShardWriter's do."""
+"""memwal's defaults without commits: its SSTs remain SSTs, like those of a ShardWriter."""
 NARROW_BEST: Mapping[str, Any] = {**lance_side.FAST_BEST, "max_unflushed_memtable_bytes": 8 << 30}
-"""Puts do not wait for flushes. Measured with 5 million rows: 540,000 to 710,000 rows/s, with the default 480,000 to
-680,000. Memtables of 10,000 to 50,000 rows: 370,000 to 490,000; of 150,000 and more, in which a put takes longer:
-310,000 to 460,000; the default of 100,000 is best."""
+"""Puts do not wait for flushes. Measured with 5 million rows: 540,000 to 710,000 rows/s; with the default 480,000 to
+680,000. Memtables of 10,000 to 50,000 rows: 370,000 to 490,000. Memtables of 150,000 rows and more, which slow down a
+put: 310,000 to 460,000. The default of 100,000 rows is the best.
+"""
 PACKAGES_BEST: Mapping[str, Any] = {**lance_side.FAST_BEST, "max_memtable_rows": 1000}
-"""A small graph of vectors is faster to add to. Measured with 40,000 and 200,000 rows: 12,700 to 15,100 rows/s;
-memtables of 2,500 rows 11,600 to 12,600, of 5,000 11,100 to 12,400, of 10,000 9,200 to 11,000, of 20,000 7,000, of
-100,000 (the default) 2,200 to 6,600."""
+"""Adding to a small graph of vectors is faster. Measured with 40,000 and 200,000 rows: 12,700 to 15,100 rows/s.
+Memtables of 2,500 rows: 11,600 to 12,600; of 5,000: 11,100 to 12,400; of 10,000: 9,200 to 11,000; of 20,000: 7,000; of
+100,000 (the default): 2,200 to 6,600.
+"""
 MANY_SSTS = "an SST for every 1,000 rows: the fastest to put into, but every search visits all of them"
 
 
@@ -67,7 +71,7 @@ MANY_SSTS = "an SST for every 1,000 rows: the fastest to put into, but every sea
 
 
 class Target(put_path.Target, Protocol):
-    """A fresh table that takes puts, flushes as it goes, and says what it has done."""
+    """A new table that takes puts, flushes meanwhile, and counts its flushes."""
 
     def indexed(self) -> None: ...
     def flush(self) -> None: ...
@@ -75,30 +79,36 @@ class Target(put_path.Target, Protocol):
 
 
 class SustainedTable(MemwalTable):
-    """memwal's side. Thread safety. One thread."""
+    """memwal's side.
+
+    Thread safety. One thread.
+    """
 
     def indexed(self) -> None:
-        """Returns when no row of a memtable waits for an index."""
+        """Return when no row of a memtable waits for an index."""
         while any(region["unindexed_rows"] for region in self.table.status()["regions"]):
             time.sleep(LOOK_EVERY)
 
     def flushes(self) -> int:
-        """SSTs that were written and not committed."""
+        """Return the number of SSTs that were written and not committed."""
         return sum(len(region["ssts"]) for region in self.table.status()["regions"])
 
 
 class SustainedShard(LanceShard):
-    """Lance's side. Thread safety. One thread."""
+    """Lance's side.
+
+    Thread safety. One thread.
+    """
 
     def indexed(self) -> None:
-        """Nothing to wait for: a put returns when its rows are indexed."""
+        """Return at once: a put returns when its rows are indexed."""
 
     def flushes(self) -> int:
-        """SSTs that were written."""
+        """Return the number of SSTs that were written."""
         return len(self._ssts())
 
     def rows(self) -> pa.Table:
-        """Every row of base table and SSTs, the newest of each key; not of the memtable."""
+        """Return the newest row of each key in base table and SSTs, without the memtable."""
         (key,) = [field.name for field in self._schema if field.metadata]
         datasets = [self.dataset, *(lance.dataset(str(sst)) for sst in self._ssts())]
         return newest([dataset.to_table(columns=self._schema.names) for dataset in datasets], key)
@@ -109,7 +119,7 @@ class SustainedShard(LanceShard):
 
 @dataclass(frozen=True)
 class Load:
-    """What is put, and into what. `flushes`: the fewest SSTs that each side must have written in the end."""
+    """The rows to put, and the table that takes them. `flushes`: the least number of SSTs that each side must write."""
 
     base: pa.Table
     key: str
@@ -119,15 +129,15 @@ class Load:
 
     @property
     def rows(self) -> int:
-        """Rows that are put."""
+        """Return the number of rows to put."""
         return sum(batch.num_rows for batch in self.batches)
 
     def memwal(self, at: Path) -> SustainedTable:
-        """A table below `at`, with the rows of `base`."""
+        """Return a table of memwal below `at` with the rows of `base`."""
         return SustainedTable(at, self.base, self.key, self.indexes, durable=False, settings=NO_COMMITS)
 
     def lance(self, settings: Mapping[str, Any]) -> Callable[[Path], SustainedShard]:
-        """The same for a ShardWriter with `settings`."""
+        """Return a function that creates the same table for a ShardWriter with `settings`."""
         return lambda at: SustainedShard(at, self.base, self.key, self.indexes, settings)
 
 
@@ -135,7 +145,7 @@ class Load:
 
 
 class SustainedPuts(Contender):
-    """Puts every batch into a fresh table each round; the clock ends when all rows are flushed."""
+    """Put every batch into a new table each round; the clock stops when all rows are flushed."""
 
     def __init__(
         self,
@@ -150,7 +160,7 @@ class SustainedPuts(Contender):
         self._open, self._load = open_at, load
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """One table. Raises: ValueError if too few rows were put for the flushes that the load wants."""
+        """Run one table. Raises: ValueError if fewer SSTs were written than the load requires."""
         target = self._open(at)
         try:
             with watch.timed():
@@ -163,7 +173,7 @@ class SustainedPuts(Contender):
         return Sample(np.asarray(latencies), watch.seconds, self._load.rows, found, measures)
 
     def _end(self, target: Target) -> None:
-        """The last of what is timed."""
+        """Do the last timed step."""
         target.flush()
 
     def _measures(self, target: Target, watch: Watch) -> dict[str, float]:  # noqa: ARG002 - see SustainedPackages
@@ -178,7 +188,7 @@ class SustainedPuts(Contender):
 
 
 class SustainedPackages(SustainedPuts):
-    """The same until every row is indexed."""
+    """The same, but the clock stops when every row is indexed."""
 
     def _end(self, target: Target) -> None:
         target.indexed()
@@ -192,7 +202,7 @@ class SustainedPackages(SustainedPuts):
 
 
 class SearchedPackages(SustainedPackages):
-    """memwal: the same, and its recall, measured in a pass of its own."""
+    """memwal: the same, with recall from a second pass."""
 
     def __init__(self, load: Load, searches: int) -> None:
         settings = memwal_side.resolved(NO_COMMITS, durable=False, regions=1)
@@ -200,7 +210,7 @@ class SearchedPackages(SustainedPackages):
         self._queries = mixtures.queries(searches)
 
     def round(self, at: Path, watch: Watch) -> Sample:
-        """Two tables, the first of them timed."""
+        """Run two tables; only the first is timed."""
         timed = super().round(at / "timed", watch)
         table = self._load.memwal(at / "searched")
         try:
@@ -210,7 +220,7 @@ class SearchedPackages(SustainedPackages):
         return Sample(timed.latencies, timed.seconds, timed.rows, timed.digest, {**timed.measures, "recall": recall})
 
     def _least_recall(self, table: SustainedTable) -> float:
-        """The lowest recall at any of the places; puts everything."""
+        """Put everything and return the lowest recall of all measured places."""
         load, found = self._load, []
         rows = pa.concat_tables([load.base, *load.batches]).select([load.key, "embedding"])
         names, vectors, seen = rows.column(load.key).to_numpy(), _vectors(rows), load.base.num_rows
@@ -232,10 +242,10 @@ class SearchedPackages(SustainedPackages):
 
 
 def narrow_stream(puts: int, rows: int) -> list[pa.Table]:
-    """As `source_data.narrow_batches`, in time that grows with the rows alone: no key twice in a batch, REPEATS of the
-    keys of each but the first from those before it.
+    """Like `source_data.narrow_batches`, in time linear in the rows.
 
-    A batch draws its n-th repeated key from the n-th of equal shares of all before it, so that it draws none twice.
+    A batch has no duplicate key; REPEATS of the keys of each batch but the first are from earlier batches. A batch
+    draws its n-th repeated key from the n-th of equal shares of all earlier keys, so that it draws none twice.
     """
     rng, again = np.random.default_rng(SEED), int(rows * REPEATS)
     ids = rng.permutation(puts * rows).reshape(puts, rows)
@@ -248,7 +258,7 @@ def narrow_stream(puts: int, rows: int) -> list[pa.Table]:
 
 
 def package_stream(count: int) -> pa.Table:
-    """Rows drawn from the packages, each with a name and a vector of its own; see `mixtures.mixed`."""
+    """Return rows drawn from the packages, each with a name and a vector of its own; see `mixtures.mixed`."""
     real, schema = packages(), packages().schema
     rng = np.random.default_rng((SEED, VECTORS_SEED))
     rows = real.take(pa.array(rng.integers(0, real.num_rows, count))).combine_chunks()

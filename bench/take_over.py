@@ -1,19 +1,19 @@
-"""How long writes stop when a daemon dies, ends in order, comes back, or freezes.
+"""Measure how long writes stop when a daemon is killed, stopped with SIGTERM, started again, or frozen.
 
 `python -m bench.take_over [--smoke | --trials N] [--freeze [SECONDS]] [--rate N] [--s3 [MS]]` prints a table.
 
-Two daemons share a table on a local disk, or with `--s3` on an S3 server, with MS above 0 behind a proxy by which each
-request takes so many milliseconds longer. A client as users have it (`memwal.connect`) puts N rows (50) a second into
-each region, each row durable, in one thread for each region; who owns a region it finds out by itself, so what is
-measured holds the client's part too, and up to 1/N seconds between two puts.
+Two daemons share a table on a local disk, or with `--s3` on an S3 server; with MS above 0 a proxy delays each request
+by MS milliseconds. A client (`memwal.connect`) puts N durable rows (50) per second into each region, in one thread per
+region. The client finds the owners itself, so the figures include its part, and up to 1/N seconds between two puts.
 
-* kill: from the SIGKILL of a daemon until every region that it had has acked a row that was put after it.
-* hand-over: the longest time between two acks of a region that moves when a daemon gets SIGTERM.
-* give-back: the same of a region that moves back to a daemon that starts.
-* start: from the start of the process until it says that it serves its share, Python's start and imports included.
-* freeze: the longest time between two acks of any region, while a daemon is stopped by SIGSTOP and continued.
+* kill: from the SIGKILL of a daemon until every region that it owned has acknowledged a row that was put afterwards.
+* hand-over: the longest time between two acknowledgements of a region that moves when a daemon gets SIGTERM.
+* give-back: the same for a region that moves back to a daemon that starts.
+* start: from the start of the process until it reports that it serves its share, including Python's start and imports.
+* freeze: the longest time between two acknowledgements of any region while a daemon is stopped by SIGSTOP and
+  continued.
 
-At the end every row that was acked must be in the table.
+At the end every acknowledged row must be in the table.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ SMOKE, FULL = 1, 20
 RATE = 50
 """Puts per second and region."""
 REST, SHORT_REST = 10.0, 1.0
-"""Seconds between two trials, in which daemons come to rest and read ahead (`daemon.read_ahead`); and of one trial."""
+"""Seconds before each trial, and before a single trial; daemons read ahead meanwhile (`daemon.read_ahead`)."""
 KEYS = 400_000
-"""Rows that can be put, each with a key of its own."""
+"""Number of rows that can be put, each with a key of its own."""
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string())])
 
 
 class Writer:
-    """Puts rows of one region at a steady rate, wherever it is; remembers when each was sent and acked."""
+    """Put rows of one region at a steady rate, whoever owns it; record when each was sent and acknowledged."""
 
     def __init__(
         self, region: str, keys: Sequence[int], table: Table, stop: threading.Event, rate: float = RATE
     ) -> None:
-        """`rate`: puts per second."""
+        """Start the thread. `rate`: puts per second."""
         self._every = 1 / rate
         self.region, self._keys, self._table, self._stop = region, keys, table, stop
         self.acks: list[tuple[float, float]] = []
@@ -66,7 +66,7 @@ class Writer:
 
     @property
     def acked(self) -> Sequence[int]:
-        """The keys of all rows that were acked."""
+        """Return the keys of all acknowledged rows."""
         return self._keys[: len(self.acks)]
 
     def _run(self) -> None:
@@ -84,25 +84,25 @@ class Writer:
             time.sleep(max(0.0, due - time.perf_counter()))
 
     def accepted_after(self, moment: float) -> float | None:
-        """When the first row that was sent after `moment` was acked."""
+        """Return when the first row that was sent after `moment` was acknowledged; None if no such row was."""
         recent = list(itertools.takewhile(lambda ack: ack[0] >= moment, reversed(self.acks)))
         return recent[-1][1] if recent else None
 
     def longest_pause(self, since: float) -> float:
-        """The longest time between two acks, from the last one before `since` on."""
+        """Return the longest time between two acknowledgements, beginning with the last one before `since`."""
         recent = list(itertools.takewhile(lambda ack: ack[1] > since, reversed(self.acks)))
         times = [acked for _, acked in self.acks[-len(recent) - 1 :]]
         return float(np.max(np.diff(times), initial=0.0))
 
 
 def all_accepted(writers: Sequence[Writer], moment: float) -> float:
-    """When the last of `writers` had a row acked that was sent after `moment`; waits for it."""
+    """Wait until each of `writers` has an acknowledged row sent after `moment`, and return when the last one had it."""
     until(lambda: all(writer.accepted_after(moment) for writer in writers))
     return max(writer.accepted_after(moment) or 0.0 for writer in writers)
 
 
 def keys_by_region(place: Place) -> dict[str, list[int]]:
-    """Keys of each region."""
+    """Return the keys of each region."""
     base = BaseTable.open(place.uri, place.options)
     numbers = pa.table({"id": pa.array(range(KEYS))}, schema=pa.schema([ROWS.field("id")]))
     buckets = base.route(numbers)
@@ -110,7 +110,7 @@ def keys_by_region(place: Place) -> dict[str, list[int]]:
 
 
 class Trials:
-    """Daemons under load, what is done to them, and how long that took."""
+    """Run trials on daemons under load, and record their durations."""
 
     def __init__(self, daemons: Daemons, writers: Sequence[Writer], rest: float) -> None:
         self._daemons, self._writers, self._rest = daemons, writers, rest
@@ -125,7 +125,7 @@ class Trials:
         self._start(endpoint, moving)
 
     def hand_over(self, endpoint: str) -> None:
-        """End a daemon and start it again."""
+        """Stop a daemon with SIGTERM and start it again."""
         moving = self._of(endpoint)
         began = time.perf_counter()
         self._daemons.end(endpoint)
@@ -134,8 +134,8 @@ class Trials:
         self._start(endpoint, moving)
 
     def freeze(self, endpoint: str, seconds: float) -> None:
-        """Stop a daemon for so long, and continue it."""
-        time.sleep(self._rest)  # a pause begins with an ack
+        """Stop a daemon with SIGSTOP for `seconds`, and continue it."""
+        time.sleep(self._rest)  # a pause begins with an acknowledgement
         began = time.perf_counter()
         with self._daemons.frozen(endpoint):
             time.sleep(seconds)
@@ -162,7 +162,7 @@ class Trials:
 
 @contextmanager
 def loaded(at: Path, place: Place, rate: int) -> Iterator[tuple[Daemons, list[Writer]]]:
-    """Daemons of a new table, and a client that puts rows into each region. Raises, at the end: LostRows."""
+    """Start the daemons of a new table, and a client that puts rows into each region. Raises at the end: LostRows."""
     stop = threading.Event()
     table = toml({"table": {**place.section, "key": ["id"], "columns": {"id": "int64", "value": "string"}}})
     with Daemons(at, table, REGIONS, place.environ) as daemons, memwal.connect(daemons.endpoints) as client:
@@ -177,11 +177,11 @@ def loaded(at: Path, place: Place, rate: int) -> Iterator[tuple[Daemons, list[Wr
 
 
 class LostRows(Exception):
-    """A row was acked that is not in the table."""
+    """An acknowledged row is not in the table."""
 
 
 def check(client: Table, writers: Sequence[Writer]) -> None:
-    """Raises: LostRows."""
+    """Check that every acknowledged row is in the table. Raises: LostRows."""
     there = set(client.scan(columns=["id"]).read_all().column("id").to_pylist())
     acked = {key for writer in writers for key in writer.acked}
     print(f"{len(acked):,} rows acked, {len(acked - there)} of them missing", flush=True)
@@ -192,9 +192,9 @@ def check(client: Table, writers: Sequence[Writer]) -> None:
 def measure(
     at: Path, place: Place, trials: int, freeze: float, rate: int = RATE, rest: float = REST
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Seconds of every trial, by what was measured; and the errors that the client raised. `freeze`: seconds, or 0.
+    """Return the seconds of every trial by kind, and the errors that the client raised.
 
-    `rest`: seconds before each trial; SHORT_REST where there is one trial only.
+    `freeze`: seconds, or 0. `rest`: seconds before each trial; with a single trial SHORT_REST is used.
     """
     with loaded(at, place, rate) as (daemons, writers):
         under = Trials(daemons, writers, SHORT_REST if trials == SMOKE else rest)
@@ -208,7 +208,7 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.take_over", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="one trial of each")
     parser.add_argument("--trials", type=int, default=FULL, help="trials of each (%(default)s)")

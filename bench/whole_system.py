@@ -1,7 +1,7 @@
-"""The parts of a run beside no peer: freshness, take-over, growth and the crossover to direct `merge_insert`.
+"""The parts of a run: freshness, take-over, growth, and the crossover to a direct `merge_insert`.
 
-`python -m bench` measures them after the benchmarks and keeps their figures in the same result. A part that this host
-cannot run is left out with one line; one that fails is kept as failed, so that minutes of other figures are not lost.
+`python -m bench` measures them after the benchmarks and stores their figures in the same result. A part that this host
+cannot run is skipped with one line. A part that fails is stored as failed, so that figures measured before are kept.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.spark.session import check_java
 
 FRESH_P50, FRESH_P99 = 100.0, 300.0
-"""Bars of an event in Kafka until level `latest`, milliseconds."""
+"""Bars of the time from an event in Kafka until level `latest`, milliseconds."""
 KILL_P99, HAND_OVER_P99, START_P50 = 500.0, 500.0, 2_000.0
 """Bars of a take-over, milliseconds."""
 FAILED = "failed: "
 
 
 class Freshness:
-    """From an event in Kafka to level `latest`, the embedded daemon at default settings."""
+    """The time from an event in Kafka to level `latest`, with the embedded daemon at default settings."""
 
     name, title = "freshness", "From an event in Kafka to level latest"
     seconds, warm_up, trigger = 15.0, 15.0, 0.0
-    """The shortest trigger that Spark holds: a micro-batch begins when the one before has ended."""
+    """Trigger 0 is Spark's shortest: a micro-batch begins when the previous one has ended."""
 
     def absent(self) -> str:
-        """Java, or the broker's jars."""
+        """Check for Java and the jars of the broker."""
         try:
             check_java(os.environ)
         except Invalid as error:
@@ -46,7 +46,7 @@ class Freshness:
         return "" if cache().exists() else "the Kafka broker is not in the cache; `make kafka` fetches it"
 
     def measure(self, at: Path, *, smoke: bool) -> PartResult:
-        """One run with a broker of its own."""
+        """Run once with a broker of its own."""
         from bench import freshness
         from tests.kafka_server import KafkaServer
 
@@ -64,7 +64,7 @@ class Freshness:
 def freshness_result(
     name: str, title: str, seconds: float, told: Mapping[str, object], waits: Sequence[float]
 ) -> PartResult:
-    """The part that these waits (seconds) make: quantiles with bars, and the share of events over milliseconds."""
+    """Return the part for these waits (seconds): quantiles with bars, and the share of events over milliseconds."""
     milliseconds = np.asarray(waits) * 1e3
     p50, p99 = (float(each) for each in np.percentile(milliseconds, [50, 99]))
     shares = np.linspace(0, 100, 101)
@@ -79,17 +79,17 @@ def freshness_result(
 
 
 class TakeOver:
-    """Two daemons, one killed, ended in order and started again, under puts."""
+    """Two daemons under puts: one is killed, stopped with SIGTERM, and started again."""
 
     name, title = "take_over", "When a daemon goes: how long writes of its regions stop"
     trials, rest = 3, 6.0
 
     def absent(self) -> str:
-        """Nothing is needed."""
+        """Return "": the part needs nothing."""
         return ""
 
     def measure(self, at: Path, *, smoke: bool) -> PartResult:
-        """A few trials of each. Raises: take_over.LostRows."""
+        """Run a few trials of each kind. Raises: take_over.LostRows."""
         from bench import take_over
         from tests.s3_place import Place
 
@@ -103,7 +103,7 @@ class TakeOver:
 def take_over_result(
     name: str, title: str, seconds: float, told: Mapping[str, object], found: Mapping[str, Sequence[float]], errors: int
 ) -> PartResult:
-    """The part that these trials (seconds, by what was done) make; of few trials p99 is close to the worst."""
+    """Return the part for these trials (seconds by kind). With few trials p99 is close to the worst."""
     bars = {("kill", 99): KILL_P99, ("hand-over", 99): HAND_OVER_P99, ("start", 50): START_P50}
     figures, curves = [], []
     for kind, each in found.items():
@@ -121,7 +121,7 @@ PARTS: tuple[Part, ...] = (Freshness(), TakeOver(), Growth(), Crossover())
 
 
 def measured(part: Part, at: Path, *, smoke: bool) -> PartResult:
-    """The part's result, measured below the directory `at`, which is removed; or why there is none."""
+    """Measure the part below the directory `at`, which is removed; if there are no figures, return the reason."""
     missing = part.absent()
     if not missing:
         began = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Small measurements behind one decision each; run by hand, not part of `python -m bench`."""
+"""Small measurements, each behind one decision; run by hand, not by `python -m bench`."""

@@ -1,10 +1,10 @@
-"""Which structure maps keys to rows fastest, batch after batch: the evidence for memtable/key/index.py.
+"""Compare structures that map keys to rows, batch after batch: the evidence for memtable/key/index.py.
 
 `python -m bench.micro.key_index` prints a table. The work is that of a put: 1,000 int64 keys at a time, a tenth of them
-put before; find the row of each key so far (-1: none) and point the key at its new row. All candidates must find the
-same rows. Each runs in a process of its own, so that its memory can be read off the process.
+put before; look up the current row of each key (-1: none) and map the key to its new row. All candidates must return
+the same rows. Each runs in a process of its own, so that its memory can be read from the process.
 
-This is the map alone; versions, order and the rows themselves cost the same whatever it is.
+Only the map is measured; versions, order and the rows themselves cost the same with every map.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ PAGE = 4096
 
 
 class KeyMap(ABC):
-    """key -> newest row. No key is twice in one batch."""
+    """A map from a key to its newest row. A batch has no duplicate keys."""
 
     rows = ROWS
-    """How many are put; fewer for a candidate that would take minutes."""
+    """Number of rows to put; fewer for a candidate that would take minutes."""
 
     @abstractmethod
     def put(self, keys: Integers, first: int) -> Integers:
-        """Point the keys at the rows first, first+1, ...; returns the row of each key before, -1 for none."""
+        """Map the keys to the rows first, first+1, ...; return the previous row of each key, -1 for none."""
 
 
 class Dict(KeyMap):
-    """One look finds old keys and adds new ones; the old ones are moved after that."""
+    """A dict: one pass looks up old keys and adds new ones; then the old keys are updated."""
 
     def __init__(self) -> None:
         self._newest: dict[int, int] = {}
@@ -82,7 +82,7 @@ class Sorted(KeyMap):
 
 
 class SortedRuns(KeyMap):
-    """NumPy alone: every batch is a sorted run; a run as long as the one before it is merged with it."""
+    """NumPy alone: every batch is a sorted run, which is merged with the previous run if it is at least as long."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[Integers, Integers]] = []
@@ -100,7 +100,10 @@ class SortedRuns(KeyMap):
         return found
 
     def _merge(self) -> None:
-        """The stable sort finds two sorted halves and merges them; of equal keys the newer row stays."""
+        """Merge the two newest runs; for equal keys the newer row stays.
+
+        The stable sort detects the two sorted halves and merges them.
+        """
         newer, older = self._runs.pop(), self._runs.pop()
         keys = np.concatenate([older[0], newer[0]])
         order = np.argsort(keys, kind="stable")
@@ -110,7 +113,7 @@ class SortedRuns(KeyMap):
 
 
 class LongToLong(KeyMap):
-    """faiss.MapLong2Long: std::unordered_map behind one call for a batch."""
+    """faiss.MapLong2Long: std::unordered_map with one call per batch."""
 
     def __init__(self) -> None:
         self._map: Any = faiss.MapLong2Long()
@@ -123,7 +126,7 @@ class LongToLong(KeyMap):
 
 
 class OneTable(KeyMap):
-    """faiss.MapInt64ToInt64, open addressing in one NumPy array, made for all rows at once."""
+    """faiss.MapInt64ToInt64: open addressing in one NumPy array, allocated for all rows at once."""
 
     def __init__(self) -> None:
         self._map: Any = faiss.MapInt64ToInt64(1 << (2 * ROWS - 1).bit_length())
@@ -136,7 +139,7 @@ class OneTable(KeyMap):
 
 
 class DoublingTable(KeyMap):
-    """The same, beginning small: when half full all is moved at once to a table twice as large."""
+    """The same, starting small: a half-full table is copied at once to a table twice as large."""
 
     def __init__(self) -> None:
         self._map: Any = faiss.MapInt64ToInt64(1 << 12)
@@ -155,9 +158,9 @@ class DoublingTable(KeyMap):
 
 
 class TablesOfDoublingSize(KeyMap):
-    """The same, where nothing moves: when a table is half full the next keys go into another, twice as large.
+    """The same without copies: when a table is half full, further keys go into another one, twice as large.
 
-    A key stays in the table it came to, and its row is changed there. A lookup asks all tables, the largest first.
+    A key stays in its first table, and its row is updated there. A lookup searches all tables, the largest first.
     """
 
     def __init__(self) -> None:
@@ -212,7 +215,7 @@ CANDIDATES: Mapping[str, type[KeyMap]] = {
 
 
 def batches(rows: int) -> list[Integers]:
-    """The keys of each batch, spread over all of int64."""
+    """Return the keys of each batch, spread over all of int64."""
     rng = np.random.default_rng(SEED)
     keys = np.unique(rng.integers(-(2**63), 2**63 - 1, rows + rows // 100, dtype=np.int64))
     fresh = rng.permutation(keys)[:rows].reshape(-1, BATCH)
@@ -224,13 +227,13 @@ def batches(rows: int) -> list[Integers]:
 
 
 def measure(name: str) -> dict[str, float]:
-    """One candidate in this process."""
-    faiss.omp_set_num_threads(1)  # as in memwal: region writers must not fight over the cores
+    """Measure one candidate in this process."""
+    faiss.omp_set_num_threads(1)  # as in memwal: region writers must not compete for the cores
     everything = batches(CANDIDATES[name].rows)
     seconds = np.zeros(len(everything))
     sum_found = 0
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what making the keys left free would be used again, unseen
+    ctypes.CDLL(None).malloc_trim(0)  # memory freed by key generation would be reused and not be counted
     before = _resident()
     candidate = CANDIDATES[name]()
     for number, keys in enumerate(everything):
@@ -257,7 +260,7 @@ def _resident() -> int:
 
 
 def main() -> None:
-    """Measure every candidate and print what was found."""
+    """Measure every candidate and print the results."""
     if len(sys.argv) > 1:
         print(json.dumps(measure(sys.argv[1])))
         return

@@ -1,9 +1,9 @@
-"""Which structure answers ranges best while rows are put: the evidence for memtable/filter/scalar_index.py.
+"""Compare structures that answer ranges while rows are put: the evidence for memtable/filter/scalar_index.py.
 
-`python -m bench.micro.ordered_index` prints a table. A thousand rows are put, or one, then one range is asked that a
-thousandth of all rows pass, and so on, a hundred times from nothing and a hundred times from 900,000 rows (less often
-for a candidate that takes too long). A candidate may name rows that do not pass, which the filter then looks at, but
-not miss one. Where it brings itself up to date, at the put or at the range, is its own choice.
+`python -m bench.micro.ordered_index` prints a table. A step puts a thousand rows, or one, then asks for one range that
+a thousandth of all rows pass. There are a hundred steps from an empty column and a hundred from 900,000 rows (fewer for
+a candidate that takes too long). A candidate may return rows that do not pass, which the filter checks afterwards, but
+must not miss one. It may update itself at the put or at the range.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ BATCHES = (1_000, 1)
 """Rows of a put: a batch, and a caller that puts rows one by one."""
 STEPS = 100
 HELD = (0, 900_000)
-"""Rows there before the first of the steps."""
+"""Rows in the column before the first step."""
 ONE_IN = 1_000
 BUDGET = 0.5
-"""Seconds after which no further step is made."""
+"""Seconds after which no further step runs."""
 SEED = 20_240_607
 
 
 class Ordered(ABC):
-    """The rows of one column by value. `column` is told before each put and range how far the rows reach."""
+    """The rows of one column by value. Before each put and range, the benchmark sets `column` to all rows so far."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
         self.column = pa.chunked_array([], kind)
 
     def put(self, rows: pa.Array, first: int) -> None:  # noqa: B027 - most do nothing
-        """Rows were added to the column, the first of them `first`."""
+        """Note that rows were added to the column, beginning with row `first`."""
 
     @abstractmethod
     def between(self, low: Any, high: Any) -> Integers:
-        """Rows which may lie in low <= value < high."""
+        """Return rows that may satisfy low <= value < high."""
 
     def asked(self, low: Any, high: Any) -> Asked:
-        """The range as memtable has it."""
+        """Return the range in the form of the memtable's filters."""
         first, last = (sort_form(pa.array([end], self.kind)) for end in (low, high))
         return Asked(first, last, high_inclusive=False)
 
 
 class Runs(Ordered):
-    """memtable's: runs merged geometrically; rows are sorted when they were looked at often enough."""
+    """memtable's structure: runs merged geometrically; rows are sorted after a number of lookups."""
 
     looks = scalar_index.LOOKS
 
@@ -77,13 +77,13 @@ class Runs(Ordered):
 
 
 class EagerRuns(Runs):
-    """The same, rows sorted by the first range after their put."""
+    """The same, but the first range after a put sorts the rows."""
 
     looks = 0
 
 
 class OneRun(Ordered):
-    """One run, sorted anew when the rows behind it are more than `tail` and an eighth of it."""
+    """One run, sorted again when the rows after it are more than `tail` and more than 1/`share` of it."""
 
     tail = 0
     share = 1_000_000
@@ -104,14 +104,14 @@ class OneRun(Ordered):
 
 
 class RunAndTail(OneRun):
-    """Rows behind the run are all named."""
+    """One run; rows after it are all returned."""
 
     tail = 4_096
     share = 8
 
 
 class Sorted(Ordered):
-    """A SortedList of value and row."""
+    """A SortedList of pairs of value and row."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
@@ -127,7 +127,7 @@ class Sorted(Ordered):
 
 
 class YoungSorted(Sorted):
-    """Runs, and a SortedList of the rows behind them, which become a run when they are sixteen thousand."""
+    """Runs, and a SortedList of the rows after them, which become a run when they are sixteen thousand."""
 
     most = 16_384
 
@@ -159,7 +159,7 @@ CANDIDATES: Mapping[str, Callable[[pa.DataType], Ordered]] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one candidate: microseconds per row put, milliseconds per range, rows named, steps made."""
+    """The figures of a candidate: microseconds per row put, milliseconds per range, rows returned, steps."""
 
     put: float
     median: float
@@ -169,7 +169,7 @@ class Figures:
 
 
 def measure(candidate: Ordered, values: pa.Array, held: int, batch: int) -> Figures:
-    """Run the steps behind the first `held` of the values."""
+    """Run the steps, starting after the first `held` values."""
     order = np.sort(np.asarray(values))
     chunks = [values.slice(0, held)] if held else []
     candidate.column = pa.chunked_array(chunks, values.type)
@@ -206,7 +206,7 @@ def measure(candidate: Ordered, values: pa.Array, held: int, batch: int) -> Figu
 
 
 def check(column: pa.ChunkedArray, low: Any, high: Any, found: Integers) -> None:
-    """No row that passes is missing."""
+    """Check that no row that passes is missing. Raises: AssertionError."""
     passing = pc.and_(pc.greater_equal(column, pa.scalar(low)), pc.less(column, pa.scalar(high)))
     missing = np.setdiff1d(np.flatnonzero(passing.to_numpy()), found)
     if len(missing):
