@@ -60,8 +60,8 @@ class Contention:
         clients: int = CLIENTS,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`serve`: the module that a daemon runs, and its arguments before the configuration. `commit`: interval of commits,
-        "0s" for no commits. `clients`: processes of clients, without the one that reads storage."""
+        """`serve`: the module that a daemon runs, and its arguments before the configuration. `commit`: interval of
+        commits, "0s" for no commits. `clients`: processes of clients, without the one that reads storage."""
         self.directory, self.seed, self.rule, self.say = directory, seed, rule, say
         self.commit, self.processes = commit, clients
         self.chance = random.Random(f"contention {seed}")
@@ -154,7 +154,8 @@ class Contention:
         daemon.process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """End the clients, each after its operation, then the daemons. Raises: AssertionError if a client met an error."""
+        """End the clients, each after its operation, then the daemons. Raises: AssertionError if a client met an
+        error."""
         running = [each for each in self.clients if each.process is not None and each.process.poll() is None]
         for each in running:
             assert each.process is not None

@@ -22,7 +22,8 @@ WIDTH, KEYS = 16, 3000
 
 @dataclass(frozen=True)
 class Flight:
-    """One Flight call. `call`: get, action, exchange or put; `batches`: sent after the command, followed by `closing`."""
+    """One Flight call. `call`: get, action, exchange or put; `batches`: sent after the command, followed by
+    `closing`."""
 
     call: str
     role: str

@@ -138,7 +138,8 @@ class Scene:
         return self._process is not None and self._process.poll() is None
 
     def ended(self) -> int | None:
-        """Return the daemon's exit code, or None while it runs. Waits up to 2 s, since a lost connection precedes the end."""
+        """Return the daemon's exit code, or None while it runs. Waits up to 2 s, since a lost connection precedes the
+        end."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(2.0)
@@ -164,7 +165,8 @@ class Scene:
     def faults(self) -> list[str]:
         """Return what is wrong with the table after the attack.
 
-        Every stored value must be valid, and rows of UNCHANGED must be as they were. Requires that the daemon has ended.
+        Every stored value must be valid, and rows of UNCHANGED must be as they were. Requires that the daemon has
+        ended.
         """
         found = []
         with memwal.open(self.uri, settings={"commit": {"interval": "0s"}}) as table:

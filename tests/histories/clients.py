@@ -42,8 +42,8 @@ class Orders:
     """Arguments of a process of clients.
 
     `rule`: of the table, `replace`, `insert` or `version`. `kinds`: of its clients. `pause`: longest pause of a client
-    between two operations, in seconds. `column`, `key`: names of two integer columns. `fixed`: values of the other columns
-    of the key, which distinguish the clients' rows from other rows.
+    between two operations, in seconds. `column`, `key`: names of two integer columns. `fixed`: values of the other
+    columns of the key, which distinguish the clients' rows from other rows.
     """
 
     history: str
@@ -235,8 +235,8 @@ class Writer(Client):
     def _delete_all_of_some_keys(self) -> None:
         """Delete some keys with a filter: each row at a moment of its own.
 
-        It has no token: a region records the token at the end only, so a call that is repeated before then also deletes rows
-        that were put meanwhile, and the operation would take effect twice.
+        It has no token: a region records the token at the end only, so a call that is repeated before then also deletes
+        rows that were put meanwhile, and the operation would take effect twice.
         """
         region = self.region()
         keys = self.some(region, 2)
@@ -345,7 +345,8 @@ def keys_of(
 
 
 def _verdict_of_put(receipt: Any, first: bool) -> int | None:
-    """Return whether a put of one row to a table with a rule stored it; None if an earlier call with its token decided."""
+    """Return whether a put of one row to a table with a rule stored it; None if an earlier call with its token
+    decided."""
     return None if receipt.repeated else int(not receipt.skipped)
 
 

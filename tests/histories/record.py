@@ -3,26 +3,26 @@
 A history is one or more files of JSON lines. Each operation has two lines, joined by `id`:
 
 
-        {"event": "invoke", "id": "p0/17", "at": 1200, "client": "c3", "op": "put", "region": 0, "rows": {"7": 41}}
-        {"event": "return", "id": "p0/17", "at": 1950, "outcome": "ok"}
+    {"event": "invoke", "id": "p0/17", "at": 1200, "client": "c3", "op": "put", "region": 0, "rows": {"7": 41}}
+    {"event": "return", "id": "p0/17", "at": 1950, "outcome": "ok"}
 
-    ========  ================================  ================================================================
-    op        given                             result, if the outcome is `ok`
-    ========  ================================  ================================================================
-    put       rows: value of each key           all of its rows replace those of their keys, at one moment
-    insert    rows: value of one key            applied: 1 if the key was absent and has the value now, else 0
-    version   rows, of one key; version         applied: 1 if no higher version of the key was stored, else 0
-    delete    keys                              its keys are absent, from one moment on
-    compare   rows: the expected value of a key applied: 1 if the key had this value and is absent now, else 0
-    read      keys, level                       rows: the present rows of its keys, at one moment
-    ========  ================================  ================================================================
+========  ================================  ================================================================
+op        given                             result, if the outcome is `ok`
+========  ================================  ================================================================
+put       rows: value of each key           all of its rows replace those of their keys, at one moment
+insert    rows: value of one key            applied: 1 if the key was absent and has the value now, else 0
+version   rows, of one key; version         applied: 1 if no higher version of the key was stored, else 0
+delete    keys                              its keys are absent, from one moment on
+compare   rows: the expected value of a key applied: 1 if the key had this value and is absent now, else 0
+read      keys, level                       rows: the present rows of its keys, at one moment
+========  ================================  ================================================================
 
-    An operation concerns one region; a put of several regions is one operation for each. Only one operation writes each
-    value. `at`: nanoseconds of CLOCK_MONOTONIC, which the processes of a machine share; in a simulation its steps.
-    `level`: `latest` or `durable` of an owner, or `stored`: `durable` from storage alone.
+An operation concerns one region; a put of several regions is one operation for each. Only one operation writes each
+value. `at`: nanoseconds of CLOCK_MONOTONIC, which the processes of a machine share; in a simulation its steps.
+`level`: `latest` or `durable` of an owner, or `stored`: `durable` from storage alone.
 
-    The outcome is `ok`; `failed`: certainly not applied, now or later; or `unknown`: it may be applied at any time from its
-    invocation on, or never. An operation without a second line is unknown too: its client was killed.
+The outcome is `ok`; `failed`: certainly not applied, now or later; or `unknown`: it may be applied at any time from its
+invocation on, or never. An operation without a second line is unknown too: its client was killed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Operation:
         self._recorder, self._number = recorder, number
 
     def ok(self, rows: Rows | None = None, *, applied: int | None = None) -> None:
-        """Record success. `rows`: the rows that a read returned. `applied`: 1 or 0, for an operation with a condition."""
+        """Record success. `rows`: the rows that a read returned. `applied`: 1 or 0, for an operation with a
+        condition."""
         self._recorder.returned(self._number, "ok", rows=_texts(rows), applied=applied)
 
     def failed(self, why: object = None) -> None:

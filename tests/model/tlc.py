@@ -32,7 +32,8 @@ _SHORT = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a counterexample: the action, and the variables that it changed (in the first state, all variables)."""
+    """One step of a counterexample: the action, and the variables that it changed (in the first state, all
+    variables)."""
 
     action: str
     changed: dict[str, str]
