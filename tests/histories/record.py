@@ -2,7 +2,6 @@
 
 A history is one or more files of JSON lines. Each operation has two lines, joined by `id`:
 
-
     {"event": "invoke", "id": "p0/17", "at": 1200, "client": "c3", "op": "put", "region": 0, "rows": {"7": 41}}
     {"event": "return", "id": "p0/17", "at": 1950, "outcome": "ok"}
 
