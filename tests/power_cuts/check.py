@@ -12,7 +12,7 @@
  6. An acknowledged backup can be restored. One that was not acknowledged is complete, or is refused in one line and
     can be resumed; the same for a restore.
 
-A call of a workload touches each key once and the calls are sequential, so the calls on each key are ordered.
+In the workloads at most one call at a time touches a key, so the calls on each key are ordered.
 """
 
 from __future__ import annotations
