@@ -39,7 +39,7 @@ TOKEN = memwal.Token("loader", 7)
 
 @dataclass(frozen=True)
 class Kind:
-    """Settings of a golden table."""
+    """Parameters of a golden table."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class Cut:
     line: int
     profile: str
     loss: str
-    """nothing, all, one (lost), other (all but one lost), torn, some."""
+    """nothing, all, one (lost), other (all lost except one), torn, some."""
     seed: int = 0
 
     def __str__(self) -> str:

@@ -95,8 +95,10 @@ class ServingDaemon:
 
 @contextmanager
 def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
-    """Let daemons open the tables of `world` inside the context; suppress the errors that faults of the simulation
-    cause, and remove what they leave behind."""
+    """Let daemons open the tables of `world` inside the context, each with its host's clock and identifiers.
+
+    memwal's log is silent inside it, since faults are expected, and daemons register nothing for the exit of the process.
+    """
 
     def opened(*_: Any, **__: Any) -> Table:
         actor = world.scheduler.current

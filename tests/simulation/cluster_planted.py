@@ -171,7 +171,7 @@ def _snapshots_collected(fits: Callable[[str, int, str], bool]) -> Iterator[None
 
 
 def collects_the_snapshot_that_is_named() -> Planted:
-    """Snapshots of the map are collected by the age of the entries beside them."""
+    """A snapshot of the map below the newest entry is collected, although that entry may name it."""
     return _snapshots_collected(lambda name, position, _: int(name.partition("-")[0]) < position)
 
 

@@ -40,8 +40,8 @@ Points = Sequence[tuple[Any, str, tuple[str, ...]]]
 def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ()) -> Iterator[None]:
     """Let other actors run before and after each call of pylance inside the context.
 
-    The machine's own clock and random source raise an error inside it, also as default arguments. `more`: further
-    calls to wrap.
+    Inside it the machine's clock is the simulated one, also for default arguments, and its source of identifiers raises
+    an error. `more`: further calls to wrap.
     """
 
     def wrapped(name: str, call: Callable[..., Any], faults: tuple[str, ...]) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from tests.simulation.world import Shape, Trace, World
 
 
 class Usurper(Visitor):
-    """Claims a region, writes to it, and ends: with a release, without one, or with a release known to the next usurper
-    only."""
+    """Claims a region, writes to it, and ends: with a release, with one that only its own next claim knows, or without
+    one."""
 
     pace = (1.0, 3.0, 6.0)
 

@@ -81,7 +81,7 @@ class Actor:
 
 @dataclass
 class Trace:
-    """The events of a run, in order: a hash of all, the last lines, and every line passed to `show`."""
+    """The events of a run, in order: a hash of all, the last lines, and with `show` a call for every line."""
 
     show: Callable[[str], None] | None = None
     steps: int = 0

@@ -299,7 +299,7 @@ class World:
                 self.disk.land(key, data)
 
     def _wake_sleepers(self) -> None:
-        """Collect all entries after the last flush, then let every process that believes to own a region detect its loss."""
+        """Collect all entries, then let every process that believes to own a region detect that it lost it."""
         for region in self.region_ids:
             clock = SimulatedClock(self.scheduler, skew=1e6)
             wal.WalCollector(self._store(), region, self.codec, clock, workers=1).collect(0.0)
