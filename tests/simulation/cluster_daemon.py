@@ -97,7 +97,7 @@ class ServingDaemon:
 def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
     """Let daemons open the tables of `world` inside the context, each with its host's clock and identifiers.
 
-    memwal's log is silent inside it, since faults are expected, and daemons register nothing for the exit of the process.
+    memwal's log is silent inside it, since faults are expected, and daemons register no exit handlers.
     """
 
     def opened(*_: Any, **__: Any) -> Table:
