@@ -10,7 +10,7 @@ from memwal.wal import ObjectStore, SystemClock, regions
 from tests.support.clock import FakeClock
 
 _WAY_OFF = 1e9
-"""Seconds by which a collector's clock is ahead, so that everything is old enough."""
+"""Seconds that a collector's clock is ahead, so that everything is old enough."""
 
 
 def assert_clean(store: ObjectStore, uri: str, *, deep: bool = True) -> None:

@@ -320,7 +320,7 @@ class Scene:
 
 
 def difference(what: str, found: Counter[Any], expected: Counter[Any]) -> str:
-    """Describe the difference in a line; "" if there is none."""
+    """Describe the difference in a line; "" if both are equal."""
     missing, more = expected - found, found - expected
     if not missing and not more:
         return ""

@@ -131,7 +131,7 @@ class LogLife:
 
 
 def check_positions(inner: ObjectStore, next_position: int) -> None:
-    """Check that there is no hole, and nothing above the tip."""
+    """Check that positions have no hole, and that nothing lies above the tip."""
     keys = map(parse_entry_key, inner.list(wal_prefix(REGION)))
     assert sorted(each.position for each in keys if each) == list(range(1, next_position))
 

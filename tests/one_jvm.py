@@ -37,7 +37,7 @@ class _Jvm:
             from pyspark import SparkConf
 
             own = {"spark.jars": ",".join(str(path) for path in jars("connector") if path.exists())}
-            # Spark's workers import `tests` from the directory in which the JVM was started, for any first test.
+            # Spark's workers import `tests` from the directory where the JVM was started, for any first test.
             with Path(os.devnull).open("w") as nowhere, chdir(_ROOT):
                 self._gateway = self._start(SparkConf(loadDefaults=False).setAll(list(own.items())), nowhere.fileno())
         return self._gateway

@@ -55,7 +55,7 @@ class Place:
         return Counter(each.fault for each in self.proxy.requests if each.fault) if self.proxy else Counter()
 
     def hurt(self, share: float) -> None:
-        """Fail this share of all requests from now on, each in one of the ways in which storage fails."""
+        """Fail this share of all requests from now on, each in one of storage's ways to fail."""
         assert self.proxy is not None
         ways = (
             faults.answers(503, "SlowDown"),

@@ -61,7 +61,7 @@ _HISTORY: tuple[tuple[dict[int, int], tuple[int, ...]], ...] = (
     ({6: 4}, ()),
 )
 _WAY_OFF = 1e9
-"""Seconds by which a collector's clock is ahead, so that every entry is old enough."""
+"""Seconds that a collector's clock is ahead, so that every entry is old enough."""
 
 
 @dataclass

@@ -86,7 +86,7 @@ def search(
 
 
 def judged(at: Scene, asked: Request, report: Report) -> str:
-    """Send a request; return a description of the misbehaviour, or "" if there was none."""
+    """Send a request; return a description of the misbehaviour, or "" for a good answer."""
     at.forget_peak()
     before, _ = at.memory()
     began = time.monotonic()

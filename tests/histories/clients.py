@@ -76,7 +76,7 @@ class Orders:
 
     @property
     def filter(self) -> str | None:
-        """A filter that selects exactly the clients' rows; None if there are no other rows."""
+        """A filter that selects exactly the clients' rows; None if the table has only their rows."""
         return " AND ".join(f"{name} = {value!r}" for name, value in self.fixed.items()) or None
 
 
@@ -116,7 +116,7 @@ class Client:
     """A thread that does one operation after the other."""
 
     slowness = 1.0
-    """Factor by which its pauses are longer than those of other clients."""
+    """Length of its pauses, relative to other clients."""
 
     def __init__(self, process: Process, name: str) -> None:
         self.process, self.name, self.orders = process, name, process.orders

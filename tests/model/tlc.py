@@ -108,7 +108,7 @@ def _processor_time() -> float:
 
 
 def read(module: str, said: str, *, temporal: str = "", seconds: float = 0.0) -> Outcome:
-    """Parse the verdict from the output of TLC with `-tool`. Raises: TlcFailed if there is no verdict."""
+    """Parse the verdict from the output of TLC with `-tool`. Raises: TlcFailed if it has no verdict."""
     messages = [(code, text) for code, text in _MESSAGE.findall(said)]
     codes = dict(messages)
     violated = ""

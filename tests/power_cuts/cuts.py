@@ -25,7 +25,7 @@ PROFILES = ("posix", "ext4")
 PLAIN = 0.4
 """Share of a run for the cuts that lose nothing or everything."""
 _OF_BASE = re.compile(r"^(?!.*_mem_wal/)(?P<table>.*)/(data|_indices)/")
-"""Files of a base table in which an opening does not detect zeros."""
+"""Files of a base table whose zeros an opening does not detect."""
 _RECENT = 24
 """Number of recent volatile operations: half of the choices of a single one are among them."""
 
@@ -60,7 +60,7 @@ class State:
     lost: tuple[str, ...] = field(repr=False)
     """The volatile operations that were lost or torn, for a report."""
     zeroed: tuple[str, ...] = field(repr=False)
-    """Unsynced data and index files of a base table in which zeros replace lost bytes before present ones."""
+    """Unsynced data and index files of a base table with zeros instead of lost bytes before present ones."""
 
 
 def sample(recording: Recording, seed: int, most: int) -> Iterator[State]:

@@ -66,7 +66,7 @@ class Outcome:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a temporary directory, in memory if the system has such a file system, where an fsync costs nothing."""
+    """Yield a temporary directory, in memory if the system has a RAM disk, where an fsync costs nothing."""
     with tempfile.TemporaryDirectory(prefix="memwal-cuts-", dir=MEMORY if MEMORY.is_dir() else None) as place:
         yield Path(place)
 

@@ -87,7 +87,7 @@ class Recording:
     _names: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
 
     def begin(self, tree: Tree, marks: Sequence[Mapping[str, Any]]) -> None:
-        """Start from durable files and earlier marks. Requires: there is no operation yet."""
+        """Start from durable files and earlier marks. Requires: an empty recording."""
         for path, data in sorted(tree.items()):
             folder, _, name = path.rpartition("/")
             directory, inode = self.find(folder), self.new(DIRECTORY if data is None else FILE)
@@ -147,7 +147,7 @@ class Recording:
 
     @cached_property
     def durable_at(self) -> Mapping[str, Sequence[int]]:
-        """For each profile and operation, the line of the trace from which the operation is durable."""
+        """For each profile and operation, the first line of the trace where the operation is durable."""
         return {"posix": _posix(self.operations), "ext4": _ext4(self.operations)}
 
     def marks(self, cut: int) -> list[Mapping[str, Any]]:

@@ -39,7 +39,7 @@ _HEX = re.compile(r"(?:\\x[0-9a-f]{2})+")
 _IOVEC = re.compile(r'iov_base="((?:\\x[0-9a-f]{2})*)"')
 _DESCRIPTOR = re.compile(r"(AT_FDCWD|\d+)(?:<((?:\\x[0-9a-f]{2})+)>(\(deleted\))?)?")
 MARKS = "marks"
-"""Name of the file, beside the disk, to which a workload writes a line before and after each of its calls."""
+"""Name of the file, beside the disk, that receives a line before and after each call of a workload."""
 DISK = "disk"
 """Name of the directory with a workload's tables. It exists, durably, before the workload begins."""
 

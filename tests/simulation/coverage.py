@@ -1,7 +1,7 @@
 """Count which faults struck at which steps of the protocols.
 
 A step is named by the part of the protocol whose code makes the call (`PARTS`; the innermost part on the stack), and by
-what the call does to which kind of object: `publish: put manifest`. Faults of a call are counted there. If another
+what the call does, with the kind of object: `publish: put manifest`. Faults of a call are counted there. If another
 actor kills or stops a process, the fault counts for each call that the process has in flight.
 """
 

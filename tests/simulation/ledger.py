@@ -46,13 +46,13 @@ class Op:
     durable: bool
     began: int
     settled: int | None = None
-    """The moment from which it cannot take effect any more, if it has not."""
+    """The first moment when it cannot take effect any more, if it has not."""
     known: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
-    """For each key, the moment from which it was known to be durable."""
+    """For each key, the first moment when it was known to be durable."""
     final: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
-    """For each key, the moment from which it had taken effect, or could not any more."""
+    """For each key, the first moment when it had taken effect, or could not any more."""
     replaced: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
-    """For each key, the moment from which no read may show it any more."""
+    """For each key, the first moment when no read may show it any more."""
     failed: bool = False
 
     def __str__(self) -> str:

@@ -43,7 +43,7 @@ DEATHS = ("kill after", "kill, answered")
 """The daemon has executed the call and is killed: before its answer leaves, or after."""
 _LATENCIES = (0.0, 0.0005, 0.001, 0.005, 0.02)
 _CALLS_WORSE = 5
-"""Factor by which calls of clients fail more often than looks of peers, which are far more frequent."""
+"""Fault rate of clients' calls relative to peers' `look` calls, which are far more frequent."""
 _PATIENCE = 30.0
 """Seconds until a cut network causes an error, for calls without their own limit."""
 
@@ -120,7 +120,7 @@ class Network:
 
     @property
     def open_calls(self) -> list[str]:
-        """The names of the calls that daemons have not finished, without looks."""
+        """The names of the calls that daemons have not finished, without `look`."""
         return [name for _, _, name in self._open if name != "look"]
 
     def _begun(self, service: Service, name: str, work: Callable[[Service], Any], fault: str) -> Future:

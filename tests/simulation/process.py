@@ -43,7 +43,7 @@ class Region:
     core: RegionCore | None = None
     inbox: deque[tuple[Write, Attempt]] = field(default_factory=deque)
     ends: dict[int, Order] = field(default_factory=dict)
-    """For each generation frozen here, the place up to which it contains what was acknowledged."""
+    """For each generation frozen here, the last place of the acknowledged writes in it."""
     generation: int = 0
 
 

@@ -1,7 +1,7 @@
 """Actors that take turns in one thread, and their simulated time.
 
 An actor is a greenlet. Wherever real code would wait, for storage or for a clock, it calls `Scheduler.pause`. The
-scheduler then continues one of the actors whose time has come, chosen by the seed. If there is none, time jumps.
+scheduler then continues one of the actors whose time has come, chosen by the seed. If no actor is ready, time jumps.
 
 A process is a set of actors that die together. A dead process executes nothing: `Killed` is raised where its actors
 wait, and at every later call by which the unwinding code could still affect the world.
@@ -65,7 +65,7 @@ class Host:
 
 @dataclass(eq=False)
 class Actor:
-    """One greenlet. `wake`: the simulated moment from which it may run."""
+    """One greenlet. `wake`: the first simulated moment when it may run."""
 
     name: str
     host: Host
@@ -114,7 +114,7 @@ class Scheduler:
         self.elapsed = 0.0
         self._actors: dict[greenlet.greenlet, Actor] = {}
         self._turns: list[tuple[float, int, int, Actor]] = []
-        """A heap of (moment from which an actor may run, its number, number of this entry, actor)."""
+        """A heap of (first moment when an actor may run, its number, number of this entry, actor)."""
         self._numbers = count()
         self._foreground = 0
         self.coverage = Coverage(self)
@@ -257,7 +257,7 @@ def _number(actor: Actor) -> int:
 
 
 class SimulatedClock:
-    """The `wal.Clock` of a run: sleeping lets other actors run. `skew`: seconds by which this clock is off; `rate`: its
+    """The `wal.Clock` of a run: sleeping lets other actors run. `skew`: error of this clock in seconds; `rate`: its
     speed."""
 
     def __init__(self, scheduler: Scheduler, skew: float = 0.0, rate: float = 1.0) -> None:

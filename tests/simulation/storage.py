@@ -50,11 +50,11 @@ PUT_FAULTS = (
 CALL_FAULTS = ("unavailable", "unavailable after", "slow", "kill before", "kill after")
 OUTAGES = ("unavailable", "conflict", "reset before", "reset after", "look fails after")
 _OF_PUTS = frozenset({"look fails after"})
-"""Outages in which only puts fail."""
+"""Outages where only puts fail."""
 _LATENCIES = (0.0, 0.0, 0.001, 0.002, 0.005, 0.02, 0.05)
 _PUT_TIMEOUT = 2.0
 _PUTS_WORSE = 3
-"""Factor by which puts fail more often than other calls, which are far more frequent."""
+"""Fault rate of puts relative to other calls, which are far more frequent."""
 _MOST = 0.6
 """Maximum share of puts of one kind that have a fault, since some must succeed."""
 _DEATHS = 0.2
@@ -275,7 +275,7 @@ class SimulatedStore:
         return "" if fault.startswith("kill") and not of_a_put and random.random() >= _DEATHS else fault
 
     def _ends(self) -> str:
-        """Return the fault by which this call kills the process, if that is its fate."""
+        """Return the fault that kills the process at this call, if that is its fate."""
         return "" if self._host.fate is None or self._scheduler.current is None else strikes(self._host, self._coverage)
 
     def _outage(self) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.table_world import TableWorld
 
 _WAY_OFF = 1e6
-"""Seconds by which a hungry collector's clock is ahead, so that everything is old enough."""
+"""Seconds that a hungry collector's clock is ahead, so that everything is old enough."""
 _FEW_VERSIONS = VersionRules(age_min=0.0, hourly=0.0, daily=0.0, newest=1)
 
 

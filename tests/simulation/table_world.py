@@ -16,7 +16,7 @@ At the end, when everything is committed: a collection leaves no SST directory, 
 every file that no version refers to, of any age, and then 1 to 5 hold again.
 
 One seed gives one run, except for what pylance chooses inside one call: names of its files, which affect no decision,
-and the order in which its threads read.
+and the order of its threads' reads.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Scene(Pipeline):
         return self.directory / "s3" / "objects" / BUCKET
 
     def journal(self, client: str) -> Path:
-        """Return the file in which a client notes what it did."""
+        """Return the file of a client's notes."""
         return self.directory / f"{client}.jsonl"
 
     def kept(self) -> dict[str, Kept]:

@@ -112,7 +112,7 @@ def version_of(name: str) -> int:
 
 
 def mismatch(found: Mapping[int, int], expected: Mapping[int, int]) -> str:
-    """Compare the versions of a table; return the differences in a line, "" if there are none."""
+    """Compare the versions of a table; return the differences in a line, "" if both are equal."""
     missing, more = expected.keys() - found.keys(), found.keys() - expected.keys()
     other = {id for id in expected.keys() & found.keys() if expected[id] != found[id]}
     if not missing and not more and not other:

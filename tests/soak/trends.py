@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def broken(self) -> str:
-        """Describe the violation of the bar in a line; "" if there is none."""
+        """Describe the violation of the bar in a line; "" if the series keeps it."""
         if self.highest > self.most:
             return f"{self.name}: reached {self.highest:,.1f}, at most {self.most:,.1f} is allowed"
         if self.judged and self.grown > self.allowed:

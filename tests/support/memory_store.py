@@ -68,7 +68,7 @@ class MemoryStore:
             self._objects.pop(key, None)
 
     def remove_leftovers(self, prefix: str) -> None:
-        """Do nothing: there are no leftovers."""
+        """Do nothing: a put leaves nothing behind."""
 
     def url(self, key: str) -> str:
         """Return a name for messages; pylance has no access to this memory."""
