@@ -6,8 +6,8 @@ supervisor. Beside the flights, clients put, delete and read rows of their own, 
 (`tests/histories`). `--append` uses a table that keeps every event, without these clients; `--flights FILE` other
 flights than those of the first week; `--part` sets how many records a micro-batch reads. `--s3` puts the table on an S3
 server, where each request takes `--s3-latency` milliseconds longer and `--s3-faults` per cent of them fail; Spark's
-checkpoint stays on local disk, since Spark keeps none on S3 (`wal/store/README.md`). Exit code 1: a row is missing, doubled or older
-than it should be, or the history is not linearizable.
+checkpoint stays on local disk, since Spark keeps none on S3 (`wal/store/README.md`). Exit code 1: a row is missing,
+doubled or older than it should be, or the history is not linearizable.
 """
 
 from __future__ import annotations
