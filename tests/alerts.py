@@ -1,4 +1,4 @@
-"""Which alerts fire, by Prometheus' own rule engine, on scrapes of real processes.
+"""Compute which alerts fire, with Prometheus' own rule engine, on scrapes of real processes.
 
     scrapes = Scrapes(lambda: page.body.decode())
     scrapes.take(10)
@@ -6,7 +6,7 @@
     scrapes.take(10, between=put)
     scrapes.expect({"MemwalFlushFailing"}, since=0)
 
-The scrapes are real; only the time between them is stretched to `EVERY`, so that a test need not wait for minutes.
+The scrapes are real; only the time between them is stretched to `EVERY`, so that a test does not wait for minutes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.promtool import promtool
 
 RULES = ROOT / "configs" / "deploy" / "prometheus" / "memwal.rules.yml"
 EVERY = 30
-"""Seconds between two scrapes, as Prometheus is told; it is also how often the rules are evaluated."""
+"""Seconds between two scrapes in the rule engine's time, and between two evaluations of the rules."""
 _LABELS = {"job": "memwal", "instance": "test:9464"}
 
 
 class Scrapes:
-    """Scrapes of one process, in the order in which they were taken."""
+    """The scrapes of one process, in order."""
 
     def __init__(self, metrics: Callable[[], str]) -> None:
         """`metrics`: fetches the text of /metrics."""
@@ -39,7 +39,7 @@ class Scrapes:
         return len(self._taken)
 
     def take(self, number: int, between: Callable[[], object] = lambda: None) -> None:
-        """Scrape so often; `between`: called before each."""
+        """Take `number` scrapes; `between` is called before each."""
         for _ in range(number):
             between()
             families = text_string_to_metric_families(self._metrics())
@@ -52,11 +52,11 @@ class Scrapes:
         return self._taken[-1][_series(name, labels)]
 
     def expect(self, alerts: Collection[str], since: int = 0) -> None:
-        """Assert that just these alerts have fired at any time, by the scrapes from number `since` on."""
+        """Assert that exactly these alerts fired at any time, by the scrapes from number `since` on."""
         assert self.unlike(alerts, since) == ""
 
     def unlike(self, alerts: Collection[str], since: int = 0) -> str:
-        """Return what promtool says if other alerts have fired; "" if just these have."""
+        """Return promtool's output if other alerts fired; "" if exactly these fired."""
         taken = self._taken[since:]
         names = sorted({name for scrape in taken for name in scrape})
         last = (len(taken) - 1) * EVERY

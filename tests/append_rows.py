@@ -1,4 +1,4 @@
-"""What the tests of tables without a key share: rows, what a table holds of them, and configurations."""
+"""Shared by tests of tables without a key: rows, reads of their counts, and configurations."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ QUIET: dict[str, Any] = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 
 def rows(numbers: Sequence[int | None]) -> pa.Table:
-    """Equal numbers are equal rows; None is a row of nulls."""
+    """Return rows; equal numbers give equal rows, None gives a row of nulls."""
     vectors = [None if n is None else [float(n % 1000)] * WIDTH for n in numbers]
     bodies = [None if n is None else f"word{n} harbor" for n in numbers]
     return pa.Table.from_pydict({"n": numbers, "body": bodies, "vector": vectors}, schema=SCHEMA)
 
 
 def counted(table: Any, level: str = "latest") -> Counter[int | None]:
-    """What a table holds, how often each."""
+    """Return how often a table has each row."""
     found = Counter(table.scan(["n"], level=level).read_all().column("n").to_pylist())
     assert table.count(level=level) == found.total()
     return found
 
 
 def opened(uri: str, buckets: int | None = None, /, **sections: Any) -> Any:
-    """The table at `uri`; a new one of `buckets` regions."""
+    """Open the table at `uri`; create it with `buckets` regions if given."""
     new = {} if buckets is None else {"schema": SCHEMA, "key": (), "regions": buckets, "indexes": INDEXES}
     return memwal.open(uri, settings=QUIET | sections, take_over=True, **new)
 

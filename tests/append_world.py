@@ -1,4 +1,4 @@
-"""A table without a key with its regions, flushed by hand and committed, beside the multiset that must come out."""
+"""A table without a key whose regions are flushed by hand and committed, with the multiset of rows to expect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
 
 
 class AppendWorld:
-    """A table without a key, and a count of each `n` that must come out."""
+    """A table without a key, and the expected count of each `n`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class AppendWorld:
         return claim(self.store, bucket_region(bucket), spec_id=1, codec=codec, ids=ids, clock=SystemClock())
 
     def copied(self, to: Path) -> AppendWorld:
-        """The same table at another place."""
+        """Copy the table to another directory."""
         other = copy.copy(self)
         other.uri, other.oracle = str(to / "table"), Counter(self.oracle)
         shutil.copytree(self.uri, other.uri)
@@ -70,13 +70,13 @@ class AppendWorld:
         return other
 
     def table(self, numbers: Sequence[int]) -> pa.Table:
-        """Rows in the base schema; equal numbers are equal rows."""
+        """Return rows in the base schema; equal numbers give equal rows."""
         vectors = [np.random.default_rng(n).random(WIDTH, dtype=np.float32) for n in numbers]
         columns = {"n": numbers, "note": [f"note {n}" for n in numbers], "vector": vectors}
         return pa.Table.from_pydict(columns, schema=self.base.schema)
 
     def put(self, numbers: Sequence[int]) -> None:
-        """One generation in every region that gets rows."""
+        """Flush one generation in every region that gets rows."""
         rows = with_tombstone(self.table(numbers), self.rows)
         routed = self.base.route(rows)
         for bucket, each in enumerate(self.claims):
@@ -112,12 +112,12 @@ class AppendWorld:
         return Counter(rows.column("n").to_pylist())
 
     def stranger(self, numbers: Sequence[int]) -> None:
-        """Another program appends rows."""
+        """Append rows as another program."""
         lance.write_dataset(self.table(numbers), self.uri, mode="append")
         self.oracle.update(numbers)
 
     def progress(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Per bucket what is committed, and what Lance's own marker says."""
+        """Return for each bucket the committed generation, and Lance's own marker."""
         base = BaseTable.open(self.uri)
         views = (base.committed, base.marked)
         buckets = range(self.buckets)
@@ -125,6 +125,6 @@ class AppendWorld:
         return ours, lances
 
     def listed(self) -> list[int]:
-        """SSTs in the manifest, per bucket."""
+        """Return the number of SSTs in the manifest of each bucket."""
         latest = [self.manifests(bucket).latest() for bucket in range(self.buckets)]
         return [len(manifest.ssts) for manifest in latest if manifest is not None]

@@ -1,4 +1,4 @@
-"""Backups and restores as tests make them, and what they must hold."""
+"""Backups and restores for tests, and reads of their contents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def backed_up(
     at_once: int = 1,
     clock: Clock | None = None,
 ) -> Record:
-    """A backup of the table at `source`, by default with one thread, so that its calls have an order."""
+    """Back up the table at `source`, by default with one thread, so that its calls have an order."""
     stores = [place if not isinstance(place, str) else open_store(place) for place in (source, dest)]
     base = BaseTable.open(uri or stores[0].url(""), stores[0].storage_options)
     run = BackupRun(base, stores[0], stores[1], clock or SystemClock(), SystemIds(), OPTIONS, at_once=at_once)
@@ -42,7 +42,7 @@ def backed_up(
 def restored(
     source: str | ObjectStore, dest: str | ObjectStore, *, resume: bool = False, at_once: int = 1
 ) -> RestoreReport:
-    """The backup at `source`, restored to `dest`; the table is verified whole."""
+    """Restore the backup at `source` to `dest`, and verify the table completely."""
     stores = [place if not isinstance(place, str) else open_store(place) for place in (source, dest)]
     uri = stores[1].url("")
     run = RestoreRun(stores[0], stores[1], uri, SystemClock(), SystemIds(), OPTIONS, at_once=at_once)
@@ -53,7 +53,7 @@ def restored(
 
 
 def rows_of(uri: str, options: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """All durable rows, read without a claim, in the order of their first column."""
+    """Return all durable rows, read without a claim, ordered by their first column."""
     base = BaseTable.open(uri, options)
     with StoredTable(base, open_store(uri, options)) as table:
         found: list[dict[str, Any]] = table.scan(level="durable").read_all().to_pylist()
@@ -61,7 +61,7 @@ def rows_of(uri: str, options: Mapping[str, str] | None = None) -> list[dict[str
 
 
 def applied_of(uri: str) -> dict[UUID, AppliedMap]:
-    """The applied map of each region, as the next claim finds it."""
+    """Return the applied map of each region, as the next claim will read it."""
     store, codec = open_store(uri), BaseTable.open(uri).codec
     found = {}
     for region in regions(store):
@@ -80,11 +80,11 @@ def _positions(store: ObjectStore, region: UUID) -> list[int]:
 
 
 def tags(uri: str, options: Mapping[str, str] | None = None) -> list[str]:
-    """The tags of a table."""
+    """Return the tags of a table."""
     return list(lance.dataset(uri, storage_options=dict(options or {})).tags.list())
 
 
 def contents(directory: str | Path) -> dict[str, bytes]:
-    """Every file below a directory."""
+    """Return the contents of every file below a directory."""
     root = Path(directory)
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""A table under a random life, and what its change feed must say: a dict by key, decided by a seed."""
+"""A table with a random life, decided by a seed, and a dict of the changes that its feed must deliver for each key."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Row = dict[str, Any]
 
 
 def row(key: int, n: int) -> Row:
-    """A row whose name makes a put of a hundred of them several entries."""
+    """Return a row. Its name is long, so that a put of a hundred rows makes several entries."""
     return {"id": key, "name": f"row {key} of put {n} " + "x" * 60, "n": n}
 
 
 def applied(held: dict[int, Row], changes: pa.Table) -> None:
-    """Apply changes with after-images to `held`; each must fit what it holds."""
+    """Apply changes with after-images to `held`; each must fit the rows in it."""
     for change in changes.to_pylist():
         kind, key = change["_change"], change["id"]
         assert (kind == "insert") == (key not in held), (kind, key)
@@ -43,7 +43,7 @@ def applied(held: dict[int, Row], changes: pa.Table) -> None:
 
 
 class ChangeWorld:
-    """One table, its writer, and a reader of its changes that goes on from a stored position each time."""
+    """One table, its writer, and a reader of its changes that continues from a stored position each time."""
 
     def __init__(self, uri: str, seed: int, options: dict[str, str] | None = None) -> None:
         self.random = random.Random(seed)
@@ -53,17 +53,17 @@ class ChangeWorld:
         self.puts = 0
         self.rows: dict[int, Row] = {}
         self.expected: dict[int, list[tuple[str, Row | None, Row | None]]] = defaultdict(list)
-        """By key: kind, row before, row after."""
+        """For each key: kind, row before, row after."""
         self.read: dict[int, list[tuple[str, Row | None, Row | None]]] = defaultdict(list)
         self.seen: set[tuple[str, int, int]] = set()
         self.copy: dict[int, Row] = {}
-        """What the changes with after-images amount to."""
+        """The rows that result from the changes with after-images."""
         self.position = json.dumps(self.table.changes_position("earliest"))
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def put(self) -> None:
-        """Put some rows, a few times so many that they are several entries."""
+        """Put some rows; many of them make several entries."""
         self.puts += 1
         count = self.random.choice((1, 3, 10, 50))
         keys = self.random.sample(range(KEYS), count)
@@ -73,7 +73,7 @@ class ChangeWorld:
             self.expected[key].append(("insert" if before is None else "update", before, self.rows[key]))
 
     def delete(self) -> None:
-        """Delete some keys, of which some do not exist."""
+        """Delete some keys; some of them do not exist."""
         keys = self.random.sample(range(KEYS), self.random.choice((1, 4)))
         self.table.delete(keys)
         for key in keys:
@@ -91,12 +91,12 @@ class ChangeWorld:
         self.table.commit()
 
     def flush_and_commit(self) -> None:
-        """Commit everything."""
+        """Flush and commit everything."""
         self.table.flush()
         self.table.commit()
 
     def collect(self) -> None:
-        """Read everything, then delete all that nobody needs but a reader of changes that has read everything."""
+        """Read everything, then delete all garbage except what a reader of changes at the end needs."""
         self.read_on()
         self.read_on()
         base, store = flush.BaseTable.open(self.uri, self.options), wal.open_store(self.uri, self.options)
@@ -104,14 +104,14 @@ class ChangeWorld:
         collector.collect(base, Ages(0.0, 0.0, 604_800.0, 0.0, changes=1e-6))
 
     def take_over(self) -> None:
-        """Another writer claims the regions, from a writer that lives or from one that closed."""
+        """Let another writer claim the regions, from an open writer or from a closed one."""
         if self.random.random() < 0.5:
             self.table.close()
         self.left.append(self.table)
         self.table = memwal.open(self.uri, settings=QUIET, take_over=True, storage_options=self.options)
 
     def resize(self) -> None:
-        """Give the table another number of regions."""
+        """Change the number of regions."""
         self.table.close()
         base = flush.BaseTable.open(self.uri, self.options)
         to = self.random.choice([count for count in (1, 2, 3, 5) if count != base.buckets])
@@ -128,7 +128,7 @@ class ChangeWorld:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def read_on(self) -> None:
-        """Read changes from the stored position, by the writer or from storage, and stop anywhere."""
+        """Read changes from the stored position, from the writer or from storage, and stop anywhere."""
         table = self.table
         if self.random.random() < 0.6:
             table = memwal.open(self.uri, read_only=True, storage_options=self.options)
@@ -139,7 +139,7 @@ class ChangeWorld:
                 self._take(pa.Table.from_batches([batch]))
                 if self.random.random() < 0.3:
                     break
-        else:  # the other form is checked against the dict, and read again with both images
+        else:  # check the other form against the dict, and read again with both images
             applied(dict(self.copy), changes.read_all())
             changes = table.changes(since, until=changes.position, images="both")
             self._take(changes.read_all())
@@ -167,7 +167,7 @@ class ChangeWorld:
                 self.copy[key] = values
 
     def check(self) -> None:
-        """Read to the end: every change of every key, in its order, and nothing else."""
+        """Read to the end, and check that every change of every key was delivered, in order, and nothing else."""
         since = json.loads(self.position)
         changes = memwal.open(self.uri, read_only=True, storage_options=self.options).changes(since, images="both")
         self._take(changes.read_all())
@@ -176,7 +176,7 @@ class ChangeWorld:
         assert self.copy == self.rows
 
     def live(self, steps: int) -> None:
-        """Make `steps` random steps."""
+        """Take `steps` random steps."""
         moves = {
             self.put: 10,
             self.delete: 5,

@@ -1,13 +1,13 @@
-"""Flights from Kafka through two daemons into a table while processes are killed, and the table compared at the end.
+"""Stream flights from Kafka through two daemons into a table while processes are killed, then compare the table.
 
-`python -m tests.chaos --kills 20` runs it by hand: the broker, two daemons with four regions between them, `memwal run`
-on a Spark of two executor processes, and a hand that kills one of all these every few seconds; what was killed is
-started again, as a supervisor would. Beside the flights, clients put, delete and read rows of their own, and Porcupine
-judges their history (`tests/histories`). `--append` takes a table that keeps every event, and has no such clients;
-`--flights FILE` other flights than those of the first week, `--part` how many records a micro-batch reads. `--s3` puts
-the table on an S3 server, where each request takes `--s3-latency` milliseconds more and `--s3-faults` per cent of them
-fail; Spark's checkpoint stays on local disk, as README's "On S3" has it. Exit code 1: a row is missing, doubled or
-older than it should be, or the history is not linearizable.
+`python -m tests.chaos --kills 20` runs a broker, two daemons with four regions between them, and `memwal run` on Spark
+with two executor processes, and kills one of these processes every few seconds; killed processes are restarted, as by a
+supervisor. Beside the flights, clients put, delete and read rows of their own, and Porcupine judges their history
+(`tests/histories`). `--append` uses a table that keeps every event, without these clients; `--flights FILE` other
+flights than those of the first week; `--part` sets how many records a micro-batch reads. `--s3` puts the table on an S3
+server, where each request takes `--s3-latency` milliseconds longer and `--s3-faults` per cent of them fail; Spark's
+checkpoint stays on local disk, since Spark keeps none on S3 (`wal/store/README.md`). Exit code 1: a row is missing,
+doubled or older than it should be, or the history is not linearizable.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ from tests.spark_cluster import quick
 Sections = dict[str, dict[str, Any]]
 TOPIC, PARTITIONS, REGIONS = "topic", 4, 4
 CLUSTER = "local-cluster[2,1,1024]"
-"""Spark's master: two executors, each a process of its own with one core."""
+"""Spark's master: two executors, each a separate process with one core."""
 PART = 2000
 """Records that are produced at once, and read by one micro-batch."""
 CLIENTS = {"year": 1, "month": 1, "day": 1, "carrier": "ZZ", "origin": "ZZZ"}
-"""The key of the rows that clients put beside the flights, but for its number of the flight."""
+"""The key of the rows that clients put beside the flights, without the flight number."""
 LONGEST = 1800.0
-"""Seconds in which everything must be over."""
+"""Seconds within which the whole run must end."""
 _SHORTLY = 10.0
-"""Seconds in which what a process has started must have ended after it."""
+"""Seconds after the end of a process within which the processes that it started must end."""
 
 
 @dataclass
 class Kept:
-    """A process that is started again whenever it ends, until `close`."""
+    """A process that is restarted whenever it ends, until `close`."""
 
     command: Sequence[str]
     env: dict[str, str]
     log: Path
     starts: int = 0
     left: list[str] = field(default_factory=list)
-    """Names of processes below it that outlived it by `_SHORTLY` when it was closed."""
+    """Names of child processes that were still running `_SHORTLY` after it was closed."""
     ends: list[int] = field(default_factory=list)
-    """Exit codes of those that ended otherwise than by `kill` and `close`."""
+    """Exit codes of lives that ended by other causes than `kill` and `close`."""
     process: subprocess.Popen[bytes] | None = None
     closed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> None:
-        """Start it where it does not run, unless it was closed."""
+        """Start the process if it is not running, unless it was closed."""
         with self.lock:
             if self.process is not None and self.process.poll() is not None:
                 self.ends.append(self.process.returncode)
@@ -85,14 +85,14 @@ class Kept:
                 self.starts += 1
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start it, again where it was closed."""
+        """Start the process, also after a `close`."""
         self.closed = False
         self.look()
         assert self.process is not None
         return self.process
 
     def kill(self) -> None:
-        """Kill it alone, not what it has started: that has to notice by itself."""
+        """Kill the process only, not its children, which must detect it themselves."""
         with self.lock:
             if self.process is not None:
                 self.process.kill()
@@ -100,13 +100,13 @@ class Kept:
                 self.process = None
 
     def signal(self, number: int) -> None:
-        """Send it a signal where it runs."""
+        """Send a signal to the process if it is running."""
         with self.lock:
             if self.process is not None:
                 self.process.send_signal(number)
 
     def executors(self) -> list[psutil.Process]:
-        """Spark's executors below it."""
+        """Return Spark's executors below the process."""
         found = []
         for each in self.below():
             with suppress(psutil.NoSuchProcess):
@@ -115,15 +115,15 @@ class Kept:
         return found
 
     def below(self) -> list[psutil.Process]:
-        """What it has started, and what that has."""
+        """Return all descendants of the process."""
         process = self.process
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(process.pid).children(recursive=True) if process is not None else []
         return []
 
     def close(self, patience: float = 60.0) -> int:
-        """End it in order, and whatever is left of it; returns its exit code, which is negative where it was killed
-        after `patience` seconds.
+        """End the process by SIGTERM, and kill what is left of it; return its exit code, which is negative if it was
+        killed after `patience` seconds.
         """
         with self.lock:
             self.closed = True
@@ -143,11 +143,11 @@ class Kept:
 
 
 def _ended(processes: Sequence[psutil.Process], within: float) -> list[str]:
-    """Kill those that do not end by themselves within so many seconds; returns their names."""
+    """Kill processes that do not end within some seconds; return their names."""
     ends, left = time.monotonic() + within, list[str]()
     for each in processes:
         with suppress(psutil.NoSuchProcess):
-            while each.status() != psutil.STATUS_ZOMBIE:  # which nobody may reap where its parent has ended
+            while each.status() != psutil.STATUS_ZOMBIE:  # not reaped if its parent has ended
                 if time.monotonic() > ends:
                     left.append(each.name())
                     each.kill()
@@ -157,16 +157,17 @@ def _ended(processes: Sequence[psutil.Process], within: float) -> list[str]:
 
 
 class Pipeline:
-    """Two daemons and a `memwal run` from a topic into one table, below `directory`; `look` starts what has ended."""
+    """Two daemons and a `memwal run` from a topic into one table, below `directory`; `look` restarts ended
+    processes."""
 
     PROGRAM = "memwal.ingest.cli.app"
-    """The module that is memwal's command."""
+    """The module of memwal's command."""
 
     def __init__(
         self, directory: Path, kafka: KafkaServer, place: Place, sections: Sections, *, master: str, part: int = PART
     ) -> None:
-        """`sections`: of the configuration, beside those of the place, the source and the daemons. `part`: records of
-        a micro-batch at most.
+        """`sections`: of the configuration, in addition to those of the place, the source and the daemons. `part`:
+        maximum number of records of a micro-batch.
         """
         self.directory, self.kafka, self.place, self.part = directory, kafka, place, part
         self.config, self.checkpoint = directory / "memwal.toml", directory / "checkpoint"
@@ -201,12 +202,12 @@ class Pipeline:
         return Kept(words, env, self.directory / f"{command}-{name}.log")
 
     def look(self) -> None:
-        """Start what does not run."""
+        """Start every process that is not running."""
         for each in (*self.daemons, self.run):
             each.look()
 
     def finish(self) -> None:
-        """End the run, and let a last `memwal run --once` take what is left and commit it."""
+        """End the run, and let a last `memwal run --once` read and commit the rest."""
         self.run.close()
         words = [*self.run.command, "--once"]
         ended = subprocess.run(words, env=self.run.env, capture_output=True, text=True, timeout=LONGEST)
@@ -220,7 +221,7 @@ class Pipeline:
 
 
 class Scene(Pipeline):
-    """Flights through such a pipeline."""
+    """A pipeline of flights."""
 
     def __init__(
         self,
@@ -250,7 +251,7 @@ class Scene(Pipeline):
 
     @property
     def history(self) -> Path:
-        """What the clients record."""
+        """The file of the clients' history."""
         return self.directory / "clients.jsonl"
 
     @property
@@ -259,7 +260,8 @@ class Scene(Pipeline):
         return self.history.stat().st_size if self.history.exists() else 0
 
     def begin_clients(self, seed: int = 1) -> None:
-        """Let clients put, delete and read rows of their own, once the table is there; return when they do."""
+        """Start clients that put, delete and read rows of their own, once the table exists; return when they are
+        running."""
         ends = time.monotonic() + LONGEST
         while True:
             self.look()
@@ -295,11 +297,11 @@ class Scene(Pipeline):
             time.sleep(0.1)
 
     def judged(self) -> Judgement:
-        """The verdict on what the clients saw. Raises: NotLinearizable."""
+        """Judge the history of the clients. Raises: NotLinearizable."""
         return expect_linearizable([self.history], pictures=self.directory)
 
     def drain(self) -> None:
-        """End the clients, let a last run take what is left, and end the daemons."""
+        """End the clients, let a last run read the rest, and end the daemons."""
         if self.clients is not None and (code := self.clients.close(300.0)):
             raise AssertionError(f"the clients: exit code {code}: {self.clients.log.read_text()}")
         self.finish()
@@ -307,7 +309,7 @@ class Scene(Pipeline):
             each.close()
 
     def check(self) -> int:
-        """Compare the base table with what the flights say; returns its rows."""
+        """Compare the base table with the flights; return its number of rows."""
         table = lance.dataset(self.place.uri, storage_options=dict(self.place.options)).to_table()
         found = in_order([row for row in table.to_pylist() if row["year"] != CLIENTS["year"]])
         expected = in_order(self.flights.appended() if self.append else self.flights.arrived())
@@ -323,7 +325,7 @@ class Scene(Pipeline):
 
 
 def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> str:
-    """What is wrong with a table, in a line."""
+    """Describe the difference of two tables in a line."""
     have, want = (
         Counter(str(sorted(row.items(), key=lambda each: each[0])) for row in rows) for rows in (found, expected)
     )
@@ -333,8 +335,10 @@ def difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> s
 
 
 def victims(scene: Pipeline) -> dict[str, Callable[[], None]]:
-    """Whom one can kill now, by name. A driver is let get as far as its executors: killed at every start, it would read
-    nothing, and no executor be there to be killed.
+    """Return the processes that can be killed now, by name.
+
+    The driver is included only once it has executors: if it were killed at every start, it would read nothing and have
+    no executors.
     """
     found = {f"daemon {number}": daemon.kill for number, daemon in enumerate(scene.daemons)}
     for number, executor in enumerate(scene.run.executors()):
@@ -345,7 +349,7 @@ def victims(scene: Pipeline) -> dict[str, Callable[[], None]]:
 
 
 def wreck(scene: Scene, kills: int, every: float, chance: random.Random, say: Callable[[str], None]) -> Counter[str]:
-    """Kill one process after the other, `every` seconds on average; returns how often each sort was killed."""
+    """Kill one process after the other, `every` seconds on average; return how often each kind was killed."""
     killed: Counter[str] = Counter()
     ends = time.monotonic() + LONGEST
     while killed.total() < kills and time.monotonic() < ends:
@@ -365,7 +369,7 @@ def wreck(scene: Scene, kills: int, every: float, chance: random.Random, say: Ca
 
 
 def main() -> int:
-    """See the module."""
+    """Run the command; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills, on average")

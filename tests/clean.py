@@ -1,5 +1,5 @@
-"""What every crash must leave behind: a table that `memwal verify` finds nothing wrong with, at once and after the next
-owner has done what was left to do, and then no SST directory that nobody needs.
+"""Checks after a crash: `memwal verify` finds nothing wrong with the table, at once and after the next owner has
+finished the pending work, and then no unneeded SST directory is left.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from memwal.wal import ObjectStore, SystemClock, regions
 from tests.support.clock import FakeClock
 
 _WAY_OFF = 1e9
-"""Seconds by which a collector's clock is ahead: everything is old enough."""
+"""Seconds that a collector's clock is ahead, so that everything is old enough."""
 
 
 def assert_clean(store: ObjectStore, uri: str, *, deep: bool = True) -> None:
-    """`memwal verify` (with `--deep`) finds nothing wrong with the table at `uri`, the root of `store`."""
+    """Assert that `memwal verify` (`deep`: with `--deep`) finds nothing wrong with the table at `uri`, the root of
+    `store`."""
     findings = verify_table(store, uri, deep=deep).findings
     assert not findings, "\n".join(map(str, findings))
 
 
 def collect_ssts(store: ObjectStore, uri: str) -> list[SstGarbage]:
-    """One collection of every region's SST directories, whatever their age."""
+    """Collect every region's SST directories once, of any age."""
     clock = FakeClock(start=SystemClock().now() + _WAY_OFF)
     found = []
     for region in regions(store):
@@ -32,10 +33,10 @@ def collect_ssts(store: ObjectStore, uri: str) -> list[SstGarbage]:
 
 
 def assert_collected(store: ObjectStore, uri: str) -> None:
-    """Where everything is committed and nobody is at work, a collection leaves no file that no version refers to and no
-    SST directory, and the table is as clean as before.
+    """Assert that a collection leaves only files of existing versions and no SST directory, and a clean table.
 
-    Files first: a process killed inside a put leaves a temporary file, and with it an SST directory is not empty.
+    Requires: everything is committed, and no process uses the table. Files are collected first: a process killed
+    inside a put leaves a temporary file, and its SST directory is then not empty.
     """
     clock = FakeClock(start=SystemClock().now() + _WAY_OFF)
     collect_orphans(store, BaseTable.open(uri, store.storage_options).dataset, clock, 0.0)

@@ -1,7 +1,7 @@
 """Several `memwal serve` processes that share one table, and a client that finds the owner of each region itself.
 
-The client is simple on purpose: it asks every endpoint what it has, sends each region's rows to its owner with a token,
-and asks again when that one does not take them. What is acked is remembered; nothing else is.
+The client is simple on purpose: it requests the regions of every endpoint, sends each region's rows to its owner with a
+token, and retries if that owner rejects them. It remembers acked rows only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
 def spread(daemons: int, regions: int) -> list[str]:
-    """Endpoints by which every daemon gets a region: with few of them chance may leave one without."""
+    """Return endpoints that give every daemon a region: with few regions, random ones may leave a daemon without."""
     while True:
         endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(daemons)]
         if {target(wal.bucket_region(bucket), endpoints) for bucket in range(regions)} == set(endpoints):
@@ -38,7 +38,7 @@ def spread(daemons: int, regions: int) -> list[str]:
 
 
 def ask(endpoint: str, action: str, timeout: float = 5.0, **request: Any) -> Any:
-    """One Flight action, on a connection of its own."""
+    """Call one Flight action, on a separate connection."""
     client = flight.FlightClient(endpoint, generic_options=_OPTIONS)
     try:
         options = flight.FlightCallOptions(timeout=timeout)
@@ -50,7 +50,7 @@ def ask(endpoint: str, action: str, timeout: float = 5.0, **request: Any) -> Any
 
 @dataclass
 class Cluster:
-    """Endpoints of daemons, the processes behind them, and what was acked."""
+    """Endpoints of daemons, their processes, and the acked rows."""
 
     uri: str
     endpoints: list[str]
@@ -64,7 +64,7 @@ class Cluster:
     _clients: dict[str, Any] = field(default_factory=dict)
 
     def start(self, endpoint: str) -> Any:
-        """Start the daemon of `endpoint`; it is not waited for."""
+        """Start the daemon of `endpoint` without waiting for it."""
         self.running[endpoint] = self.begin(endpoint)
         return self.running[endpoint]
 
@@ -73,7 +73,7 @@ class Cluster:
         return BaseTable.open(self.uri, {})
 
     def owners(self) -> dict[str, str]:
-        """Region id -> endpoint of the daemon that has it with the highest epoch."""
+        """Return for each region id the endpoint of the daemon that has it with the highest epoch."""
         found: dict[str, tuple[int, str]] = {}
         for endpoint in self.endpoints:
             with suppress(flight.FlightError, pa.ArrowException):
@@ -82,7 +82,7 @@ class Cluster:
         return {region: endpoint for region, (_, endpoint) in found.items()}
 
     def placed(self, live: Iterable[str]) -> bool:
-        """Whether every region is where the placement wants it, nowhere else."""
+        """Return whether every region is exactly where the placement assigns it."""
         alive = list(live)
         try:
             shares = {endpoint: set(ask(endpoint, "regions")["regions"]) for endpoint in alive}
@@ -94,7 +94,7 @@ class Cluster:
         )
 
     def put(self, made: Any, ids: list[int], version: int, *, until: Callable[[], bool] = lambda: False) -> None:
-        """Put rows until they are acked, or `until` says to give up."""
+        """Put rows until they are acked, or until `until` returns True."""
         rows = made.table(ids, version)
         self.tried.update(dict.fromkeys(ids, version))
         base = self._routing = self._routing or self.base
@@ -126,7 +126,7 @@ class Cluster:
         return self._clients[endpoint]
 
     def rows(self) -> dict[int, str]:
-        """Name by id, from all owners together; no key twice."""
+        """Return the name of each id, from all owners; no key may occur twice."""
         found: dict[int, str] = {}
         for region, endpoint in self.owners().items():
             ticket = flight.Ticket(
@@ -141,7 +141,7 @@ class Cluster:
         return found
 
     def check(self) -> None:
-        """Every acked row is there, with what was acked or tried last; nothing else is."""
+        """Check that every acked row has its acked value or a later tried one, and that no other rows exist."""
         found = self.rows()
         for id, version in self.tried.items():
             allowed = {f"row {id} v{version}"} | ({f"row {id} v{self.acked[id]}"} if id in self.acked else {None})
@@ -150,6 +150,6 @@ class Cluster:
 
 
 def start_daemon(start: Callable[..., Any], config: Path, endpoint: str) -> Any:
-    """Start the daemon of `endpoint`; it is not waited for."""
+    """Start the daemon of `endpoint` without waiting for it."""
     env = {"MEMWAL__DAEMON__PORT": endpoint.rpartition(":")[2], "MEMWAL__LOG__LEVEL": "info"}
     return start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=env)

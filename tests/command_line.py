@@ -1,4 +1,4 @@
-"""The `memwal` command in the tests' own process: a process of its own takes 1.4 s of CPU before it does anything."""
+"""Run the `memwal` command in the tests' own process: a separate process takes 1.4 s of CPU before it does anything."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from unittest.mock import patch
 from memwal.ingest.cli.app import main
 
 _ONE_AT_A_TIME = threading.RLock()
-"""Arguments, environment, directory and output belong to the whole process."""
+"""Serialises commands, since arguments, environment, directory and output belong to the whole process."""
 
 
 def run_here(arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str]) -> tuple[int, str, str]:
-    """Run `memwal` with `arguments` through its entry point; returns its exit code, output and errors.
+    """Run `memwal` with `arguments` through its entry point; return its exit code, output and errors.
 
-    Behaves as a new process with `environ` in `cwd` and no input: log records that nobody configured go to standard
-    error from WARNING on, and what the command sets for its process (environment, signal handlers, log handlers) is
-    restored after it. What other libraries write to file descriptors 1 and 2 is not captured. Spark starts in the JVM
-    that all tests of this process share (`tests.one_jvm`).
+    It behaves like a new process with `environ` in `cwd` and without input: unconfigured log records go to standard
+    error from WARNING on, and changes of the process (environment, signal handlers, log handlers) are restored
+    afterwards. Output of other libraries to file descriptors 1 and 2 is not captured. Spark starts in the JVM that all
+    tests of this process share (`tests.one_jvm`).
     """
     if arguments[:1] == ["run"] and (sql := sys.modules.get("pyspark.sql")) is not None:
         assert sql.SparkSession.getActiveSession() is None, "`run` would use the Spark of the tests, and end it"
@@ -51,7 +51,7 @@ def run_here(arguments: Sequence[str], *, cwd: Path, environ: Mapping[str, str])
 
 
 def _stream() -> io.TextIOWrapper:
-    """Standard output or error as a pipe has it; `main` changes how it encodes."""
+    """Return a stream like a piped standard output or error; `main` changes its encoding."""
     return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
 
 
@@ -72,7 +72,7 @@ def _exit_code(call: Callable[[], None]) -> int:
 
 @contextmanager
 def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """`os.environ` is `wanted`; only what differs is written, as other threads may read."""
+    """Set `os.environ` to `wanted`; write only the differences, since other threads may read it."""
     before = dict(os.environ)
     try:
         _become(wanted)
@@ -104,7 +104,8 @@ def _signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def _logging() -> Iterator[None]:
-    """Loggers as in a new process: pytest's handlers on the root logger would take what goes to standard error."""
+    """Set up loggers as in a new process: pytest's handlers on the root logger would take records for standard
+    error."""
     loggers = [logging.getLogger(name) for name in (None, "memwal")]
     before = [(each, each.handlers[:], each.filters[:], each.level, each.propagate) for each in loggers]
     for logger in loggers:

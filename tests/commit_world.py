@@ -1,4 +1,4 @@
-"""A table with its regions, flushed by hand and committed, beside a dict that says what must come out."""
+"""A table whose regions are flushed by hand and committed, with a dict of the rows to expect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
 
 
 class World:
-    """A table with its regions, flushed by hand, and a dict that says what must come out."""
+    """A table whose regions are flushed by hand, and a dict of the rows to expect."""
 
     def __init__(
         self, uri: str, buckets: int = 2, indexes: Sequence[IndexSpec] = (), key_type: pa.DataType | None = None
@@ -79,7 +79,7 @@ class World:
             self.oracle.pop(id, None)
 
     def flush(self, rows: pa.Table) -> None:
-        """One generation in every region that gets rows."""
+        """Flush one generation in every region that gets rows."""
         routed = self.base.route(rows)
         for bucket, each in enumerate(self.claims):
             part = rows.filter(pa.array(routed == bucket))
@@ -103,7 +103,7 @@ class World:
             )
 
     def _append(self, claimed: Claim, rows: pa.Table, position: int, generation: int) -> int:
-        """One entry of the log, so that the table is whole; `position` follows the last one flushed."""
+        """Append one entry, so that the log is complete; `position` follows the last flushed one."""
         codec, clock = LanceCodec(self.rows), SystemClock()
         region = claimed.guard.region_id
         appender = WalAppender(self.store, region, claimed.guard, codec, position, SystemIds(), clock)
@@ -129,19 +129,19 @@ class World:
         return [m for bucket in range(self.buckets) if (m := self.manifests(bucket).latest()) is not None]
 
     def generations(self) -> list[int]:
-        """Highest generation published, per bucket."""
+        """Return the highest published generation of each bucket."""
         return [manifest.current_generation - 1 for manifest in self.latest()]
 
     def listed(self) -> list[int]:
-        """SSTs in the manifest, per bucket."""
+        """Return the number of SSTs in the manifest of each bucket."""
         return [len(manifest.ssts) for manifest in self.latest()]
 
     def stranger_row(self, id: int, n: int) -> None:
-        """Another program appends a row."""
+        """Append a row as another program."""
         lance.write_dataset(self._plain(id, n), self.uri, mode="append")
 
     def stranger_merge(self, id: int, n: int) -> None:
-        """Another program merges a row."""
+        """Merge a row as another program."""
         merge = lance.dataset(self.uri).merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
         merge.use_index(False).execute(self._plain(id, n))
 
@@ -150,7 +150,7 @@ class World:
 
 
 def before_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], times: int = 1) -> None:
-    """Run `act` after a commit has read everything and before it writes, the first `times` rounds."""
+    """Run `act` after a commit has read everything and before it writes, in its first `times` rounds."""
     left = [times]
 
     def read_then_act(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the tests share: small tables, the real packages, and memwal's own processes with a bounded life."""
+"""Shared by all tests: small tables, the real packages, and memwal's processes with a bounded life."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ROOT / "configs" / "quickstart"
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PATIENCE = 90.0
-"""Seconds to wait for what must happen. No test passes by them: they only say when to call it a failure, and a machine
-with other work may need tens of them for what takes one."""
+"""Seconds to wait for a condition. It only bounds a failure, and no test passes by it: a machine with other work may
+take tens of seconds for what otherwise takes one."""
 WIDTH = 8
 WORDS = ("harbor", "copper", "violet", "meadow", "tunnel", "pepper", "saddle", "candle")
 
@@ -67,11 +67,11 @@ LONGEST_FIRST = (
     "e2e/test_chaos.py",
     "integration/test_reads_beside_maintenance.py",
 )
-"""Files of a minute and more, so that no process of several begins with one when the others have nothing left."""
+"""Files that take a minute or more. They run first, so that no process starts one of them when the others are idle."""
 
 
-# The same examples in every run, however long each of them takes; others, and more of the state machines, with
-# `--hypothesis-profile=heavy`.
+# The same examples in every run, without a deadline; `--hypothesis-profile=heavy` runs other and more examples of the
+# state machines.
 settings.register_profile(
     "memwal", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -79,18 +79,18 @@ settings.register_profile("heavy", settings.get_profile("memwal"), max_examples=
 settings.load_profile("memwal")
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to background processes
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files in front; the others, and the tests of a file, stay in their order."""
+    """Put the longest files first; the others, and the tests of a file, keep their order."""
     ranks = {str(ROOT / "tests" / name): rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, every: float = 0.02) -> Any:
-    """The first true answer of `condition`; fails the test when there is none in `timeout` seconds."""
+    """Return the first true result of `condition`; raise AssertionError if there is none within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (answer := condition()):
         if time.monotonic() > deadline:
@@ -100,7 +100,7 @@ def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, every: f
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End a process that a test started, and everything below it."""
+    """Kill a process that a test started, and all its descendants."""
     with_children = []
     with suppress(psutil.NoSuchProcess):
         with_children = psutil.Process(process.pid).children(recursive=True)
@@ -113,7 +113,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """This process's environment without MEMWAL__ variables, with `changes` (None removes a variable)."""
+    """Return this process's environment without MEMWAL__ variables, with `changes` (None removes a variable)."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MEMWAL")}
     environ["COLUMNS"] = "200"
     for name, value in (changes or {}).items():
@@ -129,12 +129,12 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
 
 @dataclass(frozen=True)
 class Made:
-    """Rows of SCHEMA, each a pure function of (id, version), so that a test can say what it expects without looking."""
+    """Rows of SCHEMA as a pure function of (id, version), so that a test can compute what it expects."""
 
     schema: pa.Schema = SCHEMA
 
     def row(self, id: int, version: int = 0) -> dict[str, Any]:
-        """One row; `version` tells two rows of one key apart in every column."""
+        """Return one row; `version` distinguishes two rows of one key in every column."""
         rng = np.random.default_rng((id & 0xFFFFFFFF, version))
         return {
             "id": id,
@@ -145,30 +145,30 @@ class Made:
         }
 
     def rows(self, ids: Sequence[int], version: int = 0) -> list[dict[str, Any]]:
-        """Rows of several keys."""
+        """Return rows of several keys."""
         return [self.row(id, version) for id in ids]
 
     def table(self, ids: Sequence[int], version: int = 0) -> pa.Table:
-        """The same as an Arrow table."""
+        """Return the same rows as an Arrow table."""
         return pa.Table.from_pylist(self.rows(ids, version), schema=self.schema)
 
 
 @pytest.fixture(scope="session")
 def made() -> Made:
-    """Maker of small rows."""
+    """Return the maker of small rows."""
     return Made()
 
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    """Where a test's table goes; nothing is there yet."""
+    """Return the URI of a test's table, which does not exist yet."""
     return str(tmp_path / "table.lance")
 
 
 @pytest.fixture
 def open_small(uri: str) -> Iterator[Callable[..., Any]]:
-    """Opens the small table at `uri`, created at the first call; another call fences what is open. What the test leaves
-    open is closed at its end."""
+    """Return a function that opens the small table at `uri`, and creates it at the first call; another call fences the
+    open writer. Tables that the test leaves open are closed at its end."""
     import memwal
 
     opened: list[Any] = []
@@ -185,7 +185,7 @@ def open_small(uri: str) -> Iterator[Callable[..., Any]]:
 
     yield open_table
     for table in opened:
-        with suppress(memwal.FencedError):  # an older writer's last rows that were never durable
+        with suppress(memwal.FencedError):  # an older writer has rows that were never durable
             table.close()
 
 
@@ -201,12 +201,12 @@ class Packages:
     changed: frozenset[str]
     """Packages whose version the updates changed."""
     allowed: dict[str, frozenset[str]]
-    """Every version a package ever had."""
+    """Every version that a package ever had."""
 
 
 @pytest.fixture(scope="session")
 def packages() -> Packages:
-    """The 4,000 packages and what their updates make of them."""
+    """Return the 4,000 packages with the result of their updates."""
     files = tuple(sorted(PACKAGES.glob("*.parquet")))
     first: dict[str, dict[str, Any]] = {}
     newest: dict[str, dict[str, Any]] = {}
@@ -225,7 +225,7 @@ def packages() -> Packages:
 
 @dataclass
 class Ran:
-    """A command that ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -233,13 +233,13 @@ class Ran:
 
     @property
     def error_lines(self) -> list[str]:
-        """What was written to standard error, without empty lines."""
+        """The non-empty lines of standard error."""
         return [line for line in self.err.splitlines() if line.strip()]
 
 
 @dataclass
 class Running:
-    """A process whose lines are read as they come."""
+    """A process whose lines are read as they arrive."""
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
@@ -265,11 +265,11 @@ class Running:
             self._arrived.put(None)
 
     def line(self, timeout: float = PATIENCE) -> str | None:
-        """The next line of standard output; None when the process closed it."""
+        """Return the next line of standard output; None once the process has closed it."""
         return self._arrived.get(timeout=timeout)
 
     def line_with(self, text: str, timeout: float = PATIENCE) -> str:
-        """The next line of standard output that holds `text`."""
+        """Return the next line of standard output that contains `text`."""
         deadline = time.monotonic() + timeout
         while (line := self.line(max(0.1, deadline - time.monotonic()))) is not None:
             if text in line:
@@ -277,38 +277,38 @@ class Running:
         raise AssertionError(f"ended (exit code {self.wait()}) without {text!r}: {self.lines} {self.errors}")
 
     def tell(self, text: str) -> None:
-        """One line to standard input."""
+        """Write one line to standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        """The exit code, once all output was read."""
+        """Return the exit code, after all output was read."""
         code = self.process.wait(timeout)
         for reader in self._readers:
             reader.join(timeout)
         return code
 
     def kill(self) -> None:
-        """SIGKILL to this one process; its children live on."""
+        """Send SIGKILL to this process only; its children continue."""
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Running]]:
-    """Starts a process with piped input and output; it is ended with the test."""
+    """Return a function that starts a process with piped input and output; the test's end kills it."""
     yield from starter()
 
 
 @pytest.fixture(scope="module")
 def start_for_module() -> Iterator[Callable[..., Running]]:
-    """As `start`, ended with the module."""
+    """Return the same as `start`; the module's end kills the processes."""
     yield from starter()
 
 
 def starter() -> Iterator[Callable[..., Running]]:
-    """See the fixture `start`."""
+    """Implement the fixture `start`."""
     started: list[Running] = []
 
     def start_process(
@@ -333,7 +333,7 @@ def starter() -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture(scope="session")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
-    """Runs `memwal …` as a user does, in this process; with `process=True` in one of its own."""
+    """Return a function that runs `memwal …` in this process, or with `process=True` in a separate one."""
     elsewhere = tmp_path_factory.mktemp("cwd")
 
     def run(
@@ -369,7 +369,7 @@ def _in_a_process(words: list[str], cwd: Path, environ: dict[str, str], timeout:
 
 
 def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """A configuration file; tables inside a section become sections of their own."""
+    """Format a configuration file; tables inside a section become separate sections."""
     parts = []
     for section, values in sections.items():
         flat = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
@@ -382,7 +382,7 @@ def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def small_sections(uri: str) -> dict[str, dict[str, Any]]:
-    """The configuration of the small table: the same columns, key and indexes as SCHEMA."""
+    """Return the configuration of the small table, with the columns, key and indexes of SCHEMA."""
     columns = {"id": "int64", "name": "string", "price": "int64", "body": "string", "vector": f"vector[{WIDTH}]"}
     return {
         "table": {"uri": uri, "key": ["id"], "columns": columns, "indexes": INDEXES},
@@ -392,7 +392,8 @@ def small_sections(uri: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def small_config(tmp_path: Path, uri: str) -> Callable[..., Path]:
-    """Writes the small table's configuration, with sections changed or added, and returns its path."""
+    """Return a function that writes the small table's configuration, with changed or added sections, and returns its
+    path."""
 
     def write(name: str = "config.toml", **changes: Mapping[str, Any]) -> Path:
         sections = small_sections(uri)
@@ -407,12 +408,13 @@ def small_config(tmp_path: Path, uri: str) -> Callable[..., Path]:
 
 @pytest.fixture
 def serve(start: Callable[..., Running]) -> Callable[..., tuple[Running, str]]:
-    """Starts `memwal serve CONFIG`, with options; returns the process and its endpoint once it answers."""
+    """Return a function that starts `memwal serve CONFIG` with options, and returns the process and its endpoint once
+    it answers."""
     return lambda config, *options: serve_with(start, config, *options)
 
 
 def serve_with(start: Callable[..., Running], config: Path, *options: str) -> tuple[Running, str]:
-    """See the fixture `serve`."""
+    """Implement the fixture `serve`."""
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config), *options])
     line = running.line_with("serving")
     return running, line.rsplit(" ", 1)[1]
@@ -420,22 +422,22 @@ def serve_with(start: Callable[..., Running], config: Path, *options: str) -> tu
 
 @pytest.fixture
 def script(start: Callable[..., Running]) -> Callable[..., Running]:
-    """Starts one of `tests/scripts/` with arguments."""
+    """Return a function that starts one of `tests/scripts/` with arguments."""
     return lambda name, *arguments: start([sys.executable, str(SCRIPTS / name), *map(str, arguments)])
 
 
 def tree(path: Path) -> dict[str, int]:
-    """Every file below `path` with its size: what "nothing was written" is checked against."""
+    """Return every file below `path` with its size, to check that nothing was written."""
     return {str(each.relative_to(path)): each.stat().st_size for each in sorted(path.rglob("*")) if each.is_file()}
 
 
 @pytest.fixture(scope="session", name="tree")
 def tree_fixture() -> Callable[[Path], dict[str, int]]:
-    """The files below a directory."""
+    """Return `tree`."""
     return tree
 
 
 @pytest.fixture(scope="session", name="wait_until")
 def wait_until_fixture() -> Callable[..., Any]:
-    """Waits, bounded, for something to happen."""
+    """Return `wait_until`."""
     return wait_until

@@ -1,9 +1,9 @@
-"""Clients of several processes contend for few keys of a table while its daemons are killed, stopped and ended.
+"""Let clients of several processes contend for few keys of a table while its daemons are killed, stopped and ended.
 
 `python -m tests.contention --seconds 60 --seed 1` (`make histories`) runs two daemons, three processes of clients and a
-reader of storage, records what each client was told, and lets Porcupine judge it; `--rule insert` and `--rule version`
-take tables whose puts have a condition, `--s3` one on an S3 server, of whose requests `--s3-faults` per cent fail. Exit
-code 1: the history is not linearizable; its files and pictures stay.
+reader of storage, records what each client observed, and lets Porcupine judge it. `--rule insert` and `--rule version`
+use tables whose puts have a condition, `--s3` a table on an S3 server that fails `--s3-faults` per cent of the
+requests. Exit code 1: the history is not linearizable; its files and pictures stay.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.histories.judge import Judgement, NotLinearizable, expect_linearizabl
 from tests.s3_place import Place, on_s3
 
 REGIONS, KEYS = 3, 3
-"""Regions, and keys of each of them."""
+"""Number of regions, and of keys in each."""
 CLIENTS = 3
-"""Processes of clients, beside one that reads storage."""
+"""Processes of clients, without the one that reads storage."""
 MEANWHILE = 20_000
-"""Bytes of history that are recorded while a daemon that was deposed is stopped: some 100 operations."""
+"""Bytes of history recorded while a deposed daemon is stopped: some 100 operations."""
 PATIENCE = 90.0
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()), ("version", pa.int64())])
 RULES: dict[str, dict[str, Any]] = {"replace": {}, "insert": {"upsert": "insert"}, "version": {"version": "version"}}
@@ -46,7 +46,7 @@ STEPS = ("kill", "stop", "pause", "drain", "kill a client")
 
 
 class Contention:
-    """Daemons, clients and what is done to them, below `directory`."""
+    """Daemons, clients and the faults applied to them, in files below `directory`."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Contention:
         clients: int = CLIENTS,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`serve`: the module that a daemon runs, and its arguments before the configuration. `commit`: the interval of
-        commits; "0s" for none. `clients`: processes of clients, beside one that reads storage."""
+        """`serve`: the module that a daemon runs, and its arguments before the configuration. `commit`: interval of
+        commits, "0s" for no commits. `clients`: processes of clients, without the one that reads storage."""
         self.directory, self.seed, self.rule, self.say = directory, seed, rule, say
         self.commit, self.processes = commit, clients
         self.chance = random.Random(f"contention {seed}")
@@ -84,7 +84,7 @@ class Contention:
         self._cluster = Cluster(self.place.uri, self.endpoints)
 
     def run(self, seconds: float, steps: Sequence[str] = STEPS) -> None:
-        """Let the clients work for `seconds`, and take each of `steps` at least once meanwhile."""
+        """Run the clients for `seconds`, and take each of `steps` at least once."""
         self.begin()
         ends, waiting = time.monotonic() + seconds, list(steps)
         self.chance.shuffle(waiting)
@@ -111,7 +111,7 @@ class Contention:
         self._wait(self._served, f"the regions are served after {step!r}")
 
     def judged(self) -> Judgement:
-        """Raises: NotLinearizable."""
+        """Judge the history. Raises: NotLinearizable."""
         return expect_linearizable(self.histories, pictures=self.directory)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Contention:
                     each.process.send_signal(signal.SIGCONT)
             each.close(5.0)
 
-    # ---- what is done to them --------------------------------------------------------------------------------------
+    # ---- faults ----------------------------------------------------------------------------------------------------
 
     def _take(self, step: str) -> None:
         daemon = self.chance.choice(self.daemons)
@@ -141,7 +141,7 @@ class Contention:
             self._stop(daemon, deposed=step == "stop")
 
     def _stop(self, daemon: Kept, *, deposed: bool) -> None:
-        """Stop a daemon for a while, or until others have its regions and acknowledge writes there."""
+        """Stop a daemon for a while or, if `deposed`, until the other has its regions and acknowledges writes there."""
         assert daemon.process is not None
         other = next(each for each, kept in zip(self.endpoints, self.daemons, strict=True) if kept is not daemon)
         daemon.process.send_signal(signal.SIGSTOP)
@@ -154,7 +154,8 @@ class Contention:
         daemon.process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """End the clients, each after its operation, then the daemons. Raises: AssertionError if one met an error."""
+        """End the clients, each after its operation, then the daemons. Raises: AssertionError if a client met an
+        error."""
         running = [each for each in self.clients if each.process is not None and each.process.poll() is None]
         for each in running:
             assert each.process is not None
@@ -212,14 +213,14 @@ class Contention:
         self._wait(path.exists, "the clients have begun")
 
     def _recorded(self) -> int:
-        """Bytes of history so far."""
+        """Return the bytes of history recorded so far."""
         return sum(each.stat().st_size for each in self.histories)
 
     def _served(self) -> bool:
         return len(self._cluster.owners()) == REGIONS
 
     def _rest(self, seconds: float) -> None:
-        """Pause; a daemon that ended by itself is started again, as a supervisor would."""
+        """Pause; restart daemons that ended on their own, as a supervisor would."""
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             for each in self.daemons:
@@ -235,7 +236,7 @@ class Contention:
 
 
 def main() -> int:
-    """See the module."""
+    """Run the command; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,12 +1,12 @@
-"""Micro-batches that are cut short between two of their Arrow batches, and the table compared behind each.
+"""Cut micro-batches off between two of their Arrow batches, and compare the table after each.
 
-A micro-batch of 2,000 rows is 50 batches. A stage in Spark's plan lets the sink's task have the first k of them and
+A micro-batch of 2,000 rows is 50 batches. A stage in Spark's plan passes the first k batches to the sink's task and
 waits (`tests.pausing`); then the query is stopped, or its job is cancelled, or the worker that feeds the task is
 killed, or its executor. The query is started again from its checkpoint: every row must be in the table once, every bad
 row once among the letters.
 
-`python -m tests.cut_short --rounds 200 --seed 1` goes through boundaries, ways and cases in an order that the seed
-gives, for `--longest` seconds at most, with a line per round; `--cluster` does so on a Spark of two executor processes.
+`python -m tests.cut_short --rounds 200 --seed 1` goes through boundaries, ways and cases in an order decided by the
+seed, for `--longest` seconds at most, and prints a line per round; `--cluster` uses a Spark of two executor processes.
 Exit code 1: a row is missing, doubled, or older than it should be.
 """
 
@@ -50,13 +50,13 @@ from tests.pausing import Pausing, Seen, Waiting, WatchedOne, WatchedSend, seen
 ROWS, BATCH = 2000, 40
 BATCHES = ROWS // BATCH
 FIRST_BAD, BAD_EVERY = ROWS // 4, 10
-"""Where there are letters: every tenth row is bad, but for the first quarter. So the one task of a small micro-batch
-may have good rows only by the time it is cut."""
+"""With letters every tenth row is bad, except in the first quarter, so that the one task of a small micro-batch
+may have only good rows when it is cut."""
 REGIONS = 2
 COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
 SPARK = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
-    # A batch is more than this, so the JVM sends each by itself; by its default it would keep some ten of them back.
+    # A batch is larger than this, so the JVM sends each at once; with its default it would keep some ten of them back.
     "spark.sql.execution.pandas.udf.buffer.size": "1024",
     "spark.deploy.maxExecutorRetries": "-1",
 }
@@ -65,27 +65,27 @@ SPECULATION = {
     "spark.speculation.interval": "100ms",
     "spark.speculation.task.duration.threshold": "1s",
 }
-"""A task that takes longer than a second is run once more beside it, on another host of a cluster."""
+"""A task that takes longer than a second is started a second time in parallel, in a cluster on another host."""
 _ENDS_WITHIN = 120.0
 
 ONE_TASK, ROUTE, SEND = "one task", "before the shuffle", "behind the shuffle"
-"""What is cut: the one task of a small micro-batch; the first, or the second, of the two of a large one."""
+"""What is cut: the one task of a small micro-batch; the first, or the second, of the two tasks of a large one."""
 TASKS = {ONE_TASK: {"OneTask"}, ROUTE: set[str](), SEND: {"SendTask"}}
-"""Those of the sink's tasks that send, by what is cut: before the shuffle none has begun."""
+"""The sink's tasks that send rows, by what is cut: before the shuffle none has begun."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One sort of micro-batches."""
+    """One kind of micro-batches."""
 
     where: str
     append: bool = False
-    """The table has no key."""
+    """Whether the table has no key."""
     letters: bool = False
     daemons: int = 0
-    """Daemons that are configured; 0 = a child daemon, another one behind every cut."""
+    """Number of configured daemons; 0: a child daemon, a new one after every cut."""
     without_paths: bool = False
-    """Rows come without the paths of their files; one task only."""
+    """Whether rows come without the paths of their files; one task only."""
 
     def __str__(self) -> str:
         table = "append_only" if self.append else "keyed"
@@ -108,24 +108,24 @@ CASES = tuple(
 
 
 def stop(query: Any, feeding: psutil.Process) -> None:
-    """As a user ends a query, or SIGTERM ends `memwal run`."""
+    """Stop the query, as a user does, or SIGTERM to `memwal run`."""
     query.stop()
 
 
 def cancel(query: Any, feeding: psutil.Process) -> None:
-    """As from Spark's page of jobs."""
+    """Cancel the job, as Spark's page of jobs does."""
     from pyspark import SparkContext
 
     SparkContext.getOrCreate().cancelAllJobs()
 
 
 def kill_worker(query: Any, feeding: psutil.Process) -> None:
-    """As the kernel does where memory ends: SIGKILL to the Python worker whose rows the sink's task reads."""
+    """Send SIGKILL to the Python worker that feeds the sink's task, as the kernel does if memory runs out."""
     feeding.kill()
 
 
 def kill_executor(query: Any, feeding: psutil.Process) -> None:
-    """SIGKILL to the JVM that the task runs in; the driver lives, and has another executor do the task again."""
+    """Send SIGKILL to the JVM of the task; the driver lives, and another executor repeats the task."""
     executor = next(each for each in feeding.parents() if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()))
     executor.kill()
 
@@ -139,10 +139,10 @@ ON_CLUSTER: Mapping[str, Way] = {**WAYS, "kill executor": kill_executor}
 
 
 class Scene:
-    """A source, a table and its daemons below `directory`, and what the table must hold."""
+    """A source, a table and its daemons below `directory`, and the rows that the table must have."""
 
     def __init__(self, spark: Any, directory: Path, case: Case, start: Callable[..., Any]) -> None:
-        """With a small micro-batch in the table. `spark`: as `cut_spark` makes it; `start`: as the fixture."""
+        """Create the table with a small micro-batch. `spark`: from `cut_spark`; `start`: as the fixture."""
         self.spark, self.directory, self.case = spark, directory, case
         (directory / "in").mkdir()
         (directory / "marks").mkdir()
@@ -173,13 +173,13 @@ class Scene:
         }
 
     def cut(self, boundary: int, way: Way) -> list[Seen]:
-        """Land a micro-batch and end it when its task has `boundary` batches; returns the sink's tasks, all over."""
+        """Land a micro-batch, end it when its task has `boundary` batches, and return the sink's tasks, all ended."""
         pausing = self._landed_for(boundary)
         with self._paused(pausing):
             query = self._started(pausing)
             try:
                 way(query, self._cut_off(query, pausing).worker)
-                with suppress(Exception):  # what ends it is the way's
+                with suppress(Exception):  # the error depends on the way
                     query.awaitTermination(_ENDS_WITHIN)
                 assert not query.isActive
             finally:
@@ -188,8 +188,10 @@ class Scene:
             return self._over(pausing)
 
     def run_twice(self, boundary: int, *, race: bool) -> list[Seen]:
-        """Land a micro-batch whose task waits at `boundary` until Spark runs a copy beside it (`SPECULATION`); returns
-        the sink's tasks, all over. `race`: then it goes on beside its copy; else Spark kills it when the copy is done.
+        """Land a micro-batch whose task waits at `boundary` until Spark runs a copy of it (`SPECULATION`); return the
+        sink's tasks, all ended.
+
+        `race`: the task then continues beside its copy; otherwise Spark kills it when the copy is done.
         """
         pausing = self._landed_for(boundary)
         with self._paused(pausing):
@@ -218,7 +220,8 @@ class Scene:
         return seen(place)
 
     def _cut_off(self, query: Any, pausing: Pausing) -> Waiting:
-        """Where `pausing` waits, once the sink's task has all that was handed on; then it lets the others go on."""
+        """Return where `pausing` waits, once the sink's task has all batches passed on; then let the other tasks
+        continue."""
 
         def waits() -> Waiting | None:
             assert query.isActive, f"the query is over: {query.exception()}"
@@ -238,7 +241,7 @@ class Scene:
         self.run()
 
     def run(self) -> None:
-        """Process what there is. Raises: what ended the query, as the kind it is."""
+        """Process all available rows. Raises: the error that ended the query."""
         query = self._started()
         try:
             assert query.awaitTermination(_ENDS_WITHIN)
@@ -248,7 +251,7 @@ class Scene:
             query.stop()
 
     def check(self) -> None:
-        """Compare the table, and its dead letters, with what was landed."""
+        """Compare the table, and its dead letters, with the landed rows."""
         with memwal.connect(self.sink._owner()) as table:
             stored = table.scan(list(COLUMNS)).read_all().to_pylist()
         rows = Counter((row["id"], row["name"], row["price"]) for row in stored)
@@ -260,11 +263,11 @@ class Scene:
         assert not any(wrong), "; ".join(filter(None, wrong))
 
     def close(self) -> None:
-        """End the child daemon; configured ones are their starter's."""
+        """End the child daemon; the starter ends configured ones."""
         self.sink.close()
 
     def _land(self, count: int) -> None:
-        """A file of `count` rows; where the table has a key, half of them put keys of the file before."""
+        """Write a file of `count` rows; if the table has a key, half of them update keys of the file before."""
         number = self._landed
         self._landed += 1
         first = number * (ROWS if self.case.append else ROWS // 2)
@@ -298,7 +301,7 @@ class Scene:
 
     @contextmanager
     def _paused(self, pausing: Pausing) -> Iterator[None]:
-        """The sink's tasks are watched; what comes of the shuffle goes through `pausing` where that is to be cut."""
+        """Watch the sink's tasks; pass the shuffle's output through `pausing` if that is to be cut."""
         routed_frame = spark_sink.routed_frame
 
         def through(*given: Any) -> Any:
@@ -306,7 +309,7 @@ class Scene:
             return frame.mapInArrow(pausing, frame.schema) if self.case.where == SEND else frame
 
         self.sink._small = None if self.case.where == ONE_TASK else 0
-        self.sink._tasks = 1  # so that all batches go through one task behind the shuffle too
+        self.sink._tasks = 1  # all batches pass one task after the shuffle too
         with (
             mock.patch.object(spark_sink, "routed_frame", through),
             mock.patch.object(spark_sink, "OneTask", partial(WatchedOne, place=pausing.place)),
@@ -317,7 +320,7 @@ class Scene:
 
 
 def difference(what: str, found: Counter[Any], expected: Counter[Any]) -> str:
-    """What is wrong, in a line; "" for nothing."""
+    """Describe the difference in a line; "" if both are equal."""
     missing, more = expected - found, found - expected
     if not missing and not more:
         return ""
@@ -326,7 +329,7 @@ def difference(what: str, found: Counter[Any], expected: Counter[Any]) -> str:
 
 
 def cut_spark(directory: Path, master: str = "local[2]", more: Mapping[str, str] | None = None) -> Any:
-    """A Spark whose micro-batches of 2,000 rows are 50 batches. `directory`: any that is absolute. `more`: of its
+    """Start a Spark whose micro-batches of 2,000 rows are 50 batches. `directory`: any absolute one. `more`: additional
     configuration.
     """
     spark = {**SPARK, "spark.master": master, **(more or {})}
@@ -338,14 +341,14 @@ def cut_spark(directory: Path, master: str = "local[2]", more: Mapping[str, str]
 
 
 def rounds(ways: Mapping[str, Way], seed: int) -> list[tuple[Case, int, str]]:
-    """Every case, boundary and way, in the order of the seed."""
+    """Return every combination of case, boundary and way, in an order decided by the seed."""
     every = list(product(CASES, range(BATCHES + 1), ways))
     random.Random(seed).shuffle(every)
     return every
 
 
 def said_of(spark: Any, directory: Path, case: Case, boundary: int, way: Way, *, anew: bool) -> tuple[bool, str]:
-    """Whether a round came out well, and what is to say of it."""
+    """Run one round; return whether it succeeded, and a description."""
     with ExitStack() as stack:
         scene = Scene(spark, directory, case, stack.enter_context(contextmanager(starter)()))
         stack.callback(scene.close)
@@ -359,13 +362,13 @@ def said_of(spark: Any, directory: Path, case: Case, boundary: int, way: Way, *,
 
 
 def how_it_ended(task: Seen) -> str:
-    """What is to say of a task."""
+    """Describe the end of a task."""
     error = found_in(task.how)
     return f"{task.name} had {task.came} and {f'raised {error.kind}: {error}' if error else task.how or 'died'}"
 
 
 def main() -> int:
-    """See the module."""
+    """Run the command; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

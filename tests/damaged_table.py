@@ -1,4 +1,4 @@
-"""A table with everything in it that `flush.verification.runner` looks at, and copies of it to be damaged."""
+"""A table with everything that `flush.verification.runner` checks, and copies of it for tests to damage."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ SETTINGS = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 
 def rows(ids: range | list[int], version: int) -> list[dict[str, Any]]:
-    """Rows that only these arguments decide."""
+    """Return rows that depend on these arguments only."""
     return [{"id": n, "name": f"name of {n} v{version}", "vector": [n, version, 0.5, 1.0]} for n in ids]
 
 
 def opened(uri: str) -> Any:
-    """The table, claimed."""
+    """Open the table and claim its regions."""
     new = {} if Path(uri).exists() else {"schema": SCHEMA, "key": "id", "regions": 2, "indexes": INDEXES}
     return memwal.open(uri, settings=SETTINGS, **new)
 
 
 def grow(uri: str) -> Iterator[str]:
-    """A table's life, stage by stage."""
+    """Build a table stage by stage."""
     table = opened(uri)
     yield "created"
     table.put(rows(range(40), 1))
@@ -82,13 +82,13 @@ def grow(uri: str) -> Iterator[str]:
 
 
 def verify(uri: str, deep: bool = True) -> Verified:
-    """What `memwal verify` finds."""
+    """Return the findings of `memwal verify`."""
     return verify_table(open_store(uri), uri, deep=deep)
 
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table with one generation committed, two published, and a tail that two claims wrote."""
+    """Return a table with one committed generation, two published ones, and a log tail written by two claims."""
     path = tmp_path_factory.mktemp("verify") / "table"
     for _ in grow(str(path)):
         pass
@@ -118,7 +118,7 @@ class Damaged:
         return Path(self.uri) / key
 
     def sst_file(self, name: str) -> Path:
-        """A file of the first SST; a pattern may be given, of a name that there is one of."""
+        """Return a file of the first SST; a pattern must match exactly one file."""
         (found,) = self.file(sst_key(self.region, self.sst.path)).glob(name)
         return found
 
@@ -132,31 +132,31 @@ class Damaged:
 
     @property
     def sentinel(self) -> int:
-        """Position of the second claim's."""
+        """Position of the second claim's sentinel."""
         (found,) = (p for p in self.positions if self.base.codec.header(self.entry(p).read_bytes()).sentinel)
         return found
 
     def reentry(self, position: int, rows: Callable[[pa.Table], pa.Table] = lambda rows: rows, **changes: Any) -> None:
-        """Write an entry anew, its header or rows changed, its checksum right."""
+        """Rewrite an entry with a changed header or changed rows, and a valid checksum."""
         found = self.base.codec.decode(position, self.entry(position).read_bytes())
         header = replace(found.header, **changes)
         self.entry(position).write_bytes(self.base.codec.encode(header, rows(found.rows)))
 
     def rewrite_manifests(self, change: Callable[[RegionManifest], RegionManifest], newest: bool = False) -> None:
-        """Write manifest versions anew, every one or the newest, their checksums right."""
+        """Rewrite manifest versions, every one or the newest, with valid checksums."""
         keys = map(parse_manifest_key, self.store.list(manifest_prefix(self.region)))
         for version in [self.manifest.version] if newest else [key.version for key in keys if key]:
             file = self.file(manifest_key(self.region, version))
             file.write_bytes(change(RegionManifest.decode(file.read_bytes())).encode())
 
     def collect(self) -> None:
-        """What the collector would take of the log."""
+        """Delete what the collector would delete of the log."""
         for position in self.positions:
             if position <= self.manifest.replay_after and position != self.sentinel:
                 self.entry(position).unlink()
 
     def rewrite_sst(self, change: Callable[[pa.Table], pa.Table]) -> None:
-        """Write the first SST anew from changed rows, all its parts fitting, and collect the log it was made of."""
+        """Rewrite the first SST from changed rows, with all its parts consistent, and collect its part of the log."""
         directory = self.file(sst_key(self.region, self.sst.path))
         changed = change(lance.dataset(str(directory)).to_table())
         shutil.rmtree(directory)
@@ -168,7 +168,7 @@ class Damaged:
         self.collect()
 
     def recount(self, rows: int) -> None:
-        """Let every manifest say that the first SST has `rows` rows."""
+        """Record in every manifest that the first SST has `rows` rows."""
         generation = self.sst.generation
 
         def recounted(manifest: RegionManifest) -> RegionManifest:
@@ -181,7 +181,7 @@ class Damaged:
         return next(Path(self.uri).glob(pattern))
 
     def mark(self, region: UUID, generation: int) -> None:
-        """Record progress that nobody made."""
+        """Record progress without a commit."""
         merge = self.base.dataset.merge_insert("id").when_not_matched_insert_all()
         done = [CompactedSsTable(str(region), generation)]
         merge.mark_sstables_as_compacted(done).execute(self.base.schema.empty_table())
@@ -194,19 +194,19 @@ def damaged(grown: Path, tmp_path: Path) -> Damaged:
 
 
 def flip(file: Path, at: int) -> None:
-    """One bit of the byte at `at`; of a small letter it makes a capital."""
+    """Flip one bit of the byte at `at`; it makes a capital of a small letter."""
     data = bytearray(file.read_bytes())
     data[at] ^= 0x20
     file.write_bytes(data)
 
 
 def cut(file: Path, to: int = -5) -> None:
-    """Leave the first bytes of `file` only."""
+    """Truncate `file` to its first bytes."""
     file.write_bytes(file.read_bytes()[:to])
 
 
 def found_in(damaged: Damaged, deep: bool = True) -> list[tuple[str, str]]:
-    """Check and place of every finding, each of which is one line with a remedy."""
+    """Return check and place of every finding; each must be one line with a remedy."""
     findings = verify(damaged.uri, deep=deep).findings
     for each in findings:
         assert "\n" not in str(each)

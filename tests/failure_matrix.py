@@ -1,8 +1,8 @@
-"""The failure matrix: which faults there are, a store that has them, and what must be true after every one.
+"""The failure matrix: the faults, a store that injects them, and the checks after each.
 
-The rows are those of the design notes, and errors that come after the effect: the call did what it is for, and fails.
-At the port of a store several of them are one: whether an answer is lost to a 500, a 503, a reset or a timeout, the
-adapter says OUTCOME_UNKNOWN. Over the wire each is a row of its own, injected by `tests.fault_proxy`.
+The rows are those of the design notes, and errors after the effect: the call took effect, and fails. At the port of a
+store several faults are one: for an answer lost to a 500, a 503, a reset or a timeout the adapter always returns
+OUTCOME_UNKNOWN. On the connection each is a separate row, injected by `tests.fault_proxy`.
 
     store = FaultyStore(inner, clock)
     …  # as it was before
@@ -11,7 +11,7 @@ adapter says OUTCOME_UNKNOWN. Over the wire each is a row of its own, injected b
     …  # claim, append, flush, commit, collect
     store.heal()
 
-Inside of the adapter for local files the steps are system calls, and each may fail after its effect: `SystemCalls`.
+Inside the adapter for local files the steps are system calls, and each may fail after its effect: `SystemCalls`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Answer = TypeVar("_Answer")
 
 CREATES = frozenset({"put_if_absent"})
 OVERWRITES = frozenset({"put", "delete"})
-"""Calls that may have had their effect though they raise: they may be repeated."""
+"""Calls that may have taken effect though they raise, and may be repeated."""
 WRITES = CREATES | OVERWRITES
 LISTS = frozenset({"list", "describe"})
 EVERY = WRITES | LISTS | {"get", "exists", "children"}
@@ -48,7 +48,7 @@ class Killed(BaseException):
 
 
 def killed(call: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
-    """`call` in a process that ends before or after it."""
+    """Return `call` in a process that ends before or after it."""
 
     def ends(*args: Any, **kwargs: Any) -> None:
         if after:
@@ -60,20 +60,20 @@ def killed(call: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class StoreFault:
-    """What one call of a store does in place of what it should."""
+    """The behaviour of one call of a store in a fault."""
 
     calls: frozenset[str]
-    """The methods it can happen to."""
+    """The methods that the fault can affect."""
     lands: bool = False
-    """Whether the call does what it is for."""
+    """Whether the call takes effect."""
     answer: PutOutcome | BaseException | None = None
-    """What comes back, or is raised; None: what the store says."""
+    """The value to return or the error to raise; None: the store's own answer."""
     lands_later: bool = False
-    """Whether it does what it is for after all, when the writer has given up (`FaultyStore.let_late_ones_land`)."""
+    """Whether it takes effect after the writer has stopped waiting (`FaultyStore.let_late_ones_land`)."""
     seconds: float = 0.0
-    """How long it takes."""
+    """Duration of the call."""
     drops_newest: bool = False
-    """Whether a listing misses the object that was written last."""
+    """Whether a listing omits the object that was written last."""
 
 
 FAULTS = {
@@ -92,16 +92,16 @@ FAULTS = {
     "killed after": StoreFault(WRITES, lands=True, answer=Killed()),
 }
 LASTING = ("409", "lands then 500, 503, reset or timeout", "reset before landing", "unavailable", "permanent failure")
-"""Faults that also come and stay."""
+"""Faults that may also be permanent."""
 HARMLESS = ("409", "lands then 500, 503, reset or timeout", "reset before landing", "412 by our own retry", "slow")
-"""Faults that, happening once, nobody but the storage's log may notice."""
+"""Faults that, if they happen once, only the storage's log may show."""
 
 
 @dataclass(frozen=True, order=True)
 class Call:
     """One call of a store in a run: the `nth` of this method with this key, from 1.
 
-    Named so, and not by its number in the run, because threads that read beside each other change the numbers.
+    It has no number in the run, since threads that read in parallel change these numbers.
     """
 
     method: str
@@ -113,7 +113,7 @@ _NOWHERE = Call("", "", 0)
 
 
 class FaultyStore:
-    """A store that does as it is told to at one call, or from one call on.
+    """A store that injects a fault at one call, or from one call on.
 
     Thread safety. Any thread.
     """
@@ -129,21 +129,21 @@ class FaultyStore:
         self.begin()
 
     def begin(self) -> None:
-        """Count calls from here."""
+        """Count calls from here on."""
         self.calls: list[Call] = []
         self.hit = False
         self._count: Counter[tuple[str, str]] = Counter()
 
     def arm(self, fault: StoreFault, at: Call, *, lasting: bool = False) -> None:
-        """Let `fault` happen at the call `at`, and with `lasting` at every later call that it can happen to."""
+        """Inject `fault` at the call `at`, and with `lasting` at every later call that it can affect."""
         self._fault, self._at, self._lasting = fault, at, lasting
 
     def heal(self) -> None:
-        """Storage is well from here on."""
+        """End the fault."""
         self._fault, self._at, self._lasting = None, _NOWHERE, False
 
     def let_late_ones_land(self) -> None:
-        """What was to land later lands now."""
+        """Let delayed calls take effect now."""
         late, self._late = self._late, []
         for call in late:
             call()
@@ -213,14 +213,14 @@ class FaultyStore:
 
 
 def _behind(listed: list[Any], written: list[str]) -> list[Any]:
-    """A listing, of keys or of infos, as it was before the newest of its objects was `written`."""
+    """Return a listing, of keys or of infos, without its object that was `written` last."""
     names = {getattr(each, "key", each) for each in listed}
     newest = next((key for key in reversed(written) if key in names), None)
     return [each for each in listed if getattr(each, "key", each) != newest]
 
 
 def copy_objects(source: ObjectStore, target: ObjectStore) -> None:
-    """Every object of one store into another that is empty."""
+    """Copy every object of one store to another, empty one."""
     for key in source.list(""):
         data = source.get(key)
         assert data is not None
@@ -230,13 +230,13 @@ def copy_objects(source: ObjectStore, target: ObjectStore) -> None:
 # ---- system calls --------------------------------------------------------------------------------------------------
 
 STEPS = frozenset({"open", "write", "fsync", "link", "replace", "unlink", "stat"})
-"""The system calls that the adapter for local files, and the fsync of what Lance wrote, consist of. Not close(2): whose
-directories the garbage collector closes in the middle of a run, nobody can say."""
+"""The system calls of the adapter for local files, and of the fsync of files that Lance wrote. close(2) is left out:
+the garbage collector closes directories at unpredictable moments."""
 CODES = (errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.ENOENT, errno.EPERM, errno.ENOSPC)
 
 
 class SystemCalls:
-    """The `os` of the modules that write local files, of which one call fails after its effect.
+    """The `os` of the modules that write local files; one call fails after its effect.
 
     Thread safety. Any thread.
     """
@@ -249,7 +249,7 @@ class SystemCalls:
 
     @contextmanager
     def installed(self) -> Iterator[SystemCalls]:
-        """These calls are what the modules make, until the end of the `with`."""
+        """Install these calls in the modules inside the context."""
         with ExitStack() as patches:
             for module in (memwal.wal.store.local, memwal.flush.base.fsync):
                 patches.enter_context(patch.object(module, "os", self))

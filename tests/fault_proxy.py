@@ -1,4 +1,4 @@
-"""A proxy on loopback between an S3 client and its server that answers as storage does on a bad day.
+"""A proxy on loopback between an S3 client and its server that injects faults.
 
     with FaultProxy.started(server.endpoint) as proxy:
         proxy.inject(answers(409, "ConditionalRequestConflict"), method="PUT", key="/wal/")
@@ -6,7 +6,7 @@
         assert proxy.count("PUT", "/wal/") == 2
 
 Requests are passed on byte by byte, the Host header included, so that signatures stay valid; bodies are not
-looked into. HTTP/1.1 with keep-alive towards the client, one connection per request towards the server.
+parsed. HTTP/1.1 with keep-alive towards the client, one connection per request towards the server.
 """
 
 from __future__ import annotations
@@ -30,72 +30,72 @@ _NO_BODY = {204, 304}
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request; made by the functions below."""
+    """What happens to one request; created by the functions below."""
 
     name: str
     forwards: bool = True
-    """Whether the request reaches the server before anything is answered."""
+    """Whether the request reaches the server before any answer."""
     status: int = 0
-    """Answered in place of what the server says; 0: the server's own answer."""
+    """Status to answer instead of the server's; 0: the server's own answer."""
     code: str = ""
     cuts: bool = False
-    """The connection is reset in place of an answer."""
+    """The connection is reset instead of an answer."""
     halves: bool = False
     """The first half of the answer arrives, then the connection is closed."""
     hangs: bool = False
-    """There is never an answer."""
+    """No answer ever arrives."""
     holds: bool = False
     """The request is kept, and reaches the server when `FaultProxy.release` is called."""
     delay: float = 0.0
-    """Seconds before anything else happens."""
+    """Seconds to wait before anything else."""
     drops_newest: bool = False
-    """The object written last is missing from a listing."""
+    """A listing omits the object that was written last."""
     then: Callable[[], None] | None = None
-    """Called in place of an answer, e.g. to kill the client; the connection is reset after."""
+    """Called instead of an answer, e.g. to kill the client; the connection is reset afterwards."""
 
 
 def answers(status: int, code: str) -> Fault:
-    """An error in place of the request, which never reaches the server."""
+    """Answer an error; the request never reaches the server."""
     return Fault(f"{status} {code}", forwards=False, status=status, code=code)
 
 
 def swallows() -> Fault:
-    """The server never sees it; the client is told that all is well."""
+    """Answer success; the request never reaches the server."""
     return Fault("swallowed", forwards=False, status=200, code="OK")
 
 
 def lands_then_answers(status: int, code: str) -> Fault:
-    """The server does it; the client is told otherwise."""
+    """The server executes the request; the client gets an error."""
     return Fault(f"lands, then {status}", status=status, code=code)
 
 
 def lands_then_resets() -> Fault:
-    """The server does it; the connection is reset before the answer."""
+    """The server executes the request; the connection is reset before the answer."""
     return Fault("lands, then reset", cuts=True)
 
 
 def lands_then_breaks_off() -> Fault:
-    """The server does it; its answer breaks off in the middle."""
+    """The server executes the request; its answer breaks off in the middle."""
     return Fault("lands, then breaks off", halves=True)
 
 
 def lands_then_hangs() -> Fault:
-    """The server does it; no answer ever comes."""
+    """The server executes the request; no answer ever arrives."""
     return Fault("lands, then timeout", hangs=True)
 
 
 def hangs() -> Fault:
-    """The request never reaches the server, no answer ever comes."""
+    """The request never reaches the server, and no answer ever arrives."""
     return Fault("timeout", forwards=False, hangs=True)
 
 
 def resets() -> Fault:
-    """The connection is reset, the request never reaches the server."""
+    """The connection is reset, and the request never reaches the server."""
     return Fault("reset before landing", forwards=False, cuts=True)
 
 
 def lands_later() -> Fault:
-    """The connection is reset; the request reaches the server when the proxy is told to `release` it."""
+    """The connection is reset; the request reaches the server at the next `release`."""
     return Fault("reset, lands later", forwards=False, cuts=True, holds=True)
 
 
@@ -105,38 +105,38 @@ def slow(seconds: float) -> Fault:
 
 
 def listing_behind() -> Fault:
-    """A listing without the object that was written last."""
+    """A listing omits the object that was written last."""
     return Fault("listing behind by one", drops_newest=True)
 
 
 def kills_before(then: Callable[[], None]) -> Fault:
-    """`then` ends the client when its request arrives; the server never sees it."""
+    """`then` ends the client when its request arrives; the request never reaches the server."""
     return Fault("killed before", forwards=False, then=then)
 
 
 def kills_after(then: Callable[[], None]) -> Fault:
-    """`then` ends the client when the server has done what it was asked for."""
+    """`then` ends the client when the server has executed its request."""
     return Fault("killed after", then=then)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request that came, in the order of arrival."""
+    """One received request."""
 
     method: str
     """PUT, GET, HEAD, DELETE, POST; LIST for a listing of objects."""
     key: str
-    """Of the object, without the bucket; of a listing, its prefix."""
+    """Key of the object, without the bucket; the prefix of a listing."""
     status: int
-    """What the client was told; 0: nothing."""
+    """Status sent to the client; 0: no answer."""
     fault: str
     at: float
-    """When it arrived; time.monotonic()."""
+    """Arrival, in time.monotonic()."""
     seconds: float
     crc: int
-    """CRC-32 of its body: tells whether two requests carry the same bytes."""
+    """CRC-32 of the body, to compare the bodies of two requests."""
     agent: str = ""
-    """The client, as it names itself: memwal's own begins with "memwal"."""
+    """The client's User-Agent; memwal's own begins with "memwal"."""
 
 
 @dataclass
@@ -150,7 +150,7 @@ class _Rule:
     chance: random.Random
 
     def takes(self, method: str, key: str) -> bool:
-        """Whether this request gets the fault; counts it."""
+        """Return whether this request gets the fault, and count it."""
         if self.times == 0 or (self.method and method != self.method) or not self.key.search(key):
             return False
         if self.skip:
@@ -165,7 +165,7 @@ class _Rule:
 
 @dataclass(frozen=True)
 class _Message:
-    """A request or an answer as it was on the wire."""
+    """A request or an answer as transmitted."""
 
     line: str
     headers: dict[str, str]
@@ -179,7 +179,7 @@ class _Message:
 
     @property
     def asked(self) -> tuple[str, str]:
-        """(method, key) as `Request` has them."""
+        """(method, key) as in `Request`."""
         method, target, _ = self.line.split(" ", 2)
         url = urlsplit(target)
         _, _, key = unquote(url.path).lstrip("/").partition("/")
@@ -190,14 +190,14 @@ class _Message:
 
 
 class FaultProxy:
-    """The proxy, in a thread of its own.
+    """The proxy, in its own thread.
 
-    Thread safety. Any thread may give rules and read the log while requests run.
-    Invariants. The first rule that fits decides; a request that none fits is passed on unchanged.
+    Thread safety. Any thread may add rules and read the log while requests run.
+    Invariants. The first matching rule decides; a request without a matching rule is passed on unchanged.
     """
 
     def __init__(self, server: str) -> None:
-        """`server`: the endpoint behind, http://host:port."""
+        """`server`: the endpoint of the server, http://host:port."""
         url = urlsplit(server)
         assert url.hostname
         assert url.port
@@ -215,12 +215,12 @@ class FaultProxy:
         self._chance = random.Random(1)
         self.endpoint = ""
         self.latency = 0.0
-        """Seconds that every request takes longer, before anything else happens to it."""
+        """Seconds added to every request, before anything else."""
 
     @classmethod
     @contextmanager
     def started(cls, server: str) -> Iterator[FaultProxy]:
-        """A proxy in front of `server` until the end of the `with`."""
+        """Run a proxy in front of `server` inside the context."""
         proxy = cls(server)
         proxy._thread.start()
         if not proxy._ready.wait(60):
@@ -241,50 +241,52 @@ class FaultProxy:
         times: int | None = 1,
         share: float = 1.0,
     ) -> None:
-        """Let `fault` happen to the next `times` requests (None: to all from then on) of `method` ("" for any)
-        whose key has a match of the pattern `key`, after the first `skip` of them; with `share`, to so many at random.
+        """Inject `fault` into the next `times` requests (None: all) of `method` ("" for any) whose key matches the
+        pattern
+        `key`, after the first `skip` of them; with `share` into that share of them at random.
         """
         with self._lock:
             self._rules.append(_Rule(fault, method, re.compile(key), skip, times, share, self._chance))
 
     def heal(self) -> None:
-        """Forget every rule: storage is well again."""
+        """Remove every rule."""
         with self._lock:
             self._rules.clear()
 
     def forget(self) -> None:
-        """Empty the log, and drop what is held: it never lands."""
+        """Empty the log, and drop held requests, which never land."""
         with self._lock:
             self._log.clear()
             self._held.clear()
 
     def release(self) -> list[int]:
-        """Let what was held reach the server now; returns the server's answers."""
+        """Send held requests to the server now; return the server's answers."""
         with self._lock:
             held, self._held = self._held, []
         return [asyncio.run_coroutine_threadsafe(self._ask(each), self._loop).result(30).status for each in held]
 
     @property
     def requests(self) -> list[Request]:
-        """What came since the start or the last `forget`."""
+        """The requests since the start or the last `forget`."""
         with self._lock:
             return list(self._log.values())
 
     def take(self) -> list[Request]:
-        """What came since the start or the last `take` or `forget`; empties the log, which else grows for ever."""
+        """Return the requests since the start or the last `take` or `forget`, and empty the log, which otherwise
+        grows."""
         with self._lock:
             taken, self._log = list(self._log.values()), {}
         return taken
 
     def count(self, method: str = "", key: str = "") -> int:
-        """Requests of `method` ("" for any) whose key has a match of the pattern `key`."""
+        """Count the requests of `method` ("" for any) whose key matches the pattern `key`."""
         return sum(1 for each in self.requests if (not method or each.method == method) and re.search(key, each.key))
 
     def falls_silent(self, seconds: float, within: float = 90.0) -> bool:
-        """Whether `seconds` pass without a request, the last of them `within` so many from now; empties the log.
+        """Return whether `seconds` pass without a request, at the latest `within` seconds from now; empty the log.
 
-        What is under way may end late on a busy machine, so it is not asked for silence at once; who asks again and
-        again is never silent.
+        Work in progress may take long to end on a busy machine, so silence may begin later. A client that keeps sending
+        requests is never silent.
         """
         until = time.monotonic() + within
         while time.monotonic() < until:
@@ -324,7 +326,7 @@ class FaultProxy:
                 writer.close()
 
     async def _handle(self, request: _Message, writer: asyncio.StreamWriter) -> bool:
-        """One request; False where its connection is over."""
+        """Handle one request; return False if its connection is over."""
         began, (method, key) = time.monotonic(), request.asked
         fault = self._fault(method, key)
         agent = request.headers.get("user-agent", "")
@@ -357,7 +359,7 @@ class FaultProxy:
             return next((rule.fault for rule in self._rules if rule.takes(method, key)), Fault(""))
 
     def _enter(self, request: Request, number: int | None = None) -> int:
-        """Into the log: a new line, or line `number` again now that its end is known, unless it was taken out."""
+        """Add a line to the log, or complete line `number`, unless it was taken out."""
         with self._lock:
             if number is None:
                 self._entered += 1
@@ -387,7 +389,8 @@ class FaultProxy:
 async def _read(
     reader: asyncio.StreamReader, *, writer: asyncio.StreamWriter | None = None, method: str = ""
 ) -> _Message | None:
-    """The next request (`writer`: whom to tell to go on), or the answer to a request of `method`; None at the end."""
+    """Return the next request (`writer`: answers 100 Continue), or the answer to a request of `method`; None at the
+    end."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -397,7 +400,7 @@ async def _read(
     if not method and "100-continue" in headers.get("expect", "").lower():
         assert writer is not None
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        head = _without_header(head, b"expect")  # said already; not among the signed headers
+        head = _without_header(head, b"expect")  # answered already; not among the signed headers
     message = _Message(line, headers, head, b"")
     if method == "HEAD" or (method and message.status in _NO_BODY):
         return message
@@ -405,7 +408,7 @@ async def _read(
 
 
 async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    """The body's bytes as they are on the wire, chunk sizes and trailers included."""
+    """Return the body's bytes as transmitted, with chunk sizes and trailers."""
     if headers.get("transfer-encoding", "").lower() != "chunked":
         return await reader.readexactly(int(headers.get("content-length", 0)))
     parts = []
@@ -430,7 +433,7 @@ async def _connected(server: tuple[str, int]) -> AsyncIterator[tuple[asyncio.Str
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End the connection with RST in place of FIN: the other side sees a reset."""
+    """End the connection with RST instead of FIN: the other side sees a reset."""
     with suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
@@ -441,7 +444,7 @@ def _without_header(head: bytes, name: bytes) -> bytes:
 
 
 def _error(fault: Fault, method: str) -> _Message:
-    """An S3 error as the server would word it; for 200, what it says of a PUT."""
+    """Return an S3 error in the server's format; for 200, the answer to a PUT."""
     text = (
         f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{fault.code}</Code>'
         f"<Message>{fault.name}, by the fault proxy</Message></Error>"
@@ -454,7 +457,7 @@ def _error(fault: Fault, method: str) -> _Message:
 
 
 def _behind(listing: _Message, written: list[str]) -> _Message:
-    """The answer to a ListObjectsV2 as it was before the newest of its objects was `written`."""
+    """Return the answer to a ListObjectsV2 without its object that was `written` last."""
     body = _unchunked(listing)
     for key in map(str.encode, reversed(written)):
         shown = re.sub(rb"<Contents><Key>" + re.escape(key) + rb"</Key>.*?</Contents>", b"", body, flags=re.DOTALL)

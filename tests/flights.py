@@ -1,8 +1,8 @@
-"""The flights that left New York City in the first week of 2013, as a stream of events, and the table they come to.
+"""The flights that left New York City in the first week of 2013, as a stream of events, and the resulting table.
 
-Every flight is told three times, as scheduled, as departed and as arrived, and one in a hundred is deleted at the end.
-A cancelled flight departs with no time. The events of all flights are interleaved by the time they happen; those of one
-flight have one key, so a topic of any number of partitions keeps their order.
+Every flight has three events, scheduled, departed and arrived, and one in a hundred is deleted at the end.
+A cancelled flight departs without a time. The events of all flights are interleaved by their time; all events of one
+flight have the same key, so a topic of any number of partitions keeps their order.
 
 `flights.parquet` is a part of a public-domain data set (US Bureau of Transportation Statistics, 2013).
 """
@@ -25,7 +25,7 @@ DEPARTED = ("dep_time", "dep_delay")
 ARRIVED = ("arr_time", "arr_delay", "air_time")
 """Columns that are known once it has arrived."""
 DELETED_OF = 100
-"""One flight in so many is deleted."""
+"""One flight in this many is deleted."""
 STAGES = ("scheduled", "departed", "arrived")
 
 
@@ -38,22 +38,22 @@ class Event:
 
 
 class Flights:
-    """Flights, and what their events come to."""
+    """Flights, their events and the resulting rows."""
 
     def __init__(self, path: Path = WEEK, most: int | None = None) -> None:
-        """`path`: a Parquet file with the columns of `WEEK`; `most`: the first so many rows of it."""
+        """`path`: a Parquet file with the columns of `WEEK`; `most`: the maximum number of its rows to use."""
         table = pq.read_table(path).replace_schema_metadata(None)
         self.table = table if most is None else table.slice(0, most)
         self._rows: list[dict[str, Any]] = self.table.to_pylist()
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table, with the stage of the newest event behind them."""
+        """The columns of the table, followed by the stage of the newest event."""
         fields = [pa.field(field.name, _plain(field.type), field.name not in KEY) for field in self.table.schema]
         return pa.schema([*fields, pa.field("stage", pa.string())])
 
     def events(self) -> Iterator[Event]:
-        """Every event, in the order in which they happen."""
+        """Yield every event, in order of time."""
         happen = []
         for number, row in enumerate(self._rows):
             leaves = row["month"] * 100_000 + row["day"] * 2400 + row["sched_dep_time"]
@@ -65,22 +65,22 @@ class Flights:
             yield Event(_json({name: row[name] for name in KEY}), _json(told(row, stage)) if stage < 3 else None)
 
     def arrived(self) -> list[dict[str, Any]]:
-        """The rows of the table once every event is in it."""
+        """Return the rows of the table after all events."""
         return [told(row, 2) for number, row in enumerate(self._rows) if number % DELETED_OF]
 
     def appended(self) -> list[dict[str, Any]]:
-        """The rows of a table that keeps every event that has a value."""
+        """Return the rows of a table that keeps every event with a value."""
         return [told(row, stage) for row in self._rows for stage in range(3)]
 
 
 def told(row: dict[str, Any], stage: int) -> dict[str, Any]:
-    """What is known of a flight at a stage."""
+    """Return the known columns of a flight at a stage."""
     unknown = (*(DEPARTED if stage < 1 else ()), *(ARRIVED if stage < 2 else ()))
     return {**row, **dict.fromkeys(unknown), "stage": STAGES[stage]}
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a read, to compare: sorted by key, and stage where the table keeps every event."""
+    """Sort rows for a comparison: by key, and by stage if the table keeps every event."""
     return sorted(rows, key=lambda row: (*(row[name] for name in KEY), row["stage"]))
 
 

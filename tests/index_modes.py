@@ -1,4 +1,4 @@
-"""Memtables in both index modes, without a region around them."""
+"""Memtables in both index modes, without a region."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memwal.memtable import Checked, MemTable
 
 
 class IndexedAtOnce(MemTable):
-    """What a region makes of a memtable where `memtable.index_mode` is "sync": rows are in all indexes when put."""
+    """A memtable as in a region with `memtable.index_mode` "sync": a put adds rows to all indexes."""
 
     def apply(self, rows: pa.Table | Checked) -> None:
         super().apply(rows)
@@ -19,5 +19,5 @@ class IndexedAtOnce(MemTable):
 
 
 def memtable_in(mode: str, *given: Any, **options: Any) -> MemTable:
-    """`MemTable(*given, **options)` for the mode; in "async" nobody takes a step unless the test does."""
+    """Return `MemTable(*given, **options)` for the mode; in "async" only the test takes index steps."""
     return (IndexedAtOnce if mode == "sync" else MemTable)(*given, **options)

@@ -1,6 +1,6 @@
-"""Lets tests look behind a public table: whatever `memwal.open(…)` does not have is that of its engine.
+"""Give tests access to the engine of a public table: `memwal.open(…)` delegates missing attributes to it.
 
-Programs cannot: `tests/house/test_public_names.py` has what they see.
+Programs have no such access: `tests/house/test_public_names.py` lists what they see.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from memwal.ingest.table.public import Table
 
 
 def _behind(self: Table, name: str) -> Any:
-    if name == "_engine":  # a table that was not made
+    if name == "_engine":  # a table that was not created
         raise AttributeError(name)
     return getattr(self._engine, name)
 
@@ -28,7 +28,7 @@ def _take_from_behind(self: Table, name: str) -> None:
 
 
 def look_inside() -> None:
-    """From now on, in this process."""
+    """Enable the access in this process."""
     Table.__getattr__ = _behind  # type: ignore[attr-defined]
     Table.__setattr__ = _put_behind  # type: ignore[method-assign, assignment]
     Table.__delattr__ = _take_from_behind  # type: ignore[method-assign, assignment]

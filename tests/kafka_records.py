@@ -1,4 +1,4 @@
-"""Kafka records without Kafka: batches as Spark's source hands them on, and mappings as a configuration writes them."""
+"""Kafka records without Kafka: batches in the form of Spark's source, and mappings from a configuration."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def kafka_settings(table: Mapping[str, str], *, key: Sequence[str] = ("id",), **source: Any) -> Settings:
-    """The configuration of a table that is fed by Kafka."""
+    """Return the configuration of a table with a Kafka source."""
     keyed = {"key": list(key)} if key else {"append_only": True}
     given = {"format": "kafka", "brokers": "127.0.0.1:9092", "topics": ["t"], **source}
     return load({"table": {"uri": "t.lance", "columns": dict(table), **keyed}, "source": given}, {})
 
 
 def mapping_of(settings: Settings) -> RecordMapping:
-    """The mapping that a configuration declares."""
+    """Return the mapping that a configuration declares."""
     return record_mapping(settings.source, settings.arrow_schema(), tuple(settings.table.key))
 
 
 def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
-    """Records of topic t, partition 0, with offsets from 0."""
+    """Return records of topic t, partition 0, with offsets from 0."""
     count = len(records)
     return pa.RecordBatch.from_pydict(
         {
@@ -49,7 +49,7 @@ def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
 
 
 def rows_of(settings: Settings, *records: Record) -> list[dict[str, Any]]:
-    """What the mapping makes of each record: its columns, `delete` where it deletes, `problem` where it has one."""
+    """Return the mapping's result for each record: its columns, `delete` if it deletes, `problem` if it has one."""
     mapping = mapping_of(settings)
     found = []
     for row in mapped(batch_of(records), mapping).to_pylist():

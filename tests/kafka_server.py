@@ -1,14 +1,14 @@
 """A real Kafka broker for tests, benchmarks and the tutorial: Apache's own, one node (KRaft), in `java` on loopback.
 
-`python -m tests.kafka_server` (`make kafka`) brings its jars and those of Spark's Kafka connector into the user's
+`python -m tests.kafka_server` (`make kafka`) downloads its jars and those of Spark's Kafka connector into the user's
 cache, once per machine; see `tests.maven_jars`.
 
     with KafkaServer.started(directory) as kafka:
         kafka.create_topic("flights", partitions=4)
         kafka.produce("flights", [Record(b'{"id": 1}', key=b"1")])
 
-`python -m tests.kafka_server --serve 9092` (`make broker`) runs one on that port until Ctrl-C or SIGTERM; its messages
-end with it.
+`python -m tests.kafka_server --serve 9092` (`make broker`) runs a broker on that port until Ctrl-C or SIGTERM; its
+messages are deleted with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JARS = MavenJars(
 
 _READY_WITHIN = 120.0
 _STARTS = 5
-"""Another process may take a port between our look and the broker's bind."""
+"""Number of attempts to start, since another process may take a port between its choice and the broker's bind."""
 _LARGEST_MESSAGE = 16 << 20
 USER, PASSWORD = "flights", "never-to-be-printed"
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -46,12 +46,12 @@ _LOGGING = ("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl")
 
 
 def cache() -> Path:
-    """Where the jars are kept, for every checkout of this user; the name tells the lock."""
+    """Return the directory of the jars, shared by all checkouts of this user; its name has a hash of the lock file."""
     return JARS.cache
 
 
 def jars(part: str) -> list[Path]:
-    """The jars of a part, `broker` or `connector`; they may not be there yet."""
+    """Return the jars of a part, `broker` or `connector`; they may not exist yet."""
     return JARS.jars(part)
 
 
@@ -60,7 +60,7 @@ def jars(part: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Record:
-    """A message; `timestamp` in milliseconds since 1970, the time of sending without it."""
+    """A message. `timestamp`: milliseconds since 1970; 0: the time of sending."""
 
     value: bytes | None
     key: bytes | None = None
@@ -70,7 +70,7 @@ class Record:
 
 
 class Ports(NamedTuple):
-    """Of the broker's listeners on 127.0.0.1."""
+    """Ports of the broker's listeners on 127.0.0.1."""
 
     plain: int
     controller: int
@@ -80,10 +80,10 @@ class Ports(NamedTuple):
 
 @dataclass
 class KafkaServer:
-    """A running broker on loopback, with its messages in one directory and its port for as long as it is wanted.
+    """A running broker on loopback, with its messages in one directory.
 
-    Thread safety. Any thread; but start it from a thread that lives as long as the broker shall: on Linux the
-    broker ends with it, so that a killed test run leaves none behind.
+    Thread safety. Any thread; but start it from a thread that lives as long as the broker must: on Linux the
+    broker ends with that thread, so that a killed test run leaves no broker behind.
     """
 
     directory: Path
@@ -93,7 +93,7 @@ class KafkaServer:
     @classmethod
     @contextmanager
     def started(cls, directory: Path) -> Iterator[KafkaServer]:
-        """A broker whose messages are below `directory`, until the end of the `with`. Raises RuntimeError."""
+        """Run a broker with its messages below `directory` inside the context. Raises: RuntimeError."""
         server = cls.start(directory)
         try:
             yield server
@@ -102,8 +102,9 @@ class KafkaServer:
 
     @classmethod
     def start(cls, directory: Path, port: int | None = None) -> KafkaServer:
-        """A broker that answers, at `port` of 127.0.0.1 if given. Raises RuntimeError, with its last words, where none
-        does in 2 minutes.
+        """Start a broker, at `port` of 127.0.0.1 if given, and wait until it answers.
+
+        Raises: RuntimeError with the broker's last lines if it does not answer within 2 minutes.
         """
         if not cache().exists():
             raise RuntimeError(f"{cache()} is not there; run `make kafka`")
@@ -125,7 +126,7 @@ class KafkaServer:
 
     @property
     def brokers(self) -> str:
-        """What `source.brokers` and any Kafka client take."""
+        """The value of `source.brokers`, and of any Kafka client's bootstrap servers."""
         return f"127.0.0.1:{self.ports.plain}"
 
     @property
@@ -135,28 +136,28 @@ class KafkaServer:
 
     @property
     def tls_brokers(self) -> str:
-        """The same for clients that come by TLS (SSL) and trust `authority`."""
+        """The same for clients that use TLS (SSL) and trust `authority`."""
         return f"127.0.0.1:{self.ports.tls}"
 
     @staticmethod
     def login(password: str = "") -> str:
-        """What `kafka.sasl.jaas.config` takes; `password`: another than PASSWORD."""
+        """Return the value of `kafka.sasl.jaas.config`; `password`: another one than PASSWORD."""
         return f'{_PLAIN} required username="{USER}" password="{password or PASSWORD}";'
 
     @property
     def authority(self) -> Path:
-        """PEM file of who vouches for the broker's certificate."""
+        """PEM file of the authority that signed the broker's certificate."""
         return self.directory / "authority.pem"
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """An empty topic, there when this returns."""
+        """Create an empty topic; it exists when this returns."""
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.cimpl import NewTopic
 
-        admin = self._admin()  # kept until the answer is there, which needs it alive
+        admin = self._admin()  # kept until the answer arrives, since that needs it alive
         try:
             admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_READY_WITHIN)
-        except KafkaException as error:  # a request that is answered late is sent again by the client
+        except KafkaException as error:  # the client repeats a request that is answered late
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
@@ -186,7 +187,7 @@ class KafkaServer:
             raise RuntimeError(f"{left} records of {topic} were not stored: {failed[:1]}")
 
     def produce_at_once(self, topic: str, values: Sequence[bytes], *, kept: bool) -> None:
-        """Append values in one transaction, which the producer commits or gives up."""
+        """Append values in one transaction; commit it if `kept`, else abort it."""
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self.brokers, "transactional.id": topic, **_QUIET})
@@ -198,7 +199,7 @@ class KafkaServer:
         (producer.commit_transaction if kept else producer.abort_transaction)(_READY_WITHIN)
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
-        """Remove the records of partitions below an offset each."""
+        """Delete the records of partitions below an offset each."""
         from confluent_kafka import TopicPartition
 
         admin, places = self._admin(), [TopicPartition(topic, *place) for place in before.items()]
@@ -206,14 +207,14 @@ class KafkaServer:
             done.result(_READY_WITHIN)
 
     def delete_topic(self, name: str) -> None:
-        """Without its messages; another one may have the name when this returns."""
+        """Delete a topic with its messages; its name is free when this returns."""
         admin = self._admin()
         admin.delete_topics([name])[name].result(_READY_WITHIN)
         while name in admin.list_topics(timeout=_READY_WITHIN).topics:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End the broker; its messages stay. A second call does nothing."""
+        """Stop the broker; its messages stay. A second call does nothing."""
         self.process.terminate()
         try:
             self.process.wait(30)
@@ -222,18 +223,18 @@ class KafkaServer:
             self.process.wait(60)
 
     def restart(self) -> None:
-        """The same broker again, on the same port and with its messages. Raises RuntimeError."""
+        """Restart the broker, on the same port and with its messages. Raises: RuntimeError."""
         self.stop()
         self.process = _launch(self.directory)
         if not self._answers(time.monotonic() + _READY_WITHIN):
             raise RuntimeError(f"the Kafka broker did not come back; its last words: {_last_words(self.directory)}")
 
     def pause(self) -> None:
-        """Let the broker stand still (SIGSTOP): its connections stay, nothing answers."""
+        """Stop the broker with SIGSTOP: its connections stay open, without answers."""
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the broker."""
         self.process.send_signal(signal.SIGCONT)
 
     def _admin(self) -> Any:
@@ -242,7 +243,7 @@ class KafkaServer:
         return AdminClient({"bootstrap.servers": self.brokers, **_QUIET})
 
     def _answers(self, deadline: float) -> bool:
-        """Whether the broker serves clients before `deadline`; False at once where it ended."""
+        """Return whether the broker serves clients before `deadline`; False at once if it has ended."""
         from confluent_kafka import KafkaException
 
         admin = self._admin()
@@ -259,7 +260,7 @@ _QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 200}
 
 
 def _certify(directory: Path) -> None:
-    """An authority, and a certificate of 127.0.0.1 with its key in the form that Java reads (PKCS #8)."""
+    """Write an authority, and a certificate of 127.0.0.1 with its key in the format that Java reads (PKCS #8)."""
     import trustme  # not above: `make kafka` needs neither
     from cryptography.hazmat.primitives import serialization as form
 
@@ -290,7 +291,7 @@ def _configure(directory: Path, ports: Ports) -> None:
         "log.dirs": directory / "messages",
         "message.max.bytes": _LARGEST_MESSAGE,
         "replica.fetch.max.bytes": _LARGEST_MESSAGE,
-        "log.retention.ms": -1,  # records keep the times that tests give them, and those may be years ago
+        "log.retention.ms": -1,  # tests set the times of records, which may be years old
         "auto.create.topics.enable": "false",
         "offsets.topic.replication.factor": 1,
         "offsets.topic.num.partitions": 1,
@@ -301,7 +302,8 @@ def _configure(directory: Path, ports: Ports) -> None:
     (directory / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     with (directory / "log").open("ab") as log:
         formatting = ["kafka.tools.StorageTool", "format", "--cluster-id", "bWVtd2FsLXRlc3RzLTAwMQ"]
-        formatting += ["--feature", "eligible.leader.replicas.version=0", "--config"]  # a killed broker leads again
+        # With the feature off, a killed broker becomes leader again.
+        formatting += ["--feature", "eligible.leader.replicas.version=0", "--config"]
         subprocess.run(_command(directory, *formatting), stdout=log, stderr=log, cwd=directory)
 
 
@@ -318,7 +320,7 @@ def _launch(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def _command(directory: Path, *main: str) -> list[str]:
-    """A program of the broker's jars; it logs with Spark's jars, which stand in front."""
+    """Return the command of a program in the broker's jars; it logs with Spark's jars, which come first."""
     theirs = pyspark_jars()
     assert theirs is not None
     logging = [str(next(theirs.glob(f"{name}-[0-9]*.jar"))) for name in _LOGGING]
@@ -332,7 +334,7 @@ def _last_words(directory: Path) -> str:
 
 
 def serve(port: int) -> None:
-    """Run a broker at `port` of 127.0.0.1 until Ctrl-C or SIGTERM. Raises SystemExit with one line if it cannot."""
+    """Run a broker at `port` of 127.0.0.1 until Ctrl-C or SIGTERM. Raises: SystemExit with one line if it cannot."""
 
     def end(*_: object) -> NoReturn:
         raise SystemExit(0)

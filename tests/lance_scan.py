@@ -1,4 +1,4 @@
-"""What Lance's own reader finds in the base table and the published SSTs, without any log."""
+"""Rows that Lance's own reader returns from the base table and the published SSTs, without any log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memwal.wal import RegionManifest
 
 
 def snapshots(manifests: Iterable[RegionManifest]) -> list[ShardSnapshot]:
-    """What Lance's planners take for the SSTs that `manifests` publish."""
+    """Return the published SSTs of `manifests` in the form that Lance's planners take."""
     found = []
     for manifest in manifests:
         snapshot = ShardSnapshot(str(manifest.region_id)).with_current_generation(manifest.current_generation)
@@ -23,5 +23,5 @@ def snapshots(manifests: Iterable[RegionManifest]) -> list[ShardSnapshot]:
 
 
 def scanned(uri: str, manifests: Iterable[RegionManifest]) -> pa.Table:
-    """Every row, as the newest of its key."""
+    """Return the newest row of each key."""
     return LsmScanner.from_snapshots(lance.dataset(uri), snapshots(manifests)).to_table()

@@ -1,4 +1,4 @@
-"""Loads into the tables of `tests.commit_world` and `tests.append_world`, and what must be true after one."""
+"""Loads into the tables of `tests.commit_world` and `tests.append_world`, and the checks after a load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.clock import FakeClock, SeededIds
 
 
 def rows_of(table: pa.Table, key: Sequence[str] = (), batch: int = 7) -> RowsToLoad:
-    """The rows of `table`, in small batches."""
+    """Return the rows of `table`, in small batches."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from table.to_batches(batch)
@@ -30,7 +30,7 @@ def rows_of(table: pa.Table, key: Sequence[str] = (), batch: int = 7) -> RowsToL
 
 
 def keyed(world: World, ids: Sequence[int], n: int) -> RowsToLoad:
-    """Rows with `ids` and `n`."""
+    """Return rows with `ids` and `n`."""
     vectors = np.random.default_rng(n).random((len(ids), WIDTH), dtype=np.float32)
     columns = {
         "note": pa.array([f"note {id}" for id in ids]),
@@ -42,13 +42,13 @@ def keyed(world: World, ids: Sequence[int], n: int) -> RowsToLoad:
 
 
 def begun(world: World | AppendWorld, token: str = "t", clock: FakeClock | None = None) -> LoadAttempt:
-    """An attempt at a load; the same in each copy of a table."""
+    """Begin an attempt at a load; it is the same in each copy of a table."""
     ids = SeededIds(len(world.store.list(LOADING_PREFIX)))
     return begin_load(world.store, BaseTable.open(world.uri), load_id(token), clock or FakeClock(), ids)
 
 
 def load_keyed(world: World, ids: Sequence[int], n: int, token: str = "t", **more: Any) -> LoadReport:
-    """Load rows with `ids` and `n`; the dict of the world has them afterwards."""
+    """Load rows with `ids` and `n`, and add them to the dict of the world."""
     attempt = more.pop("attempt", None) or begun(world, token)
     report = load(world.uri, {}, world.store, keyed(world, ids, n), token, attempt, clock=FakeClock(), **more)
     attempt.withdraw(world.store)
@@ -67,7 +67,7 @@ def load_appended(world: AppendWorld, numbers: Sequence[int], token: str = "t", 
 
 
 def settled(world: World | AppendWorld) -> None:
-    """The table has exactly the rows it should, verifies, and holds no file that nobody needs."""
+    """Check that the table has exactly the expected rows, verifies, and holds no unneeded file."""
     assert world.found() == world.oracle
     if isinstance(world, AppendWorld):  # it has SSTs, but never wrote their log
         assert not [each for each in verify_table(world.store, world.uri, deep=True).findings if each.check != "hole"]

@@ -1,4 +1,4 @@
-"""One life of a writer over a log that another left, and what must be true of the log after it, however it ended."""
+"""One life of a writer over another writer's log, and the checks of the log after any end of it."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def writer(
     clock: Clock | None = None,
     options: WalOptions | None = None,
 ) -> WalAppender:
-    """The appender of a claim."""
+    """Return the appender of a claim."""
     ids, clock = SeededIds(seed), clock or FakeClock()
     return WalAppender(store, REGION, claimed.guard, CODEC, claimed.next_position, ids, clock, options)
 
 
 def found(claimed: Claim) -> list[int]:
-    """Ids of the rows that a claim replayed, in order."""
+    """Return the ids of the rows that a claim replayed, in order."""
     return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
 
 
 def log_of_two_entries(store: ObjectStore) -> None:
-    """What the writer before left: ids 1 and 2, acknowledged."""
+    """Write the log of an earlier writer: ids 1 and 2, acknowledged."""
     appender = writer(store, take(store), seed=50)
     for number in (1, 2):
         appender.append(rows(number), generation=1, applied={"w": number})
@@ -75,7 +75,7 @@ class LogLife:
         options: WalOptions | None = None,
         on_ack: Callable[[list[int]], None] = lambda _: None,
     ) -> None:
-        """`on_ack` is told what is acknowledged so far, each time that it is more."""
+        """`on_ack`: called with all acknowledged ids whenever there are more."""
         self.store, self.clock, self.options = store, clock or FakeClock(), options
         self._on_ack = on_ack
         self.tried: list[int] = []
@@ -85,7 +85,7 @@ class LogLife:
         self._applied: dict[str, int] = {}
 
     def live(self) -> LogLife:
-        """See the class; what ended it is in `ended`."""
+        """Live until the end or a fault, which is then in `ended`."""
         try:
             claimed = take(self.store, 1, self.clock, self.options)
             self.appender = writer(self.store, claimed, 100, self.clock, self.options)
@@ -131,13 +131,13 @@ class LogLife:
 
 
 def check_positions(inner: ObjectStore, next_position: int) -> None:
-    """No hole, and nothing above the tip."""
+    """Check that positions have no hole, and that nothing lies above the tip."""
     keys = map(parse_entry_key, inner.list(wal_prefix(REGION)))
     assert sorted(each.position for each in keys if each) == list(range(1, next_position))
 
 
 def check_chain(inner: ObjectStore) -> None:
-    """Every manifest version follows the one before by the rules."""
+    """Check that every manifest version follows the one before by the rules."""
     current: RegionManifest | None = None
     for version in itertools.count(1):
         data = inner.get(manifest_key(REGION, version))
@@ -150,7 +150,7 @@ def check_chain(inner: ObjectStore) -> None:
 
 
 def calls_of_a_life() -> FaultyStore:
-    """A life without a fault, for its calls and for the log that it began with."""
+    """Run a life without a fault; return its store with its calls and the log that it began with."""
     store = FaultyStore(MemoryStore(), FakeClock())
     log_of_two_entries(store)
     store.begin()

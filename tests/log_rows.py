@@ -1,4 +1,4 @@
-"""The rows of a small log, for tests of the log alone: a key and the tombstone; and a store whose reads fail."""
+"""Rows of a small log, for tests of the log alone: a key and the tombstone; and a store whose reads fail."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def rows(*ids: int) -> pa.Table:
 
 
 class FailingReads(MemoryStore):
-    """Asks `fail` before each read; that may raise."""
+    """Calls `fail`, which may raise, before each read."""
 
     def fail(self) -> None:
-        """Nothing fails of itself."""
+        """Do nothing; tests replace it."""
 
     def get(self, key: str) -> bytes | None:
         self.fail()

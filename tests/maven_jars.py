@@ -1,7 +1,7 @@
-"""Jars from Maven Central that the tests run, brought into the user's cache once per machine.
+"""Download jars from Maven Central for the tests into the user's cache, once per machine.
 
-In these steps: (1) PySpark ships Ivy, which takes each jar that the lock file names from Maven Central with nothing
-but Java; (2) every jar must have the SHA-256 that the lock says; (3) only then do they get their place.
+Steps: (1) Ivy, which PySpark contains, downloads each jar of the lock file from Maven Central and needs only Java;
+(2) the SHA-256 of every jar is compared with the lock file; (3) only then are the jars moved into the cache.
 
 A line of a lock file: the part that needs the jar, its Maven coordinates, its SHA-256.
 """
@@ -41,36 +41,36 @@ class Jar(NamedTuple):
 class MavenJars:
     """The jars of one lock file.
 
-    Thread safety. Any number of processes may call `fetch`; one fetches, the others wait for it.
+    Thread safety. Any number of processes may call `fetch`; one downloads, the others wait for it.
     """
 
     title: str
-    """As messages name the jars."""
+    """Name of the jars in messages."""
     target: str
-    """The make target that fetches them, and their directory in the cache."""
+    """The make target that downloads them, and their directory in the cache."""
     lock: Path
     size: str
-    """How much is fetched, for messages."""
+    """Size of the download, for messages."""
 
     @property
     def cache(self) -> Path:
-        """Where the jars are kept, for every checkout of this user; the name tells the lock."""
+        """The directory of the jars, shared by all checkouts of this user; its name has a hash of the lock file."""
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwal" / self.target
         return root / hashlib.sha256(self.lock.read_bytes()).hexdigest()[:12]
 
     def locked(self) -> list[Jar]:
-        """What the lock file names, in its order."""
+        """Return the jars of the lock file, in its order."""
         lines = self.lock.read_text(encoding="utf-8").splitlines()
         split = [line.split() for line in lines if line and not line.startswith("#")]
         parts = [(part, coordinates.split(":"), digest) for part, coordinates, digest in split]
         return [Jar(part, group, artifact, version, digest) for part, (group, artifact, version), digest in parts]
 
     def jars(self, part: str) -> list[Path]:
-        """The jars of a part; they may not be there yet."""
+        """Return the jars of a part; they may not exist yet."""
         return [self.cache / part / jar.file for jar in self.locked() if jar.part == part]
 
     def fetch(self) -> Path:
-        """Bring the jars into the cache unless they are there. Raises SystemExit with one line if that fails."""
+        """Download the jars into the cache unless they exist. Raises: SystemExit with one line if that fails."""
         if self.cache.exists():
             return self.cache
         self.cache.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class MavenJars:
         )
 
 
-# Without poms: the lock names every jar, so there is nothing to resolve. Ivy's default root is Maven Central.
+# Without poms: the lock file names every jar, so nothing is resolved. Ivy's default root is Maven Central.
 _IVY_SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>
   <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
@@ -143,17 +143,17 @@ def _ivy_file(wanted: Iterable[Jar]) -> str:
 
 
 def pyspark_jars() -> Path | None:
-    """The directory of PySpark's jars; None if PySpark is not installed."""
+    """Return the directory of PySpark's jars; None if PySpark is not installed."""
     spec = find_spec("pyspark")
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "jars"
 
 
 def java() -> str:
-    """The Java that Spark uses too: JAVA_HOME's, else the PATH's."""
+    """Return the Java that Spark uses too: JAVA_HOME's, else the PATH's."""
     home = os.environ.get("JAVA_HOME", "")
     return str(Path(home) / "bin" / "java") if home else "java"
 
 
 def say(text: str) -> None:
-    """Print one line of news to the error stream."""
+    """Print one line to standard error."""
     print(f"memwal: {text}", file=sys.stderr, flush=True)

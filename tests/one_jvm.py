@@ -2,9 +2,9 @@
 
 With a JVM of its own `memwal run --once` takes 10 s, in a warm one 3 s.
 
-A Spark still ends with its session, and the next one begins with its own configuration, but for what belongs to the
-JVM: its memory, its options and its class path, which has the Kafka connector. Its output is dropped. Whoever needs a
-JVM of its own starts a process. That one has the options of `spark_classes` too.
+A Spark still ends with its session, and the next one starts with its own configuration, except for what belongs to the
+JVM: its memory, its options and its class path, which has the Kafka connector. Its output is dropped. A test that needs
+a separate JVM starts a process; that JVM has the options of `spark_classes` too.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class _Jvm:
         self._start, self._gateway = session.start_jvm, None
 
     def __call__(self, conf: Any, output: int) -> Any:
-        """In place of `session.start_jvm`."""
+        """Replace `session.start_jvm`."""
         if self._gateway is None:
             from pyspark import SparkConf
 
             own = {"spark.jars": ",".join(str(path) for path in jars("connector") if path.exists())}
-            # Spark's workers import `tests` from the directory in which the JVM was started, whichever test is first.
+            # Spark's workers import `tests` from the directory where the JVM was started, for any first test.
             with Path(os.devnull).open("w") as nowhere, chdir(_ROOT):
                 self._gateway = self._start(SparkConf(loadDefaults=False).setAll(list(own.items())), nowhere.fileno())
         return self._gateway
@@ -45,6 +45,6 @@ class _Jvm:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_jvm() -> Iterator[None]:
-    """See the module."""
+    """Share one JVM in this process; see the module."""
     with patch.object(session, "start_jvm", _Jvm()), patch.dict(os.environ, spark_classes.environ()):
         yield

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector on loopback: takes spans over OTLP/HTTP and keeps them."""
+"""An OpenTelemetry collector on loopback: it receives spans over OTLP/HTTP and keeps them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class Span:
-    """A span as it was exported; ids as hexadecimal digits, `parent` "" for a root."""
+    """An exported span. Ids are hexadecimal; `parent` is "" for a root."""
 
     name: str
     service: str
@@ -29,14 +29,14 @@ class Span:
 
 @dataclass
 class Collector:
-    """What arrived so far."""
+    """The exports received so far."""
 
     url: str
     bodies: list[bytes] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
     def named(self, name: str) -> list[Span]:
-        """The spans of a name."""
+        """Return the spans with a name."""
         return [span for span in list(self.spans) if span.name == name]
 
     def take(self, body: bytes) -> None:
@@ -50,7 +50,7 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector for as long as the context lasts."""
+    """Run a collector inside the context."""
     collector = Collector("")
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ def collecting() -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, *told: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         collector.url = f"http://127.0.0.1:{server.server_port}"

@@ -1,6 +1,7 @@
-"""`python -m tests.page_picture FILE`: a picture of the page at / of a daemon that takes rows for a few minutes.
+"""Take a picture of the page at / of a daemon that receives rows for a few minutes: `python -m tests.page_picture
+FILE`.
 
-The picture of `ingest/ops/README.md` was made by it. It needs Chromium, as the tests of the page do.
+It made the picture of `ingest/ops/README.md`. It needs Chromium, as the tests of the page do.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main(file: str) -> int:
 
 
 def put_rows(endpoint: str, ended: threading.Event) -> None:
-    """Put rows, more and fewer in turns, and delete some, until `ended`."""
+    """Put rows at a varying rate, and delete some, until `ended`."""
     made, began, rng = Made(), time.monotonic(), np.random.default_rng(1)
     rows = [made.table(range(first, first + 100)) for first in range(0, 5000, 100)]
     with memwal.connect(endpoint) as table:
@@ -64,7 +65,7 @@ def put_rows(endpoint: str, ended: threading.Event) -> None:
 
 
 def take(url: str, file: str) -> None:
-    """Take the picture once the page shows what the daemon says."""
+    """Take the picture once the page shows the daemon's data."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium())
         page = browser.new_page(viewport=SIZE, color_scheme="light")

@@ -1,4 +1,4 @@
-"""The page at / of a table in the tests' process, and Chromium to look at pages with."""
+"""The page at / of a table in the tests' process, and Chromium to open pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Site:
     """The pages of a table in this process, as a daemon serves them."""
 
     def __init__(self, table: Any = None, token: str = "", guard: Any = None, **options: Any) -> None:
-        # Here, since every test process loads this module.
+        # Imported here, since every test process loads this module.
         from memwal.ingest.daemon.live import DaemonSource
         from memwal.ingest.daemon.pages import DaemonPages
         from memwal.ingest.daemon.place import Place
@@ -56,7 +56,7 @@ class Site:
         self.server.close()
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Mapping[str, str], Any]:
-        """Status, headers and body, which is JSON if the answer says so."""
+        """Send a request; return status, headers and body, parsed if it is JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None and not isinstance(body, bytes):
@@ -75,7 +75,7 @@ class Site:
         return status, body
 
     def stream(self, **headers: str) -> Iterator[Any]:
-        """The messages of /live/events."""
+        """Yield the messages of /live/events."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", "/live/events", headers=headers)
         answer = connection.getresponse()
@@ -92,7 +92,7 @@ class Site:
 
 @pytest.fixture
 def site() -> Iterator[Callable[..., Site]]:
-    """Serves the pages of a table; ended with the test."""
+    """Return a function that serves the pages of a table until the end of the test."""
     opened: list[Site] = []
 
     def begin(table: Any = None, **options: Any) -> Site:
@@ -108,7 +108,7 @@ def site() -> Iterator[Callable[..., Site]]:
 
 
 class Looked:
-    """A page of Chromium, and what it complained of or loaded from elsewhere."""
+    """A page of Chromium, with its errors and its requests to other hosts."""
 
     def __init__(self, page: Any, url: str, pictures: Path) -> None:
         self.page, self.complaints, self._pictures = page, list[str](), pictures
@@ -118,26 +118,27 @@ class Looked:
         page.goto(url)
 
     def text(self, selector: str) -> str:
-        """The visible text of the first element."""
+        """Return the visible text of the first matching element."""
         return str(self.page.locator(selector).first.inner_text())
 
     def texts(self, selector: str) -> list[str]:
-        """The visible texts of all such elements."""
+        """Return the visible texts of all matching elements."""
         return list(self.page.locator(selector).all_inner_texts())
 
     def says(self, state: str, title: str) -> None:
-        """Wait until the health of the process looks like `state`, and its title begins with `title`."""
+        """Wait until the health of the process is `state`, and its title begins with `title`."""
         looks = f"document.querySelector('#health').dataset.state === {json.dumps(state)}"
         self.until(f"{looks} && document.querySelector('#health-title').textContent.startsWith({json.dumps(title)})")
 
     def until(self, script: str) -> None:
-        """Wait until an expression of the page is true. The page's policy lets no script wait inside it."""
+        """Wait until an expression of the page is true. The page's policy forbids scripts that wait inside it."""
         from tests.conftest import wait_until
 
         wait_until(lambda: self.page.evaluate(script), every=0.05)
 
     def fits(self) -> bool:
-        """Whether nothing is wider than the window, and no text wider than its tile; tables of rows may scroll."""
+        """Return whether nothing is wider than the window, and no text wider than its tile; tables of rows may
+        scroll."""
         script = """document.documentElement.scrollWidth <= window.innerWidth
             && [...document.querySelectorAll('.tile, figure, #regions, #commits, #events, #health')]
                 .every((node) => node.scrollWidth <= Math.max(node.clientWidth, node.parentElement.clientWidth)
@@ -145,7 +146,7 @@ class Looked:
         return bool(self.page.evaluate(script))
 
     def picture(self, name: str) -> None:
-        """Keep a picture of the whole page."""
+        """Save a picture of the whole page."""
         self.page.screenshot(path=self._pictures / f"{name}.png", full_page=True)
 
 
@@ -159,7 +160,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window. It is ended with the module: meanwhile this thread has an event loop."""
+    """Run Chromium without a window until the end of the module: meanwhile this thread has an event loop."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -170,9 +171,10 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def look(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Looked]]:
-    """Opens a page: on a desktop in light colours, or as told. At the end it must have had nothing to complain of.
+    """Return a function that opens a page, by default on a desktop in light colours. At the end the page must have no
+    errors.
 
-    Pictures are kept where MEMWAL_PICTURES says.
+    Pictures are kept in MEMWAL_PICTURES.
     """
     opened: list[tuple[Any, Looked, tuple[str, ...]]] = []
     pictures = Path(os.environ.get("MEMWAL_PICTURES") or tmp_path)

@@ -1,8 +1,8 @@
-"""What the tests of tasks that are cut short run inside Spark's Python workers.
+"""Code of the tests of interrupted tasks that runs inside Spark's Python workers.
 
-`Pausing` is a stage that hands on so many batches and then waits, so that the task it belongs to can be ended at that
-boundary and nowhere else. `WatchedOne` and `WatchedSend` are the sink's own tasks that note where they run and how
-they ended. All of it speaks with the driver through files of one directory, `place`.
+`Pausing` is a stage that passes a number of batches on and then waits, so that its task can be ended exactly at that
+boundary. `WatchedOne` and `WatchedSend` are the sink's own tasks, which record where they run and how they ended. All
+of them communicate with the driver through files in one directory, `place`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from memwal.ingest.sink.send import SendTask
 from memwal.ingest.sink.small import OneTask
 
 _LONGEST = 120.0
-"""Seconds that a stage waits at most: its driver may be gone."""
+"""Maximum seconds that a stage waits: its driver may be gone."""
 
 
 @dataclass(frozen=True)
 class Pausing:
-    """A function for `mapInArrow`: hands batches on until the next worker has `after` of them; waits for `release`.
+    """A function for `mapInArrow`: passes batches on until the next worker has `after` of them, then waits for
+    `release`.
 
-    The JVM sends a batch only once it has the first row of the next one, so one more is handed on; where there is none
-    this waits behind the last. One task of all that run it waits so, the first to come so far. The others, and whoever
-    does its work again, wait there for `let_others` only: a copy that Spark runs beside the first could else end the
-    query before anybody saw the first wait.
+    The JVM sends a batch only once it has the first row of the next one, so one more is passed on; without a further
+    batch this waits after the last. Only one task waits so, the first that gets this far. The other tasks, and
+    repeated attempts, wait there for `let_others` only: a copy that Spark runs beside the first could otherwise end
+    the query before the test saw the first wait.
     """
 
     after: int
@@ -51,7 +52,7 @@ class Pausing:
             self._wait(handed)
 
     def waits(self) -> Waiting | None:
-        """Where this waits, None where it does not yet."""
+        """Return where this waits; None if it does not wait yet."""
         told = Path(self.place) / "waits"
         if not told.exists():
             return None
@@ -59,11 +60,11 @@ class Pausing:
         return Waiting(psutil.Process(pid), max(0, handed - 1))
 
     def let_others(self) -> None:
-        """Let the others go on."""
+        """Let the other tasks continue."""
         (Path(self.place) / "others").touch()
 
     def release(self) -> None:
-        """Let it go on, and the others."""
+        """Let the waiting task and the others continue."""
         self.let_others()
         (Path(self.place) / "released").touch()
 
@@ -86,7 +87,7 @@ class Pausing:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The worker that waits, and how many batches the next one gets."""
+    """The worker that waits, and the number of batches that the next one gets."""
 
     worker: psutil.Process
     handed: int
@@ -130,7 +131,7 @@ Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def watched(name: str, place: str, task: Function, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What `task` makes of `batches`, and beside it notes for `seen`."""
+    """Yield the results of `task` for `batches`, and record its progress for `seen`."""
     own = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
     came, note = Path(place) / f"came-{own}", Path(place) / f"task-{own}"
     came.touch()
@@ -147,7 +148,7 @@ def watched(name: str, place: str, task: Function, batches: Iterator[pa.RecordBa
 
 
 def _counted(batches: Iterator[pa.RecordBatch], came: Path) -> Iterator[pa.RecordBatch]:
-    """`batches`, a byte for each in the file `came`."""
+    """Yield `batches`, and write a byte for each to the file `came`."""
     for batch in batches:
         with came.open("ab") as file:
             file.write(b".")
@@ -156,9 +157,9 @@ def _counted(batches: Iterator[pa.RecordBatch], came: Path) -> Iterator[pa.Recor
 
 @dataclass(frozen=True)
 class Seen:
-    """One watched task: its name, its worker, the batches that came to it, and how it ended.
+    """One watched task: its name, its worker, the batches that it received, and how it ended.
 
-    `how`: "" where it has not ended, or its worker has died.
+    `how`: "" if it has not ended, or its worker has died.
     """
 
     name: str
@@ -168,7 +169,7 @@ class Seen:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can come of it."""
+        """Whether the task cannot produce anything more."""
         if self.how:
             return True
         with suppress(psutil.NoSuchProcess):
@@ -177,7 +178,7 @@ class Seen:
 
 
 def seen(place: Path) -> list[Seen]:
-    """The watched tasks of a directory."""
+    """Return the watched tasks of a directory."""
     found = []
     for note in place.glob("task-*"):
         _, name, pid, _ = note.name.split("-")

@@ -1,7 +1,7 @@
-"""promtool, with which Prometheus itself checks alert rules and runs their unit tests; built once per machine.
+"""Build and run promtool, Prometheus' own checker of alert rules, which also runs their unit tests.
 
-`python -m tests.promtool` (`make promtool`) builds it where it is not built yet; see `tests.go_program`. Without
-service discovery, which rules do not need and which brings the clients of every cloud.
+`python -m tests.promtool` (`make promtool`) builds it once per machine; see `tests.go_program`. It is built without
+service discovery, which rules do not need and which includes the clients of every cloud.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROMTOOL = GoProgram(
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run promtool. Raises RuntimeError if it is not built."""
+    """Run promtool. Raises: RuntimeError if it is not built."""
     if not PROMTOOL.path.exists():
         raise RuntimeError(f"{PROMTOOL.path} is not built; run `make promtool`")
     return subprocess.run([PROMTOOL.path, *arguments], capture_output=True, text=True, timeout=300)

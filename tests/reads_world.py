@@ -1,8 +1,8 @@
-"""A table under a random schedule of everything that changes what reads look at, and an oracle of every kind of read.
+"""A table with a random schedule of all steps that affect reads, and an oracle of every kind of read.
 
-`python -m tests.reads_world --seeds 200` runs many seeds; a failure names its seed and steps, and a seed gives one run.
-The oracle is a dict per level, changed by what each step promises; reads are compared with sorts and distances computed
-over it by NumPy.
+`python -m tests.reads_world --seeds 200` runs many seeds; a failure prints its seed and steps, and a seed gives one
+run. The oracle is a dict per level, changed by what each step promises; reads are compared with sorts and distances
+that NumPy computes over it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Model = dict[int, dict[str, Any]]
 
 
 class ReadsWorld:
-    """One seed: a table, its readers, and what each level must show."""
+    """One seed: a table, its readers, and the rows that each level must show."""
 
     schema, settings = SCHEMA, SETTINGS
 
@@ -63,7 +63,7 @@ class ReadsWorld:
         self._opened(schema=self.schema, key="id", regions=regions, indexes=given)
         self.stored = memwal.open(self.uri, read_only=True)
         self.seldom = memwal.open(self.uri, read_only=True)
-        """Looks at storage after some steps only: much has come, and gone, between two of its looks."""
+        """A reader that reads storage after some steps only, so that much changes between two of its reads."""
 
     def run(self, steps: int) -> None:
         """Take `steps` random steps, and check all reads after each."""
@@ -76,7 +76,7 @@ class ReadsWorld:
             self.check()
 
     def kinds(self) -> list[tuple[Callable[[], None], float]]:
-        """Return the steps that may be taken, each with its weight."""
+        """Return the possible steps, each with its weight."""
         return [
             (self.put, 8),
             (self.delete, 3),
@@ -120,7 +120,7 @@ class ReadsWorld:
         self.table.upkeep.collect()
 
     def compact(self) -> None:
-        """As another program may at any time."""
+        """Compact the base as another program."""
         lance.dataset(self.uri).optimize.compact_files()
 
     def add_index(self) -> None:
@@ -131,7 +131,7 @@ class ReadsWorld:
             kind = given.pop("type")
             self.table.create_index(column, kind, **given)
             self.indexed[column] = kind
-            self.flush()  # its memtables were flushed: they had no such index
+            self.flush()  # the table flushed its memtables, which lack the new index
 
     def drop_index(self) -> None:
         if self.indexed:
@@ -145,7 +145,7 @@ class ReadsWorld:
         self._opened()
 
     def take_over(self) -> None:
-        """Another owner claims the regions while this one still serves; this one is fenced and then closed."""
+        """Let another owner claim the regions while this one still serves; this one is fenced and then closed."""
         self.clients.close()
         fenced = self.table
         self._opened(take_over=True)
@@ -163,7 +163,7 @@ class ReadsWorld:
     # ---- reads -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Compare every kind of read at every level, by a random way in, with the oracle."""
+        """Compare every kind of read at every level, through a random kind of table, with the oracle."""
         for level in LEVELS:
             table = (self.table, self.stored, self.client)[int(self.draw.integers(3))]
             model = self.visible(level)
@@ -217,7 +217,7 @@ class ReadsWorld:
             low, high = (distances[nearest[at]] + 1e-4 for at in (1, len(nearest) // 2))
             inside = [id for id in nearest if low <= distances[id] < high]
             around = min((abs(distance - end) for distance in distances.values() for end in (low, high)), default=1.0)
-            if around > 1e-5:  # else rounding decides
+            if around > 1e-5:  # otherwise rounding decides
                 ids = table.search("v", query, 100, metric=metric, distance_range=(low, high), level=level)["id"]
                 assert ids.to_pylist() == inside
         word = str(self.draw.choice(WORDS))
@@ -255,7 +255,7 @@ class ReadsWorld:
         return {"type": kind, "metric": self.metric} if kind == "ivf_pq" else {"type": kind}
 
     def _row(self, id: int) -> dict[str, Any]:
-        """A new version of a row, different from every other."""
+        """Return a new version of a row, different from every other."""
         self.version += 1
         words = [str(word) for word in self.draw.choice(WORDS, 3)]
         vector = None if self.draw.random() < 0.1 else self.draw.normal(size=4).astype(np.float32).tolist()
@@ -263,7 +263,7 @@ class ReadsWorld:
 
 
 def measured(model: Model, query: Any, metric: str) -> dict[int, float]:
-    """Distances by id as Lance counts them, of the rows that have a vector."""
+    """Return the distances by id as Lance computes them, of the rows with a vector."""
     found = {}
     for id, row in model.items():
         if row["v"] is not None:
@@ -276,14 +276,14 @@ def measured(model: Model, query: Any, metric: str) -> dict[int, float]:
 
 
 def by_id(answer: pa.Table) -> Model:
-    """The rows of an answer by key, each once."""
+    """Return the rows of an answer by key; no key may occur twice."""
     found = {row["id"]: row for row in answer.to_pylist()}
     assert len(found) == answer.num_rows, "a key came back twice"
     return found
 
 
 def run_seed(seed: int, steps: int) -> None:
-    """Run one seed in a directory of its own. Raises: AssertionError naming the seed."""
+    """Run one seed in its own directory. Raises: AssertionError naming the seed."""
     directory = Path(tempfile.mkdtemp())
     try:
         world = ReadsWorld(seed, directory)
@@ -298,7 +298,7 @@ def run_seed(seed: int, steps: int) -> None:
 
 
 def main() -> int:
-    """Run many seeds; the exit code is 1 where one failed."""
+    """Run many seeds; return the exit code: 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.reads_world", description=__doc__)
     parser.add_argument("--start", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=50)

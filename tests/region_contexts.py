@@ -1,4 +1,4 @@
-"""What one region of a small table is opened with, for tests that need a region and no table around it."""
+"""The context that opens one region of a small table, for tests that need a region without a table."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ LIMITS = Limits(
     unflushed_max=1 << 30,
     retry_delay=0.1,
 )
-"""Only rows, and the time that they linger, are ever too many."""
+"""Only the limits of rows and of their lingering time can be reached."""
 
 
 def region_context(store: wal.ObjectStore, base: pa.Schema, **more: Any) -> RegionContext:
-    """The context of a region with the columns `base` and the key `id`; `more`: fields that are others than usual."""
+    """Return the context of a region with the columns `base` and the key `id`; `more`: fields that replace the
+    defaults."""
     schema = row_schema(base, ("id",))
     usual: dict[str, Any] = {
         "codec": wal.LanceCodec(schema),

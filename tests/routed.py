@@ -1,4 +1,4 @@
-"""Rows on their way through the sink's tasks: as a source hands them over, as Spark passes them on."""
+"""Rows between the sink's tasks: in the form that a source produces, and in the form that Spark passes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memwal.ingest.source.columns import BLOCK, BUCKET, COORDINATES, FILE, LANDE
 def placed(
     rows: pa.Table, file: str = "file:///in/a.parquet", block: int = 0, landed: int = 1_000_000
 ) -> pa.RecordBatch:
-    """Rows as a file source hands them to the sink."""
+    """Return rows in the form that a file source gives to the sink."""
     n = rows.num_rows
     rows = rows.append_column(LANDED, pa.array([landed] * n, pa.timestamp("us", "UTC")))
     rows = rows.append_column(FILE, pa.array([file] * n)).append_column(BLOCK, pa.array([block] * n, pa.int64()))
@@ -21,7 +21,7 @@ def placed(
 
 
 def ended(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A micro-batch as the one task gets it: behind its rows the one that ends it."""
+    """Yield a micro-batch in the form of the one task: after its rows a row that ends it."""
     batch = None
     for batch in batches:
         yield batch
@@ -31,7 +31,7 @@ def ended(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def shuffled(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """What Spark does between the two tasks."""
+    """Do what Spark does between the two tasks."""
     rows = pa.concat_tables(map(pa.table, batches), promote_options="default")
     place = COORDINATES if OFFSET in rows.column_names else PLACE
     order = [name for name in (BUCKET, *place, ROW) if name in rows.column_names]
@@ -40,6 +40,6 @@ def shuffled(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def uncounted(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """What `RouteTask` made of the rows, without its count rows."""
+    """Return the result of `RouteTask` without its count rows."""
     rows = pa.concat_tables(map(pa.table, batches), promote_options="default").combine_chunks().to_batches()[0]
     return rows.filter(pc.is_valid(rows[place_column(rows.schema.names)]))

@@ -1,4 +1,4 @@
-"""Fixtures: the S3 server, a place on it for one test, and the proxy that makes it fail."""
+"""Fixtures: the S3 server, a place on it for one test, and a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class S3Table:
-    """Where a test's table goes on the S3 server; nothing is there yet."""
+    """Place of a test's table on the S3 server; the table does not exist yet."""
 
     uri: str
     storage_options: dict[str, str]
 
     def __iter__(self) -> Iterator[object]:
-        """`uri, storage_options = s3_table`."""
+        """Allow `uri, storage_options = s3_table`."""
         return iter((self.uri, self.storage_options))
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real S3 server on loopback, for all tests of the run, with the bucket `memwal-tests`."""
+    """Run a real S3 server on loopback, for all tests of the run, with the bucket `memwal-tests`."""
     with S3Server.started(tmp_path_factory.mktemp("s3")) as server:
         server.make_bucket(BUCKET)
         yield server
@@ -37,7 +37,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_table(s3_server: S3Server) -> S3Table:
-    """A URI on the S3 server that no other test uses, and the storage options for it."""
+    """Return a URI on the S3 server that no other test uses, and its storage options."""
     return S3Table(f"s3://{BUCKET}/{next(_numbers)}/table.lance", s3_server.storage_options)
 
 
@@ -49,7 +49,7 @@ def _proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def fault_proxy(_proxy: FaultProxy) -> Iterator[FaultProxy]:
-    """A proxy in front of the S3 server, without rules and with an empty log."""
+    """Return a proxy in front of the S3 server, without rules and with an empty log."""
     yield _proxy
     _proxy.heal()
     _proxy.forget()
@@ -57,5 +57,5 @@ def fault_proxy(_proxy: FaultProxy) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def s3_table_through_proxy(s3_table: S3Table, s3_server: S3Server, fault_proxy: FaultProxy) -> S3Table:
-    """As `s3_table`, through the proxy: the same objects, with what is injected there."""
+    """Return the same as `s3_table`, through the proxy: the same objects, with the injected faults."""
     return S3Table(s3_table.uri, s3_server.options_at(fault_proxy.endpoint))

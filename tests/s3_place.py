@@ -1,4 +1,4 @@
-"""A place for one table on an S3 server of its own, behind a proxy that may be slow, fail at random, and counts.
+"""A place for one table on a separate S3 server, behind a proxy that counts requests, delays them and injects faults.
 
 with on_s3(directory, latency=0.02) as place:
     config.write_text(toml({"table": {**place.section, "key": ["id"]}}))  # processes get `place.environ`
@@ -21,21 +21,21 @@ from tests.s3_server import S3Server
 
 BUCKET = "memwal-place"
 SECRETS = {"access_key_id": "S3_PLACE_KEY", "secret_access_key": "S3_PLACE_SECRET"}
-"""Storage options that a configuration only refers to, and the variables that have them."""
+"""Storage options that a configuration only refers to, with the variables that contain them."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a table goes: on local disk, where there are no options, or on S3."""
+    """The place of a table: on local disk, without options, or on S3."""
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict)
-    """The table's storage options in this process: straight to the server, past whatever the proxy does."""
+    """The table's storage options in this process: directly to the server, without the proxy."""
     proxy: FaultProxy | None = None
 
     @property
     def section(self) -> dict[str, Any]:
-        """What [table] says of the place."""
+        """The [table] settings of the place."""
         if not self.options:
             return {"uri": self.uri}
         options = {**self.options, **{option: f"env:{name}" for option, name in SECRETS.items()}}
@@ -43,19 +43,19 @@ class Place:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What processes need in their environment."""
+        """Environment variables that processes need."""
         return {name: self.options[option] for option, name in SECRETS.items() if option in self.options}
 
     def counted(self) -> Counter[str]:
-        """Requests that came so far, by method."""
+        """Return the number of requests so far, by method."""
         return Counter(each.method for each in self.proxy.requests) if self.proxy else Counter()
 
     def failed(self) -> Counter[str]:
-        """Those of them that were made to fail, by what was done to them."""
+        """Return the number of failed requests, by fault."""
         return Counter(each.fault for each in self.proxy.requests if each.fault) if self.proxy else Counter()
 
     def hurt(self, share: float) -> None:
-        """Let so large a share of all requests fail from now on, each in one of the ways in which storage fails."""
+        """Fail this share of all requests from now on, each in one of storage's ways to fail."""
         assert self.proxy is not None
         ways = (
             faults.answers(503, "SlowDown"),
@@ -73,8 +73,9 @@ class Place:
 
 @contextmanager
 def on_s3(directory: Path, latency: float = 0.0, *, proxied: bool = True) -> Iterator[Place]:
-    """A place on a server that ends with the `with`; every request takes `latency` seconds longer. `proxied` False: no
-    proxy, which costs about as much processor time as what it passes on.
+    """Run a server and a proxy inside the context; every request takes `latency` seconds longer.
+
+    `proxied` False: no proxy, which costs about as much processor time as the requests that it passes on.
     """
     with ExitStack() as stack:
         server = stack.enter_context(S3Server.started(directory / "s3"))

@@ -1,6 +1,6 @@
 """A real S3 server for tests and benchmarks: MinIO, built from source once per machine, run on loopback.
 
-`python -m tests.s3_server` (`make s3-server`) builds it where it is not built yet; see `tests.go_program`.
+`python -m tests.s3_server` (`make s3-server`) builds it if necessary; see `tests.go_program`.
 
     with S3Server.started(directory) as server:
         server.make_bucket("b")
@@ -37,7 +37,7 @@ MINIO = GoProgram(
 _REGION = "us-east-1"
 _READY_WITHIN = 120.0
 _STARTS = 5
-"""Another process may take the port between our look and the server's bind."""
+"""Number of attempts to start, since another process may take the port between its choice and the server's bind."""
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -47,8 +47,8 @@ _STARTS = 5
 class S3Server:
     """A running server on loopback, with its own credentials and its objects in one directory.
 
-    Thread safety. Any thread; but start it from a thread that lives as long as the server shall: on Linux the
-    server ends with it, so that a killed test run leaves none behind.
+    Thread safety. Any thread; but start it from a thread that lives as long as the server must: on Linux the
+    server ends with that thread, so that a killed test run leaves no server behind.
     """
 
     endpoint: str
@@ -59,7 +59,7 @@ class S3Server:
     @classmethod
     @contextmanager
     def started(cls, directory: Path) -> Iterator[S3Server]:
-        """A server whose objects are below `directory`, until the end of the `with`. Raises RuntimeError."""
+        """Run a server with its objects below `directory` inside the context. Raises: RuntimeError."""
         server = cls.start(directory)
         try:
             yield server
@@ -68,7 +68,8 @@ class S3Server:
 
     @classmethod
     def start(cls, directory: Path) -> S3Server:
-        """A server that answers. Raises RuntimeError, with the server's last words, where none does in 2 minutes."""
+        """Start a server and wait until it answers. Raises: RuntimeError with its last lines if it does not within 2
+        minutes."""
         if not MINIO.path.exists():
             raise RuntimeError(f"{MINIO.path} is not built; run `make s3-server`")
         directory.mkdir(parents=True, exist_ok=True)
@@ -83,11 +84,11 @@ class S3Server:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What `storage_options` of pylance and of ours take."""
+        """The `storage_options` for pylance and memwal."""
         return self.options_at(self.endpoint)
 
     def options_at(self, endpoint: str) -> dict[str, str]:
-        """The same, through another endpoint: the fault proxy's."""
+        """Return the same through another endpoint: the fault proxy's."""
         return {
             "endpoint": endpoint,
             "access_key_id": self.access_key,
@@ -97,7 +98,7 @@ class S3Server:
         }
 
     def client_at(self, endpoint: str, **config: Any) -> Any:
-        """A plain botocore client: no code of ours between the test and the wire."""
+        """Return a plain botocore client, without code of memwal between the test and the server."""
         from botocore.config import Config
 
         return _session().create_client(
@@ -111,15 +112,15 @@ class S3Server:
 
     @cached_property
     def client(self) -> Any:
-        """As `client_at`, straight to the server."""
+        """A plain botocore client, directly to the server."""
         return self.client_at(self.endpoint)
 
     def make_bucket(self, name: str) -> None:
-        """An empty bucket."""
+        """Create an empty bucket."""
         self.client.create_bucket(Bucket=name)
 
     def upload(self, directory: Path, uri: str) -> None:
-        """Every file below `directory` as an object below `uri`, s3://bucket/prefix."""
+        """Upload every file below `directory` as an object below `uri`, s3://bucket/prefix."""
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
 
         def put(path: Path) -> None:
@@ -130,7 +131,7 @@ class S3Server:
             list(pool.map(put, [path for path in directory.rglob("*") if path.is_file()]))
 
     def download(self, uri: str, directory: Path) -> None:
-        """Every object below `uri` as a file below `directory`, which is made."""
+        """Download every object below `uri` as a file below `directory`, which is created."""
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
 
         def get(key: str) -> None:
@@ -143,7 +144,7 @@ class S3Server:
             list(pool.map(get, [each["Key"] for page in pages for each in page.get("Contents", ())]))
 
     def stop(self) -> None:
-        """End the server; its files stay. A second call does nothing."""
+        """Stop the server; its files stay. A second call does nothing."""
         self.process.terminate()
         try:
             self.process.wait(30)
@@ -161,7 +162,7 @@ class S3Server:
             "MINIO_ROOT_PASSWORD": secret_key,
             "MINIO_BROWSER": "off",
             "MINIO_UPDATE": "off",
-            "MINIO_CI_CD": "1",  # a directory of the system's disk will do
+            "MINIO_CI_CD": "1",  # accepts a directory of the system's disk
             "HOME": str(directory),
         }
         bound = [setpriv, "--pdeathsig", "TERM"] if (setpriv := shutil.which("setpriv")) else []
@@ -178,10 +179,10 @@ class S3Server:
         return cls(f"http://{address}", access_key, secret_key, process)
 
     def _answers(self, deadline: float) -> bool:
-        """Whether the server does what it is asked before `deadline`; False at once where it ended.
+        """Return whether the server executes requests before `deadline`; False at once if it has ended.
 
-        Asked with its credentials, since it says that it is ready a while before it knows its objects, and then still
-        refuses requests with XMinioServerNotInitialized.
+        The request has credentials: the server reports itself ready before it knows its objects, and then still
+        rejects requests with XMinioServerNotInitialized.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -203,9 +204,9 @@ def _session() -> Any:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now.
+    """Return free ports of loopback.
 
-    They lie below those that the system hands out, so that no connection and no server that asks for any port gets
+    They lie below the ports that the system assigns, so that no connection and no server that requests any port gets
     one of them before its user listens there.
     """
     found: list[int] = []

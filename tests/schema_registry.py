@@ -1,4 +1,4 @@
-"""A schema registry for tests: a real HTTP server on loopback with what readers use of Confluent's API."""
+"""A schema registry for tests: a real HTTP server on loopback with the part of Confluent's API that readers use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import fastavro
 
 @dataclass
 class SchemaRegistry:
-    """Schemas by id and by subject; `asked` counts requests. Thread safety. Any thread."""
+    """Schemas by id and by subject; `asked` lists the requests. Thread safety. Any thread."""
 
     url: str = ""
     user: str = ""
@@ -27,7 +27,7 @@ class SchemaRegistry:
     @classmethod
     @contextmanager
     def started(cls, user: str = "") -> Iterator[SchemaRegistry]:
-        """A registry until the end of the `with`; `user`: "name:password" that it asks for."""
+        """Run a registry inside the context; `user`: required login, "name:password"."""
         registry = cls(user=user)
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,16 +54,16 @@ class SchemaRegistry:
             thread.join()
 
     def register(self, schema: dict[str, Any], references: list[dict[str, Any]] | None = None) -> int:
-        """The id of a new schema; its subject is `subject-<id>`, version 1."""
+        """Register a schema; return its id. Its subject is `subject-<id>`, version 1."""
         self.schemas.append({"schema": json.dumps(schema), "references": references or []})
         return len(self.schemas)
 
     def encoded(self, number: int, value: Any) -> bytes:
-        """A value as producers with a registry write it: 0, the id, Avro."""
+        """Return a value in the format of producers with a registry: 0, the id, Avro."""
         return b"\0" + number.to_bytes(4, "big") + avro(json.loads(self.schemas[number - 1]["schema"]), value)
 
     def answer(self, path: str, authorization: str) -> tuple[int, dict[str, Any]]:
-        """Status and body for a GET."""
+        """Return status and body for a GET."""
         if self.user and authorization != f"Basic {base64.b64encode(self.user.encode()).decode()}":
             return 401, {"error_code": 401}
         kind, name = path.split("/")[1], path.split("/")[3 if path.startswith("/schemas") else 2]
@@ -74,7 +74,7 @@ class SchemaRegistry:
 
 
 def avro(schema: dict[str, Any], value: Any) -> bytes:
-    """Plain Avro binary."""
+    """Return plain Avro binary."""
     stream = BytesIO()
     fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), value)
     return stream.getvalue()

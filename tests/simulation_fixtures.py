@@ -11,6 +11,6 @@ import pytest
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPoolExecutor]:
-    """Two processes; not forked, because pylance's threads would not be in the child."""
+    """Run two processes. They are not forked, since a forked child would not have pylance's threads."""
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
         yield processes

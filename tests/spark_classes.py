@@ -1,12 +1,12 @@
-"""Options with which the tests' Sparks start quickly, and the archive of loaded classes that these options name.
+"""Options for a quick start of the tests' Sparks, and the archive of loaded classes that they use.
 
-A JVM that runs for seconds spends most of them loading Spark's classes and compiling what it never runs again. With the
-first compiler only and the classes from an archive (Java's class data sharing) a small stream takes 6 s of processor
-time in place of 15.
+A JVM that runs for seconds spends most of them loading Spark's classes and compiling code that it never runs again.
+With the first compiler only, and the classes from an archive (Java's class data sharing), a small stream takes 6 s of
+processor time instead of 15.
 
-`python -m tests.spark_classes` (part of `make test`) writes the archive into the environment: a Spark runs such a
-stream, and its JVM archives at exit what it has loaded. A JVM that finds no archive, or one of another Java or of other
-jars, loads classes from the jars.
+`python -m tests.spark_classes` (part of `make test`) writes the archive into the environment: it runs a small stream,
+and the JVM archives its loaded classes at exit. Without an archive, or with one of another Java or of other jars, a JVM
+loads classes from the jars.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ path = "in"
 
 
 def jvm_options() -> str:
-    """For a JVM of Spark."""
+    """Return the options for a JVM of Spark."""
     return f"{_COMPILER} -XX:SharedArchiveFile={ARCHIVE}" if ARCHIVE.exists() else _COMPILER
 
 
 def environ() -> dict[str, str]:
-    """For a process that starts a Spark: the variables that Spark's own scripts read."""
+    """Return the variables that Spark's scripts read, for a process that starts a Spark."""
     return {"SPARK_SUBMIT_OPTS": jvm_options(), "SPARK_LAUNCHER_OPTS": _COMPILER}
 
 
 def main() -> None:
-    """Write the archive. Where that fails it is said in one line: tests then take longer."""
+    """Write the archive. A failure prints one line: tests then take longer."""
     ARCHIVE.unlink(missing_ok=True)
     print("memwal: archiving Spark's classes for the tests: half a minute", flush=True)
     part = ARCHIVE.with_suffix(".part")
@@ -70,7 +70,7 @@ def _run_pipeline(directory: Path, part: Path) -> None:
     gateway = SparkContext._gateway
     assert gateway is not None
     gateway.shutdown()
-    gateway.proc.stdin.close()  # the end of its input is what ends a JVM of PySpark
+    gateway.proc.stdin.close()  # a JVM of PySpark ends at the end of its input
     gateway.proc.wait(_LONGEST)
 
 

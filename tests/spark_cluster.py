@@ -1,8 +1,8 @@
-"""A real standalone Spark for tests: a master and two workers, each a JVM of its own, on loopback.
+"""A real standalone Spark for tests: a master and two workers, each in its own JVM, on loopback.
 
-They are started by PySpark's own `spark-class` as a cluster's scripts would, with nothing of this process's
-environment but PATH, HOME, Java and locale: what executors have they have from Spark, as on other hosts. Their working
-directories are their own, and the second worker goes by another host name.
+PySpark's own `spark-class` starts them as a cluster's scripts do, with only PATH, HOME, Java and locale of this
+process's environment: executors get everything else from Spark, as on other hosts. Each has its own working
+directory, and the second worker uses another host name.
 
     with SparkCluster.started(directory) as cluster:
         cluster.master            # spark://127.0.0.1:40123
@@ -27,7 +27,7 @@ import psutil
 from tests.spark_classes import jvm_options
 
 HOSTS = ("127.0.0.1", "localhost")
-"""Of the workers: two names, so that who takes one for the other is found out."""
+"""Host names of the workers: two different ones, so that a test detects code that confuses them."""
 CORES = 2
 _READY_WITHIN = 120.0
 _MASTER = r"Starting Spark master at (spark://\S+)"
@@ -39,32 +39,33 @@ _KEPT = ("PATH", "HOME", "JAVA_HOME", "LANG", "LC_ALL")
 class Node:
     """The master or a worker.
 
-    Thread safety. One thread, which must live as long as the node shall: on Linux the node ends with it.
+    Thread safety. One thread, which must live as long as the node must: on Linux the node ends with it.
     """
 
     process: subprocess.Popen[bytes]
     place: Path
-    """Its working directory; what it starts has one below it."""
+    """Its working directory; processes that it starts have directories below it."""
 
     def kill(self) -> None:
-        """SIGKILL to this one process; what it has started lives on, as long as that wants to."""
+        """Send SIGKILL to this process only; processes that it started continue."""
         self.process.kill()
         self.process.wait(_READY_WITHIN)
 
     def executors(self) -> list[psutil.Process]:
-        """The executors' JVMs that it runs."""
+        """Return the JVMs of its executors."""
         return self.running("CoarseGrainedExecutorBackend")
 
     def running(self, name: str) -> list[psutil.Process]:
-        """What of that has `name` in its command."""
+        """Return its started processes with `name` in their command."""
         return [each for each in self.started() if _runs(each, name)]
 
     def started(self) -> list[psutil.Process]:
-        """All processes of its working directory but itself: executors, their Pythons, daemons that these started."""
+        """Return all other processes in its working directory: executors, their Pythons, and daemons that these
+        started."""
         return [each for each in psutil.process_iter() if each.pid != self.process.pid and _is_below(each, self.place)]
 
     def says(self, pattern: str) -> re.Match[str]:
-        """Where its log has `pattern`, once it has. Raises: RuntimeError with its last words."""
+        """Wait until its log matches `pattern`; return the match. Raises: RuntimeError with its last lines."""
         deadline = time.monotonic() + _READY_WITHIN
         while self.process.poll() is None and time.monotonic() < deadline:
             if found := re.search(pattern, self.log.read_text(errors="replace")):
@@ -74,7 +75,7 @@ class Node:
 
     @property
     def log(self) -> Path:
-        """What it writes."""
+        """The file of its output."""
         return self.place.with_suffix(".log")
 
 
@@ -87,25 +88,25 @@ class SparkCluster:
     nodes: list[Node] = field(default_factory=list)
     workers: list[Node] = field(default_factory=list)
     master: str = ""
-    """What `spark.master` takes."""
+    """The value of `spark.master`."""
 
     @classmethod
     @contextmanager
     def started(cls, directory: Path, environ: Mapping[str, str] | None = None) -> Iterator[SparkCluster]:
-        """A cluster for as long as the `with` lasts. `environ`: variables that its workers and executors have."""
+        """Run a cluster inside the context. `environ`: variables of its workers and executors."""
         cluster = cls(directory, environ or {})
         try:
             cluster.start()
             yield cluster
         finally:
-            for node in reversed(cluster.nodes):  # workers before the master, who would tell them
+            for node in reversed(cluster.nodes):  # workers before the master
                 node.kill()
             for each in cluster.started_by_workers():
                 with suppress(psutil.NoSuchProcess):
                     each.kill()
 
     def start(self) -> None:
-        """Start all; returns once the master knows its workers. Raises: RuntimeError."""
+        """Start all nodes; return once the master knows its workers. Raises: RuntimeError."""
         leader = self._launch("master", "master.Master", "--host", HOSTS[0], "--port", "0")
         self.master = leader.says(_MASTER)[1]
         for host in HOSTS:
@@ -114,7 +115,7 @@ class SparkCluster:
             worker.says(_REGISTERED)
 
     def add_worker(self, host: str = HOSTS[0]) -> Node:
-        """Another worker, which is not waited for."""
+        """Start another worker without waiting for it."""
         number = len(self.workers)
         given = ["--host", host, "--cores", str(CORES), "--memory", "2g"]
         worker = self._launch(f"worker-{number}", "worker.Worker", *given, self.master)
@@ -122,11 +123,11 @@ class SparkCluster:
         return worker
 
     def leader(self) -> Node:
-        """The master's process."""
+        """Return the master's process."""
         return self.nodes[0]
 
     def started_by_workers(self) -> list[psutil.Process]:
-        """Executors, and all that they have started, daemons and Pythons among it."""
+        """Return the executors, and all processes that they started, with daemons and Pythons."""
         return [each for worker in self.workers for each in worker.started()]
 
     def _launch(self, name: str, main: str, *arguments: str) -> Node:
@@ -156,7 +157,7 @@ class SparkCluster:
 
 
 def spark_home() -> Path:
-    """PySpark's own Spark."""
+    """Return the directory of PySpark's Spark."""
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
@@ -164,7 +165,7 @@ def spark_home() -> Path:
 
 
 def quick(cluster: str) -> dict[str, str]:
-    """What `[source.spark]` says for a Spark of the master `cluster` whose executors start quickly."""
+    """Return `[source.spark]` settings for the master `cluster`, with executors that start quickly."""
     return {
         "spark.master": cluster,
         "spark.executor.memory": "512m",
@@ -180,6 +181,6 @@ def _runs(process: psutil.Process, name: str) -> bool:
 
 
 def _is_below(process: psutil.Process, place: Path) -> bool:
-    with suppress(psutil.Error):  # it has ended, or is somebody else's
+    with suppress(psutil.Error):  # it has ended, or belongs to another user
         return place in (Path(process.cwd()), *Path(process.cwd()).parents)
     return False

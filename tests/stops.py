@@ -1,8 +1,8 @@
-"""A `memwal run` that is ended by SIGTERM inside micro-batches and started again, and the table compared at the end.
+"""End a `memwal run` by SIGTERM inside micro-batches and start it again, then compare the table.
 
-`python -m tests.stops --stops 10 --records 600000` runs it by hand: a broker with one topic, one plain `memwal run`
-with a child daemon of its own. Each time it has begun a new micro-batch it is ended within a second, which stops the
-query in the middle of it; a last `memwal run --once` takes the rest. `--append` takes a table without a key. Exit code
+`python -m tests.stops --stops 10 --records 600000` runs a broker with one topic and one plain `memwal run`
+with its own child daemon. Whenever the run has begun a new micro-batch it is ended within a second, which stops the
+query in the middle of it; a last `memwal run --once` reads the rest. `--append` uses a table without a key. Exit code
 1: a record is missing, doubled or wrong.
 """
 
@@ -31,11 +31,11 @@ from tests.kafka_server import KafkaServer, Record, jars
 PARTITIONS, REGIONS = 4, 4
 COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
 _WITHIN = 1.0
-"""Seconds of a micro-batch within which the run is ended."""
+"""Seconds after the start of a micro-batch within which the run is ended."""
 
 
 def record(id: int) -> dict[str, Any]:
-    """What is produced, and must be in the table."""
+    """Return a record that is produced, and must be in the table."""
     return {"id": id, "name": f"row {id}", "price": 7 * id}
 
 
@@ -73,7 +73,7 @@ class Stops:
         self.kafka.produce(self.topic, [Record(json.dumps(row).encode(), str(row["id"]).encode()) for row in rows])
 
     def stop(self, after: float) -> int:
-        """Start the run, end it `after` seconds of a micro-batch that no run has begun before; returns its number."""
+        """Start the run, end it `after` seconds into a micro-batch that no run has begun before; return its number."""
         before, process = self._begun(), self.run.start()
         wait_until(lambda: self._begun() > before or process.poll() is not None, LONGEST, 0.005)
         time.sleep(after)
@@ -83,17 +83,17 @@ class Stops:
         return begun
 
     def finished(self) -> int:
-        """Number of the newest micro-batch that Spark counts as done; -1 for none."""
+        """Return the number of the newest micro-batch that Spark counts as done; -1 for none."""
         return self._newest("commits")
 
     def drain(self) -> None:
-        """Let a last `memwal run --once` take what is left. Raises AssertionError where it fails."""
+        """Let a last `memwal run --once` read the rest. Raises: AssertionError if it fails."""
         words = [*self.run.command, "--once"]
         ended = subprocess.run(words, env=self.run.env, capture_output=True, text=True, timeout=LONGEST)
         assert ended.returncode == 0, f"the last run: exit code {ended.returncode}: {ended.stderr.strip()}"
 
     def check(self) -> int:
-        """Compare the base table with what was produced; returns its rows. Raises AssertionError."""
+        """Compare the base table with the produced records; return its number of rows. Raises: AssertionError."""
         stored = lance.dataset(self.uri).to_table(columns=list(COLUMNS))
         ids, counts = np.unique(stored["id"].to_numpy(), return_counts=True)
         missing, doubled = np.setdiff1d(np.arange(self.records), ids), ids[counts > 1]
@@ -117,7 +117,7 @@ class Stops:
 
 
 def stopped(scene: Stops, stops: int, chance: random.Random, say: Callable[[str], None]) -> int:
-    """Stop and start `stops` times; returns how many of them fell into a micro-batch."""
+    """Stop and start `stops` times; return how many stops fell into a micro-batch."""
     inside = 0
     for number in range(1, stops + 1):
         after = chance.uniform(0.0, _WITHIN)
@@ -130,7 +130,7 @@ def stopped(scene: Stops, stops: int, chance: random.Random, say: Callable[[str]
 
 
 def main() -> int:
-    """See the module."""
+    """Run the command; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stops", type=int, default=10)
     parser.add_argument("--records", type=int, default=600_000)

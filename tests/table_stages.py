@@ -7,7 +7,7 @@ History of the one region, entry by entry (n is the version of a row):
     3  put 3 (n=3)               flushed as generation 3
     4  put 6 (n=4)               in the log alone
 
-A stage begins on a copy of the storage as it was then, claims the region, does its work, and may end anywhere.
+A stage begins on a copy of the storage of that moment, claims the region, does its work, and may end at any call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EXPECTED = {
     "commit": {1: 1, 2: 1, 3: 3, 4: 1, 5: 2, 6: 4},
     "collect": {1: 1, 2: 1, 3: 3, 4: 1, 5: 2, 6: 4},
 }
-"""What a reader must find on the storage that a stage begins on, and after it."""
+"""The rows that a reader must find before and after a stage."""
 _HISTORY: tuple[tuple[dict[int, int], tuple[int, ...]], ...] = (
     ({0: 1, 1: 1, 2: 1, 3: 1, 4: 1}, ()),
     ({3: 2, 5: 2}, (0,)),
@@ -61,12 +61,12 @@ _HISTORY: tuple[tuple[dict[int, int], tuple[int, ...]], ...] = (
     ({6: 4}, ()),
 )
 _WAY_OFF = 1e9
-"""Seconds by which a collector's clock is ahead: every entry is old enough."""
+"""Seconds that a collector's clock is ahead, so that every entry is old enough."""
 
 
 @dataclass
 class Owner:
-    """A claim of the region of the table at `uri`, and what its owner can do with it."""
+    """A claim of the region of the table at `uri`, and the operations of its owner."""
 
     uri: str
     options: Mapping[str, str]
@@ -82,7 +82,7 @@ class Owner:
         self.codec = self.base.codec
 
     def claim(self) -> Claim:
-        """Take the region."""
+        """Claim the region."""
         self.claimed = claim(
             self.store,
             REGION,
@@ -110,7 +110,7 @@ class Owner:
         return self.clock
 
     def append(self, puts: Mapping[int, int], deletes: tuple[int, ...] = ()) -> Entry:
-        """One durable entry."""
+        """Append one durable entry."""
         table = pa.table({"id": list(puts), "n": list(puts.values())}, schema=SCHEMA)
         gone = pa.table({"id": pa.array(deletes, pa.int64())})
         rows = pa.concat_tables([with_tombstone(table, self.rows), tombstones(gone, self.rows)])
@@ -121,7 +121,7 @@ class Owner:
         return self.codec.decode(position, found)
 
     def flush(self, entries: list[Entry], generation: int | None = None) -> None:
-        """What `entries` hold becomes `generation`, by default the next one."""
+        """Flush the rows of `entries` as `generation`, by default the next one."""
         manifests = ManifestStore(self.store, REGION, ids=self.ids, clock=self._clock, options=self.limits)
         current = manifests.latest()
         assert current is not None
@@ -141,11 +141,11 @@ class Owner:
         )
 
     def commit(self) -> None:
-        """Everything published goes into the base table."""
+        """Commit everything that is published to the base table."""
         flush.commit(self.uri, self.options, self.store, clock=self._clock, ids=self.ids)
 
     def collect(self) -> None:
-        """Everything that nobody needs any more goes: entries of the log, then SSTs."""
+        """Collect all garbage: entries of the log, then SSTs."""
         clock = FakeClock()
         clock.advance(_WAY_OFF)
         WalCollector(self.store, REGION, self.codec, clock, workers=1).collect(0.0)
@@ -155,7 +155,7 @@ class Owner:
         self.collected = ssts.collect(listing, needs, 0.0)
 
     def do(self, stage: str) -> None:
-        """One stage, of a region that was claimed."""
+        """Do one stage in the claimed region."""
         if stage == "flush":
             self.flush(self.claimed.entries)
         elif stage == "commit":
@@ -165,7 +165,7 @@ class Owner:
 
 
 def prepare(directory: Path) -> dict[str, Path]:
-    """Storage as each stage begins on it: one directory per stage."""
+    """Return a directory with the initial storage of each stage."""
     uri, taken = str(directory / "table.lance"), {}
 
     def keep(stage: str) -> None:
@@ -191,20 +191,20 @@ def prepare(directory: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """See `prepare`; a test copies what it takes from here."""
+    """Return the directories of `prepare`; a test copies what it uses."""
     return prepare(tmp_path_factory.mktemp("stages"))
 
 
 def check_fenced(uri: str, options: Mapping[str, str], before: Owner) -> None:
-    """Claim what a stage left. `before`, the owner that the stage had, must not get on any more."""
+    """Claim what a stage left. `before`, the owner of the stage, must then be fenced."""
     Owner(uri, options, open_store(uri, options), seed=3000).claim()
     with pytest.raises(Fenced):
         before.append({99: 99})
 
 
 def check(uri: str, options: Mapping[str, str], stage: str) -> None:
-    """Reopen what a stage left: every row with its newest value, none twice; then do everything that is left to do,
-    and look again.
+    """Reopen what a stage left and check every row: its newest value, none twice. Then finish all pending work, and
+    check again.
     """
     store = open_store(uri, options)
     owner = Owner(uri, options, store, seed=1000)
@@ -229,7 +229,7 @@ def check(uri: str, options: Mapping[str, str], stage: str) -> None:
 
 
 def read(owner: Owner, claimed: Claim) -> dict[int, int]:
-    """The table as storage has it: base, then published SSTs, then the log; the newest row of a key wins."""
+    """Read the table from storage: base, then published SSTs, then the log; the newest row of a key wins."""
     base = lance.dataset(owner.uri, storage_options=dict(owner.options)).to_table().to_pylist()
     found = {row["id"]: row["n"] for row in base}
     assert len(found) == len(base), "a row is in the base table twice"

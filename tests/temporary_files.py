@@ -1,8 +1,8 @@
-"""Where the tests' temporary files go: into memory where the machine has room.
+"""Put the tests' temporary files into memory if the machine has room.
 
-A test of a local table waits for the disk longer than it computes: what memwal acknowledges it has synced. No test is
-about what a disk keeps: those of syncs watch the calls, and a killed process loses nothing that it wrote.
-`TMPDIR` or `PYTEST_DEBUG_TEMPROOT`, where one is set, or pytest's `--basetemp` say otherwise.
+A test of a local table waits longer for the disk than it computes, since memwal syncs what it acknowledges. No test
+depends on the disk: tests of syncs watch the calls, and a killed process loses nothing that it wrote.
+`TMPDIR`, `PYTEST_DEBUG_TEMPROOT` or pytest's `--basetemp` override the directory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 6 << 30
-"""Bytes that must be free there. A test's files go when it has passed; those of modules and of the session stay, less
-than one GiB."""
+"""Bytes that must be free there. A test's files are deleted when it has passed; those of modules and of the session
+stay, less than one GiB."""
 _CHOSEN = "PYTEST_DEBUG_TEMPROOT", "TMPDIR"
 _made = pytest.StashKey[str]()
 
@@ -30,18 +30,18 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.stash[_made] = directory = tempfile.mkdtemp(prefix="memwal-tests-", dir=_MEMORY)
     os.environ.update(dict.fromkeys(_CHOSEN, directory))
-    tempfile.tempdir = None  # it is looked up again
+    tempfile.tempdir = None  # computed again at the next use
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Give the memory back, unless somebody may want to look at what a failed test left."""
+    """Delete the files, unless a test failed and its files may be inspected."""
     directory = session.config.stash.get(_made, None)
     if directory is not None and exitstatus != pytest.ExitCode.TESTS_FAILED:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say where it is."""
+    """Print the directory."""
     directory = config.stash.get(_made, None)
     if directory is not None and Path(directory).exists():
         terminalreporter.write_line(f"temporary files are in memory, remove them after a look: {directory}")

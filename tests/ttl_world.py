@@ -1,7 +1,7 @@
-"""The world of `tests.reads_world` with rows that expire: time stands still but for the step that moves it.
+"""The world of `tests.reads_world` with rows that expire: time moves only in the step `advance`.
 
-`python -m tests.ttl_world --seeds 200` runs many seeds. The oracle keeps every row; what a level shows are those whose
-time is not older than now - ttl, whatever older versions of their keys have.
+`python -m tests.ttl_world --seeds 200` runs many seeds. The oracle keeps every row; a level shows the rows whose time
+is not older than now - ttl, independently of older versions of their keys.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ DAY = timedelta(days=1)
 
 
 class Time:
-    """The clock of every process in this one. `now` stands still; `monotonic` runs, and jumps with it."""
+    """The clock of this process. `now` moves with `advance` only; `monotonic` runs, and jumps with it."""
 
     def __init__(self) -> None:
-        self.now, self.offset = 2_000_000_000.0, 0.0  # later than any file: a collection takes what it may
+        self.now, self.offset = 2_000_000_000.0, 0.0  # later than any file, so that a collection deletes all garbage
 
     def advance(self, seconds: float) -> None:
         self.now, self.offset = self.now + seconds, self.offset + seconds
@@ -50,7 +50,7 @@ class Time:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Give it to `wal.SystemClock`."""
+        """Use this clock in `wal.SystemClock` inside the context."""
         monotonic = time.monotonic
         with (
             mock.patch.object(wal.SystemClock, "now", side_effect=lambda: self.now),
@@ -79,7 +79,7 @@ class TtlWorld(ReadsWorld):
         self.clock.advance(float(self.draw.integers(1, 30)) / 5 * self.unit.total_seconds())
 
     def change_ttl(self) -> None:
-        """A new configuration: another ttl, none, or nothing said of it."""
+        """Open the table with a new configuration: another ttl, none, or no ttl setting."""
         chosen = int(self.draw.integers(3))
         if chosen < 2:
             self.ttl = (None, int(self.draw.integers(5, 15)) * self.unit)[chosen]
@@ -87,7 +87,7 @@ class TtlWorld(ReadsWorld):
         self.reopen()
 
     def commit(self) -> None:
-        """The next collection is due: what expired more than the grace ago is gone."""
+        """Commit when the next collection is due: rows that expired more than the grace time ago are deleted."""
         self.clock.advance(3600.0 if pa.types.is_date(self.kind) else 10.0)
         super().commit()
         if self.ttl is None:
@@ -95,7 +95,7 @@ class TtlWorld(ReadsWorld):
         left = lance.dataset(self.uri).to_table(columns=["at"])["at"].to_pylist()
         bound = self.clock.moment - self.ttl - timedelta(seconds=GRACE)
         gone = [row for row in self.levels["committed"].values() if row["at"] is not None and row["at"] < bound]
-        for row in gone:  # another ttl brings none of them back
+        for row in gone:  # another ttl does not bring them back
             for level, model in self.levels.items():
                 if model.get(row["id"]) is row:
                     self.levels[level] = {id: other for id, other in self.levels[level].items() if id != row["id"]}
@@ -133,7 +133,7 @@ class TtlWorld(ReadsWorld):
         return {"ttl": f"{int(self.ttl.total_seconds())}s", "ttl_column": "t"}
 
     def _row(self, id: int) -> dict[str, Any]:
-        """A row at a random age, by chance at that of the ttl; `at` is the same moment as `t`, in microseconds."""
+        """Return a row of random age, sometimes exactly the ttl; `at` is the same moment as `t`, in microseconds."""
         at = self.clock.moment - int(self.draw.integers(-5, 80)) / 5 * self.unit
         if pa.types.is_date(self.kind):
             at = at.replace(hour=0, minute=0, second=0)
@@ -143,7 +143,7 @@ class TtlWorld(ReadsWorld):
 
 
 def run_seed(seed: int, steps: int) -> None:
-    """Run one seed in a directory of its own. Raises: AssertionError naming the seed."""
+    """Run one seed in its own directory. Raises: AssertionError naming the seed."""
     clock = Time()
     with tempfile.TemporaryDirectory() as directory, clock.kept():
         try:
@@ -157,7 +157,7 @@ def run_seed(seed: int, steps: int) -> None:
 
 
 def main() -> int:
-    """Run many seeds; the exit code is 1 where one failed."""
+    """Run many seeds; return the exit code: 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.ttl_world", description=__doc__)
     parser.add_argument("--start", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=50)

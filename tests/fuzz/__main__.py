@@ -1,6 +1,6 @@
-"""`python -m tests.fuzz`: attacks a daemon with hostile requests, and prints those that it did not survive.
+"""Attack a daemon with hostile requests, and print the requests that it did not survive: `python -m tests.fuzz`.
 
-A finding is printed with the command that repeats it.
+Each finding is printed with the command that repeats it.
 """
 
 from __future__ import annotations

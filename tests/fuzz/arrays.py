@@ -1,7 +1,7 @@
-"""Arrow arrays that a sender may make and a receiver must not trust.
+"""Hostile Arrow arrays: a sender may build them and a receiver must not trust them.
 
-Each is accepted by the writer of Arrow's IPC format. Some are not valid: their offsets point outside of their buffers,
-or go down, or their text is not UTF-8. Others are valid and have many more rows, or larger values, than bytes.
+Arrow's IPC writer accepts each of them. Some are invalid: their offsets point outside of their buffers or decrease, or
+their text is not UTF-8. Others are valid and have many more rows, or larger values, than bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ MANY = (1, 1000, 10**6, 10**8, 2**31 - 1)
 
 
 _LATER: list[Callable[[], object]] = []
-"""Changes of the buffers of arrays that are part of a table by then: pyarrow makes no table of such arrays."""
+"""Pending changes of array buffers, applied by `changed` once the arrays are in a table, since pyarrow builds no table
+of invalid arrays."""
 
 
 def _nulls(many: int) -> pa.Array:
@@ -30,7 +31,7 @@ def _bad_offsets(rng: random.Random, size: int, many: int) -> list[int]:
 
 
 def _changed(kind: pa.DataType, offsets: list[int], data: list[pa.Buffer], children: list[pa.Array]) -> pa.Array:
-    """Return an array that gets its offsets after it was made: pyarrow makes none with such offsets."""
+    """Return an array whose offsets are written later, since pyarrow does not build an array with such offsets."""
     form = f"<{len(offsets)}{'q' if kind in (pa.large_string(), pa.large_binary()) else 'i'}"
     memory = bytearray(struct.calcsize(form))
     array = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(memory), *data], children=children)
@@ -39,31 +40,31 @@ def _changed(kind: pa.DataType, offsets: list[int], data: list[pa.Buffer], child
 
 
 def text_with_bad_offsets(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Text or bytes whose offsets are not within its data, or go down."""
+    """Return text or bytes with offsets that lie outside of the data, or decrease."""
     data = rng.choice([b"", b"abc" * 10, b"x" * 1000])
     kind = rng.choice([pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
     return _changed(kind, _bad_offsets(rng, len(data), rng.choice([1, 3, 50])), [pa.py_buffer(data)], [])
 
 
 def list_with_bad_offsets(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Lists whose offsets are not within their values."""
+    """Return lists with offsets that lie outside of their values."""
     values = pa.array(rng.choice([[1, 2, 3], ["a", "b", "c"], [1.5] * 16]))
     return _changed(pa.list_(values.type), _bad_offsets(rng, len(values), rng.choice([1, 3, 50])), [], [values])
 
 
 def not_utf8(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Text that is not UTF-8."""
+    """Return text that is not UTF-8."""
     data = rng.choice([b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"a\x80"])
     return _changed(pa.string(), [0, len(data)], [pa.py_buffer(data)], [])
 
 
 def nulls(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Nulls, which have no bytes."""
+    """Return nulls, which have no bytes."""
     return _nulls(rng.choice(MANY))
 
 
 def lists_of_nulls(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Lists of nulls: each of any length, without bytes."""
+    """Return lists of nulls of any length, without bytes."""
     many = rng.choice((1000, 10**6, 2**31 - 1))
     if rng.random() < 0.5:
         return pa.FixedSizeListArray.from_arrays(_nulls(many), many)
@@ -71,7 +72,7 @@ def lists_of_nulls(rng: random.Random, _: pa.DataType) -> pa.Array:
 
 
 def dictionary(rng: random.Random, kind: pa.DataType) -> pa.Array:
-    """Many references to one value, or to none."""
+    """Return many references to one value, or to a missing value."""
     value = rng.choice([pa.array(["x" * 100_000]), pa.array([1]), pa.array([[1.0] * 1000]), pa.nulls(3)])
     many = rng.choice([1, 1000, 50_000])
     indices = pa.array([rng.choice([0, 0, 0, 2, -1, 2**31 - 1])] * many, pa.int32())
@@ -79,13 +80,13 @@ def dictionary(rng: random.Random, kind: pa.DataType) -> pa.Array:
 
 
 def run_ends(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """One value for many rows."""
+    """Return one value for many rows."""
     many = rng.choice([1, 1000, 10**6, 2**31 - 1])
     return pa.RunEndEncodedArray.from_arrays(pa.array([many], pa.int32()), pa.array([rng.choice(["x" * 1000, "y"])]))
 
 
 def views(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Views of text that share their bytes, or point outside of them."""
+    """Return text views that share their bytes, or point outside of them."""
     many, size = rng.choice([1, 100, 30_000]), rng.choice([13, 100_000])
     length, index, offset = rng.choice([(size, 0, 0), (size, 0, 0), (2**31 - 1, 0, 0), (size, 5, 0), (size, 0, 10**6)])
     view = struct.pack("<i4sii", length, b"xxxx", index, offset)
@@ -94,7 +95,7 @@ def views(rng: random.Random, _: pa.DataType) -> pa.Array:
 
 
 def no_bytes(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Rows of types that have no bytes."""
+    """Return rows of types that have no bytes."""
     many = rng.choice((1, 10**6, 2**31 - 1))
     if rng.random() < 0.5:
         return pa.Array.from_buffers(pa.struct([]), many, [None])
@@ -102,7 +103,7 @@ def no_bytes(rng: random.Random, _: pa.DataType) -> pa.Array:
 
 
 def nested(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Values that are nested deeply."""
+    """Return deeply nested values."""
     values = pa.array([1])
     for _level in range(rng.choice([2, 20, 60])):
         values = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), values)
@@ -110,7 +111,7 @@ def nested(rng: random.Random, _: pa.DataType) -> pa.Array:
 
 
 def other_types(rng: random.Random, _: pa.DataType) -> pa.Array:
-    """Types that no column has."""
+    """Return types that no column has."""
     return rng.choice(
         [
             pa.array([[(1, 2)]], pa.map_(pa.int64(), pa.int64())),
@@ -130,14 +131,14 @@ def other_types(rng: random.Random, _: pa.DataType) -> pa.Array:
 
 
 def bad_validity(rng: random.Random, kind: pa.DataType) -> pa.Array:
-    """Numbers with a null count that is not true."""
+    """Return numbers with a wrong null count."""
     return pa.Array.from_buffers(
         pa.int64(), 8, [pa.py_buffer(b"\x00"), pa.py_buffer(bytes(64))], null_count=rng.choice([0, 3, 8])
     )
 
 
 def plain(rng: random.Random, kind: pa.DataType) -> pa.Array:
-    """Nulls or few values of the column's own type."""
+    """Return nulls or a few values of the column's own type."""
     if pa.types.is_integer(kind):
         return pa.array([rng.choice([0, -1, 2**63 - 1, -(2**63)]) for _ in range(3)], kind)
     return pa.nulls(rng.choice([1, 1000]), kind)
@@ -150,12 +151,12 @@ ARRAYS: tuple[Make, ...] = (
 
 
 def hostile_array(rng: random.Random, kind: pa.DataType | None = None) -> pa.Array:
-    """Return an array of one of the kinds above. `kind`: type of the column that it is sent for."""
+    """Return an array of one of the kinds above. `kind`: type of the column that the array is sent for."""
     return rng.choice(ARRAYS)(rng, kind or pa.int64())
 
 
 def hostile_table(rng: random.Random, columns: Mapping[str, pa.DataType]) -> pa.Table:
-    """Return a table with a hostile array in one of `columns`, valid values in the others or none of these."""
+    """Return a table with a hostile array in one of `columns`; other columns are valid or missing."""
     name = rng.choice(list(columns))
     array = hostile_array(rng, columns[name])
     rows = len(array)
@@ -173,7 +174,7 @@ def hostile_table(rng: random.Random, columns: Mapping[str, pa.DataType]) -> pa.
 
 
 def changed(table: pa.Table) -> pa.Table:
-    """Return `table`, whose arrays now have the bytes that pyarrow would not have taken."""
+    """Apply the pending changes of buffers and return `table`, whose arrays may now be invalid."""
     while _LATER:
         _LATER.pop()()
     return table

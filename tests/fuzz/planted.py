@@ -1,4 +1,4 @@
-"""Faults that somebody might build in; each is a change of real code, made in the daemon of the fuzzer."""
+"""Faults that the fuzzer must find; each patches real code in the fuzzer's daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memwal.memtable.converted_size import ConvertedSize
 
 @contextmanager
 def counts_not_bounded() -> Iterator[None]:
-    """A search looks for as many rows as it is asked for, however many there are."""
+    """A search accepts any number of rows to return."""
     base, merged = memwal.ingest.read.base, memwal.ingest.read.merged
     with (
         patch.object(base, "at_most", lambda wanted, _: wanted),
@@ -28,7 +28,7 @@ def counts_not_bounded() -> Iterator[None]:
 
 @contextmanager
 def rows_not_validated() -> Iterator[None]:
-    """Arrow data is read as it arrives."""
+    """Arrow data is read without validation."""
     wire, keys = memwal.ingest.rpc.wire, memwal.ingest.api.keys
     with patch.object(wire, "check_encoding", lambda _: None), patch.object(keys, "check_encoding", lambda _: None):
         yield
@@ -36,7 +36,7 @@ def rows_not_validated() -> Iterator[None]:
 
 @contextmanager
 def only_bytes_counted() -> Iterator[None]:
-    """The limits count the bytes that arrive, not those of the rows that are made of them."""
+    """Limits count the bytes that arrive, not the size of the rows built from them."""
     with (
         patch.object(Limits, "take_keys", lambda *_: None),
         patch.object(ConvertedSize, "of", lambda _, batch: batch.nbytes),

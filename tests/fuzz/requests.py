@@ -22,7 +22,8 @@ WIDTH, KEYS = 16, 3000
 
 @dataclass(frozen=True)
 class Flight:
-    """One Flight call. `call`: get, action, exchange or put; `batches`: sent after the command, and then `closing`."""
+    """One Flight call. `call`: get, action, exchange or put; `batches`: sent after the command, followed by
+    `closing`."""
 
     call: str
     role: str
@@ -91,7 +92,7 @@ def hostile_value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def hostile_text(rng: random.Random) -> str:
-    """Return a text for `match` that its notation or its indexes may stumble over."""
+    """Return a text for `match` that is hard for its parser or its indexes."""
     word = rng.choice(["alpha", "a", "x" * 5000, "ü", "\x00", "+", "-", '"', "~", "*", "word1~2", "a*", "\U0001f600"])
     joined = rng.choice([" ", "", " +", " -", '" "', "~ "]).join([word] * rng.choice([1, 3, 100, 2000]))
     return rng.choice(["", "+", '"']) + joined + rng.choice(["", '"', "~2", "*"])

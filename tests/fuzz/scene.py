@@ -35,12 +35,12 @@ SCHEMA = pa.schema(
 INDEXES = {"body": "fts", "price": "btree", "vector": "ivf_pq"}
 ROWS = 3000
 UNCHANGED = list(range(100, ROWS))
-"""Keys that no request changes: hostile values are lower or higher."""
+"""Keys that no request changes: hostile requests use lower or higher keys."""
 TOKENS = {"read": "fuzz-read", "write": "fuzz-write", "": "fuzz-admin"}
 ADDRESS_SPACE = 12 << 30
 """Bytes. An idle daemon maps about 3 GiB: stacks of threads, arenas of malloc."""
 MEMORY = 384 << 20
-"""Bytes of memory that one request may add to the daemon: the limits below, several times."""
+"""Bytes of memory that one request may add to the daemon: several times the limits below."""
 LIMITS = """
 query_memory = "64MiB"
 message_max = "4MiB"
@@ -92,7 +92,7 @@ class Scene:
         )
 
     def create(self) -> None:
-        """Create the table with rows in its base, in an SST, and in its log."""
+        """Create the table with rows in its base, an SST and its log."""
         settings: dict[str, Any] = {"table": {"indexes": INDEXES}, "commit": {"interval": "0s"}}
         with memwal.open(self.uri, schema=SCHEMA, key="id", regions=2, settings=settings) as table:
             table.put(rows_of(range(ROWS - 400)))
@@ -104,7 +104,7 @@ class Scene:
             table.put(rows_of(range(ROWS - 300, ROWS)))
 
     def start(self) -> None:
-        """Start the daemon, unless it runs."""
+        """Start the daemon, unless it is running."""
         if self.alive:
             return
         command = [sys.executable, "-m", "tests.fuzz.served", str(ADDRESS_SPACE), self._fault, str(self._config)]
@@ -138,14 +138,15 @@ class Scene:
         return self._process is not None and self._process.poll() is None
 
     def ended(self) -> int | None:
-        """Return the exit code of the daemon, None while it runs. Waits a moment: a lost connection precedes it."""
+        """Return the daemon's exit code, or None while it runs. Waits up to 2 s, since a lost connection precedes the
+        end."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(2.0)
         return None
 
     def stop(self) -> int | None:
-        """End the daemon in order; return its exit code, None if it had to be killed."""
+        """End the daemon by SIGTERM; return its exit code, or None if it had to be killed."""
         if self._process is None:
             return 0
         self._process.terminate()
@@ -162,8 +163,10 @@ class Scene:
             self._process.wait()
 
     def faults(self) -> list[str]:
-        """Return what is wrong with the table after the attack: rows that were put before it, and were never changed,
-        are as they were; every value that was taken is valid. The daemon must have ended.
+        """Return what is wrong with the table after the attack.
+
+        Every stored value must be valid, and rows of UNCHANGED must be as they were. Requires that the daemon has
+        ended.
         """
         found = []
         with memwal.open(self.uri, settings={"commit": {"interval": "0s"}}) as table:
@@ -181,7 +184,7 @@ class Scene:
         return found
 
     def memory(self) -> tuple[int, int]:
-        """Return the daemon's memory in bytes, now and at its highest since the last call of `forget_peak`."""
+        """Return the daemon's memory in bytes: current, and highest since the last call of `forget_peak`."""
         assert self._process is not None
         with suppress(OSError):
             lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
@@ -190,13 +193,13 @@ class Scene:
         return 0, 0
 
     def forget_peak(self) -> None:
-        """Begin to measure the highest memory anew."""
+        """Reset the highest memory of the daemon."""
         assert self._process is not None
         with suppress(OSError):
             Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
 
     def send(self, request: Request) -> str:
-        """Return the answer to `request` in a word: "rows", "message", a status of HTTP, or the kind of the error."""
+        """Return the answer to `request` in a word: "rows", "message", an HTTP status, or the kind of the error."""
         if isinstance(request, Http):
             return self._over_http(request)
         try:

@@ -1,4 +1,4 @@
-"""Send requests until the time is over, and judge what each does to the daemon."""
+"""Send requests until the time is over, and judge the effect of each on the daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fuzz.requests import Request, request
 from tests.fuzz.scene import MEMORY, PATIENCE, Scene
 
 RESTART_EVERY = 20_000
-"""Requests after which the daemon is restarted, so that a slow growth is not taken for that of one request."""
+"""Number of requests after which the daemon is restarted, so that slow growth is not attributed to one request."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """The findings, and how many requests had each answer."""
+    """The findings, and how many requests got each answer."""
 
     findings: list[Finding] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
@@ -40,7 +40,7 @@ class Report:
 
 @contextmanager
 def scene(fault: str = "-") -> Iterator[Scene]:
-    """Create the table and start its daemon; end both."""
+    """Create the table and start its daemon; stop the daemon and delete the table on exit."""
     with tempfile.TemporaryDirectory(prefix="memwal-fuzz-") as place:
         made = Scene(Path(place), fault)
         made.create()
@@ -63,7 +63,7 @@ def search(
 ) -> Report:
     """Send the requests `numbers` of `seed` for `seconds`, or until there are `most` findings.
 
-    `tell`: is called now and then; `found`: with each finding.
+    `tell`: called from time to time with the report; `found`: called with each finding.
     """
     report, until = Report(), time.monotonic() + seconds
     for number in numbers:
@@ -86,7 +86,7 @@ def search(
 
 
 def judged(at: Scene, asked: Request, report: Report) -> str:
-    """Send a request; return what is wrong with what followed, "" for nothing."""
+    """Send a request; return a description of the misbehaviour, or "" for a good answer."""
     at.forget_peak()
     before, _ = at.memory()
     began = time.monotonic()

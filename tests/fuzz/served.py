@@ -1,5 +1,5 @@
-"""The daemon of the fuzzer: `python -m tests.fuzz.served BYTES FAULT CONFIG` is `memwal serve CONFIG` with an address
-space of at most BYTES, and with the fault FAULT of `tests.fuzz.planted` in its code ("-" for none).
+"""Run the daemon of the fuzzer: `python -m tests.fuzz.served BYTES FAULT CONFIG` is `memwal serve CONFIG` with an
+address space of at most BYTES and with the fault FAULT of `tests.fuzz.planted` in its code ("-": no fault).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 
 def main(size: str, fault: str, config: str) -> None:
-    """Run the command, which ends the process."""
+    """Run the command. It ends the process."""
     resource.setrlimit(resource.RLIMIT_AS, (int(size), int(size)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     from memwal.ingest.cli.app import command

@@ -1,1 +1,1 @@
-"""Histories of operations, and Porcupine to judge whether they are linearizable; see README.md."""
+"""Record histories of operations, and check with Porcupine that they are linearizable; see README.md."""

@@ -1,8 +1,9 @@
-"""A process of clients that record what they do to a table: `python -m tests.histories.clients ORDERS`, until SIGTERM.
+"""Run clients that record what they do to a table: `python -m tests.histories.clients ORDERS`, until SIGTERM.
 
 Each client is a thread that does one operation after the other, on few keys that all clients share. There are three
-kinds: `Writer` puts, deletes and reads through the daemons; `Prober` asks one daemon after the other for a region at
-`latest`, whoever owns it, so that an owner that was deposed is asked too; `StorageReader` reads `durable` from storage.
+kinds: `Writer` puts, deletes and reads through the daemons; `Prober` reads a region at `latest` from one daemon after
+the other, whether it owns the region or not, so that deposed owners are read too; `StorageReader` reads `durable` from
+storage.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ from tests.histories.record import Operation, Recorder
 
 T = TypeVar("T")
 Keys = Mapping[int, Sequence[int]]
-"""The keys of each region, by its number."""
+"""The keys of each region, by the number of the region."""
 REPEATS = 3
-"""Most calls with one token."""
+"""Maximum number of calls with one token."""
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What a process is told. `rule`: of the table, `replace`, `insert` or `version`. `kinds`: of its clients.
-    `pause`: longest pause of a client between two operations, in seconds. `column`, `key`: names of two columns of
-    integers. `fixed`: values of the other columns of the key, by which the clients' rows are told from others' rows.
+    """Arguments of a process of clients.
+
+    `rule`: of the table, `replace`, `insert` or `version`. `kinds`: of its clients. `pause`: longest pause of a client
+    between two operations, in seconds. `column`, `key`: names of two integer columns. `fixed`: values of the other
+    columns of the key, which distinguish the clients' rows from other rows.
     """
 
     history: str
@@ -60,7 +63,7 @@ class Orders:
 
     @classmethod
     def parse(cls, text: str) -> Orders:
-        """Read the text that `str` makes."""
+        """Parse the text that `str` returns."""
         given = json.loads(text)
         return cls(**given | {"keys": {int(region): keys for region, keys in given["keys"].items()}})
 
@@ -68,27 +71,27 @@ class Orders:
         return json.dumps(asdict(self))
 
     def named(self, keys: Iterable[int]) -> list[Any]:
-        """Keys as a table takes them."""
+        """Return keys in the form that a table takes."""
         return [{**self.fixed, self.key: key} if self.fixed else key for key in keys]
 
     @property
     def filter(self) -> str | None:
-        """What the clients' rows pass, and no others; None if there are no others."""
+        """A filter that selects exactly the clients' rows; None if the table has only their rows."""
         return " AND ".join(f"{name} = {value!r}" for name, value in self.fixed.items()) or None
 
 
 class Process:
-    """What the clients of one process share."""
+    """State shared by the clients of one process."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.stop = orders, threading.Event()
         self.recorder = Recorder.to_file(Path(orders.history))
         self.values = count(orders.first)
-        """Of which each is put once, by this process or any other."""
+        """Values to put. No value is put twice, by any process."""
         self.errors: list[BaseException] = []
 
     def run(self) -> int:
-        """Run the clients until `stop`; the exit code is 1 where one met an error that it does not expect."""
+        """Run the clients until `stop`; return the exit code: 1 if a client met an unexpected error."""
         kinds = {"writer": Writer, "prober": Prober, "reader": StorageReader}
         name = Path(self.orders.history).stem
         clients = [kinds[kind](self, f"{name}.{number}") for number, kind in enumerate(self.orders.kinds)]
@@ -97,12 +100,12 @@ class Process:
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(0.2)  # not for ever: a signal may come to another thread, and is handled by this one
+                thread.join(0.2)  # not forever: another thread may receive the signal, and this one must handle it
         return 1 if self.errors else 0
 
 
 def by_key(rows: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Value by key. Raises AssertionError if a key comes twice."""
+    """Return the value of each key. Raises: AssertionError if a key occurs twice."""
     found = list(rows)
     if len(one := dict(found)) < len(found):
         raise AssertionError(f"a read showed a key twice: {sorted(found)}")
@@ -110,17 +113,17 @@ def by_key(rows: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 
 class Client:
-    """A thread of operations."""
+    """A thread that does one operation after the other."""
 
     slowness = 1.0
-    """How much longer its pauses are than others'."""
+    """Length of its pauses, relative to other clients."""
 
     def __init__(self, process: Process, name: str) -> None:
         self.process, self.name, self.orders = process, name, process.orders
         self.chance = random.Random(f"{process.orders.seed} {name}")
 
     def live(self) -> None:
-        """Do one operation after the other."""
+        """Run `step` until the process stops."""
         try:
             while not self.process.stop.wait(self.chance.random() * self.orders.pause * self.slowness):
                 self.step()
@@ -140,17 +143,17 @@ class Client:
         return self.chance.choice(sorted(self.orders.keys))
 
     def some(self, region: int, most: int) -> list[int]:
-        """Some keys of a region."""
+        """Return some keys of a region."""
         keys = self.orders.keys[region]
         return self.chance.sample(keys, self.chance.randint(1, min(most, len(keys))))
 
     def rows(self, found: pa.Table) -> dict[int, int]:
-        """Value by key. Raises AssertionError if a key comes twice."""
+        """Return the value of each key. Raises: AssertionError if a key occurs twice."""
         keys, values = (found.column(name).to_pylist() for name in (self.orders.key, self.orders.column))
         return by_key(zip(keys, values, strict=True))
 
     def read(self, table: Any, levels: Sequence[tuple[str, str]]) -> None:
-        """Get keys of some regions, or scan all: each region is read at one moment, of its own."""
+        """Get keys of some regions, or scan all of them. Each region is read at a moment of its own."""
         level, told = self.chance.choice(levels)
         scans = self.chance.random() < 0.2
         regions = list(self.orders.keys) if scans else {self.region(), self.region()}
@@ -230,8 +233,11 @@ class Writer(Client):
             self._seen.update(some)
 
     def _delete_all_of_some_keys(self) -> None:
-        """By a filter: each row at a moment of its own. Without a token: a region records that at the end only, so a
-        call that is repeated before finds rows that were put meanwhile, and the operation takes effect twice."""
+        """Delete some keys with a filter: each row at a moment of its own.
+
+        It has no token: a region records the token at the end only, so a call that is repeated before then also deletes
+        rows that were put meanwhile, and the operation would take effect twice.
+        """
         region = self.region()
         keys = self.some(region, 2)
         begun = [self.begun("delete", region, keys=[key]) for key in keys]
@@ -239,8 +245,10 @@ class Writer(Client):
         self._write(begun, lambda **given: self.table.delete(filter=filter, **given), token=False)
 
     def _delete_as_expected(self) -> None:
-        """By a filter that one row passes while nobody else has changed it. A second time it finds nothing, since no
-        value is put twice."""
+        """Delete a row with a filter that matches only while the row is unchanged.
+
+        A repeated call deletes nothing, since no value is put twice.
+        """
         region = self.region()
         key = self.chance.choice(self.orders.keys[region])
         expected = self._seen.get(key, 1)
@@ -259,7 +267,7 @@ class Writer(Client):
         *,
         token: bool = True,
     ) -> None:
-        """Make a call, with a token sometimes again where its outcome is not known, and record what became of it."""
+        """Make a call, sometimes repeat it with its token if the outcome is unknown, and record the outcome."""
         given: dict[str, Any] = {"timeout": self.chance.choice((None, None, 0.4, 3.0))}
         if token and self.chance.random() < 0.5:
             given["token"] = f"{self.name}:{next(self._tokens)}"
@@ -282,9 +290,9 @@ class Writer(Client):
 
 
 class Prober(Client):
-    """Asks one daemon or another for all rows of a region, without asking who owns it.
+    """Reads all rows of a region from one daemon or another, without checking which one owns it.
 
-    A daemon that was stopped answers what it was asked last when it goes on; so a prober soon asks again.
+    A daemon that was stopped answers its last requests when it continues, so a prober soon sends the next one.
     """
 
     def __init__(self, process: Process, name: str) -> None:
@@ -310,7 +318,7 @@ class Prober(Client):
 
 
 class StorageReader(Client):
-    """Reads `durable` from storage, past the owners."""
+    """Reads `durable` from storage, without the owners."""
 
     slowness = 5.0
 
@@ -325,7 +333,7 @@ class StorageReader(Client):
 def keys_of(
     base: BaseTable, each: int, key: str = "id", fixed: Mapping[str, Any] | None = None
 ) -> dict[int, list[int]]:
-    """The first `each` keys of every region."""
+    """Return the first `each` keys of every region."""
     numbers = range(1, 100 * len(base.regions))
     schema = pa.schema([base.schema.field(name) for name in base.key])
     buckets = base.route(pa.Table.from_pylist([{**(fixed or {}), key: number} for number in numbers], schema)).tolist()
@@ -337,22 +345,23 @@ def keys_of(
 
 
 def _verdict_of_put(receipt: Any, first: bool) -> int | None:
-    """Whether a put of one row to a table with a rule stored it; None where an earlier call with its token decided."""
+    """Return whether a put of one row to a table with a rule stored it; None if an earlier call with its token
+    decided."""
     return None if receipt.repeated else int(not receipt.skipped)
 
 
 def _verdict_of_delete(receipt: Any, first: bool) -> int | None:
-    """Whether a delete by filter of one row deleted it; None where a call without an answer may have."""
+    """Return whether a delete by filter of one row deleted it; None if a call without an answer may have deleted it."""
     return 1 if receipt.rows else 0 if first and not receipt.skipped and not receipt.repeated else None
 
 
 def main() -> int:
-    """See the module."""
+    """Run the clients that the argument describes; see the module."""
     process = Process(Orders.parse(sys.argv[1]))
     signal.signal(signal.SIGTERM, lambda *_: process.stop.set())
     code = process.run()
     sys.stdout.flush()
-    os._exit(code)  # calls that were abandoned may wait for a daemon still
+    os._exit(code)  # abandoned calls may still wait for a daemon
 
 
 if __name__ == "__main__":

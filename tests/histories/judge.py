@@ -1,7 +1,7 @@
-"""Judge recorded histories: whether they are linearizable, by Porcupine, in a program of its own (`judge/`).
+"""Check with Porcupine, in a program of its own (`judge/`), that recorded histories are linearizable.
 
-`python -m tests.histories.judge FILE...` judges the files of one history, and builds the program where it is not built
-yet (`make porcupine`); exit code 0 where the history is linearizable.
+`python -m tests.histories.judge FILE...` judges the files of one history, and builds the program if necessary
+(`make porcupine`); exit code 0 if the history is linearizable.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ JUDGE = GoProgramOfOurs(
     sources=Path(__file__).with_name("judge"),
 )
 TIMEOUT = 60.0
-"""Longest search in one key or region, in seconds."""
+"""Longest search of one key or region, in seconds."""
 
 
 class NotLinearizable(AssertionError):
-    """A history breaks a promise, or it could not be decided whether it does."""
+    """A history breaks a promise, or the check did not finish in time."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Porcupine's verdict on one key or region: Ok, Illegal, or Unknown where the search took too long.
+    """Porcupine's verdict on one key or region: Ok, Illegal, or Unknown if the search took too long.
 
-    `unknown`: operations without a known outcome that were ordered; `left_out`: those that nobody noticed. `why`: how
-    far an order of the operations gets, and what came before. `html`: a file that shows it.
+    `unknown`: number of operations without a known outcome that took part in the search; `left_out`: number of those
+    that no read noticed. `why`: how far an order of the operations reaches, and the operations before. `html`: a
+    picture of it.
     """
 
     partition: str
@@ -65,12 +66,12 @@ class Judgement:
 
     @property
     def wrong(self) -> list[Part]:
-        """Those that are not linearizable, or not decided."""
+        """The parts that are not linearizable, or not decided."""
         return [part for part in self.parts if part.verdict != "Ok"]
 
     @property
     def operations(self) -> int:
-        """Operations of the history, one for each region that an operation concerns."""
+        """Number of operations of the history; an operation on several regions counts once for each."""
         return sum(part.operations for part in self._regions)
 
     def __str__(self) -> str:
@@ -95,10 +96,12 @@ class Judgement:
 def judge(
     files: Iterable[Path], *, pictures: Path | None = None, timeout: float = TIMEOUT, order_all: bool = False
 ) -> Judgement:
-    """Judge the files of one history. `pictures`: a directory for an HTML file of each part that is wrong. `order_all`:
-    also the unknown operations that nobody noticed, which takes long and gives the same verdicts.
+    """Judge the files of one history.
 
-    Raises: RuntimeError if the program is not built; ValueError if the files are no history.
+    `pictures`: a directory for an HTML file of each wrong part. `order_all`: include unknown operations that no read
+    noticed, which takes long and gives the same verdicts.
+
+    Raises: RuntimeError if the program is not built; ValueError if the files are not a history.
     """
     if not JUDGE.path.exists():
         raise RuntimeError(f"{JUDGE.path} is not built; run `make porcupine`")
@@ -111,7 +114,7 @@ def judge(
 
 
 def expect_linearizable(files: Iterable[Path], *, pictures: Path | None = None, timeout: float = TIMEOUT) -> Judgement:
-    """As `judge`. Raises: NotLinearizable unless every part was found linearizable."""
+    """Judge the files as `judge` does. Raises: NotLinearizable unless every part is linearizable."""
     judged = judge(files, pictures=pictures, timeout=timeout)
     if judged.wrong:
         raise NotLinearizable("\n".join(map(str, judged.wrong)))
@@ -119,7 +122,7 @@ def expect_linearizable(files: Iterable[Path], *, pictures: Path | None = None, 
 
 
 def main() -> int:
-    """See the module."""
+    """Build the program, then judge the files of the arguments; see the module."""
     JUDGE.build()
     if not sys.argv[1:]:
         return 0

@@ -6,21 +6,21 @@ A history is one or more files of JSON lines. Each operation has two lines, join
     {"event": "return", "id": "p0/17", "at": 1950, "outcome": "ok"}
 
 ========  ================================  ================================================================
-op        given                             its result, where the outcome is `ok`
+op        given                             result, if the outcome is `ok`
 ========  ================================  ================================================================
 put       rows: value of each key           all of its rows replace those of their keys, at one moment
 insert    rows: value of one key            applied: 1 if the key was absent and has the value now, else 0
 version   rows, of one key; version         applied: 1 if no higher version of the key was stored, else 0
 delete    keys                              its keys are absent, from one moment on
 compare   rows: the expected value of a key applied: 1 if the key had this value and is absent now, else 0
-read      keys, level                       rows: those of its keys that are there, at one moment
+read      keys, level                       rows: the present rows of its keys, at one moment
 ========  ================================  ================================================================
 
-An operation concerns one region; a put of several regions is one operation for each. Every value is written by one
-operation only. `at`: nanoseconds of CLOCK_MONOTONIC, which the processes of a machine share; in a simulation its steps.
+An operation concerns one region; a put of several regions is one operation for each. Only one operation writes each
+value. `at`: nanoseconds of CLOCK_MONOTONIC, which the processes of a machine share; in a simulation its steps.
 `level`: `latest` or `durable` of an owner, or `stored`: `durable` from storage alone.
 
-The outcome is `ok`; `failed`: surely not applied, now or later; or `unknown`: it may be applied at any time from its
+The outcome is `ok`; `failed`: certainly not applied, now or later; or `unknown`: it may be applied at any time from its
 invocation on, or never. An operation without a second line is unknown too: its client was killed.
 """
 
@@ -41,19 +41,19 @@ Rows = Mapping[int, int]
 class Recorder:
     """Writes the operations of one process to a sink.
 
-    Thread safety. Any thread, if the sink allows it; that of `to_file` does.
-    Invariants. A line is handed over before `invoke` returns, and before an outcome's method returns. So a killed
-    process leaves each operation whole, open or not begun.
+    Thread safety. Any thread, if the sink allows it; the sink of `to_file` does.
+    Invariants. The sink has the line before `invoke` returns, and before a method that records an outcome returns. So a
+    killed process leaves each operation complete, open or not begun.
     """
 
     def __init__(self, sink: Callable[[str], None], name: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """`name`: of the process, part of its operations' ids. `clock`: gives each event its time, an integer."""
+        """`name`: of the process, part of its operations' ids. `clock`: returns the time of an event as an integer."""
         self._sink, self._name, self._clock = sink, name, clock
         self._numbers = itertools.count(1)
 
     @classmethod
     def to_file(cls, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> Recorder:
-        """A recorder that appends to a new file; its lines survive a kill of the process. Raises: FileExistsError."""
+        """Create a recorder that appends to a new file. Its lines survive a kill. Raises: FileExistsError."""
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
 
         def write(line: str) -> None:
@@ -72,7 +72,7 @@ class Recorder:
         level: str | None = None,
         version: int | None = None,
     ) -> Operation:
-        """Record that `client` begins an operation now. What is given: see the module's table."""
+        """Record that `client` begins an operation now. Arguments: see the table of the module."""
         number = f"{self._name}/{next(self._numbers)}"
         given = {"level": level, "keys": None if keys is None else list(keys), "version": version}
         line: dict[str, Any] = {"client": client, "op": op, "region": region, "rows": _texts(rows), **given}
@@ -80,7 +80,7 @@ class Recorder:
         return Operation(self, number)
 
     def returned(self, number: str, outcome: str, **result: Any) -> None:
-        """Record the outcome of an operation, which returned now."""
+        """Record the outcome of an operation that returned now."""
         self._write({"event": "return", "id": number, "at": self._clock(), "outcome": outcome, **result})
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -88,26 +88,27 @@ class Recorder:
 
 
 class Operation:
-    """An operation that was begun; exactly one of its methods is called when it returns, none if it never does."""
+    """An operation that has begun. Call exactly one method when it returns, and none if it never does."""
 
     def __init__(self, recorder: Recorder, number: str) -> None:
         self._recorder, self._number = recorder, number
 
     def ok(self, rows: Rows | None = None, *, applied: int | None = None) -> None:
-        """It succeeded. `rows`: that a read returned. `applied`: of an operation with a condition, 1 or 0."""
+        """Record success. `rows`: the rows that a read returned. `applied`: 1 or 0, for an operation with a
+        condition."""
         self._recorder.returned(self._number, "ok", rows=_texts(rows), applied=applied)
 
     def failed(self, why: object = None) -> None:
-        """It was not applied, and never will be; or it was a read that returned nothing."""
+        """Record that it was not applied and never will be, or that a read returned nothing."""
         self._recorder.returned(self._number, "failed", why=_why(why))
 
     def unknown(self, why: object = None) -> None:
-        """It may have been applied, and may still be."""
+        """Record that it may have been applied, or may still be."""
         self._recorder.returned(self._number, "unknown", why=_why(why))
 
 
 class Steps:
-    """A clock for a simulation: each event is one step after the event before. Thread safety. One thread."""
+    """A clock for a simulation: each event is one step later than the event before. Thread safety. One thread."""
 
     def __init__(self) -> None:
         self._steps = itertools.count(1)

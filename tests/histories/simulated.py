@@ -1,10 +1,10 @@
-"""Worlds of the simulation whose writes and reads are recorded as a history, which Porcupine judges.
+"""Worlds of the simulation that record their writes and reads as a history for Porcupine.
 
 `python -m tests.histories.simulated --seeds 200` runs seeds of the log, of leases and of everything at once; the
-history of one that is not linearizable stays, with its picture. The oracle and the ledger of the simulation judge the
-same runs by other means than Porcupine, which knows only what clients saw.
+history of a seed that is not linearizable stays, with its picture. The oracle and the ledger of the simulation judge
+the same runs by other means than Porcupine, which knows only what clients saw.
 
-Every write is durable: one that is not may be seen and lost, and no level promises anything about it then.
+Every write is durable: a non-durable write may be seen and then lost, and no level promises anything about it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.simulation.world import SeedFailed, Shape, World, simulate
 
 
 class RecordingOracle(Oracle):
-    """Records what clients are told, and then checks it as the oracle does, unless it is `blind`.
+    """Records what clients observe, then checks it as the oracle does, unless it is `blind`.
 
     Thread safety. One thread.
     """
@@ -55,7 +55,7 @@ class RecordingOracle(Oracle):
         self._reads: dict[greenlet.greenlet, dict[int, Operation]] = {}
 
     def wrote(self, attempt: Attempt) -> None:
-        """A client sends a write."""
+        """Record that a client sends a write."""
         client = f"write {attempt.number}"  # a client of its own: it may never return
         deletes = any(attempt.rows.values())
         given = {"keys": list(attempt.rows)} if deletes else {"rows": dict.fromkeys(attempt.rows, attempt.number)}
@@ -86,14 +86,14 @@ class RecordingOracle(Oracle):
             super().first(attempt)
 
     def reads(self, who: str, regions: Iterable[int], level: str) -> None:
-        """The actor that runs begins a read of some regions, which ends with `check` or `read_failed`."""
+        """Record that the running actor begins a read of some regions; `check` or `read_failed` ends it."""
         keys = {region: [key for key, of in self.region_of.items() if of == region] for region in regions}
         self._reads[greenlet.getcurrent()] = {
             region: self._recorder.invoke(who, "read", region, keys=some, level=level) for region, some in keys.items()
         }
 
     def read_failed(self) -> None:
-        """The read of the actor that runs has returned nothing, unless it has ended before."""
+        """Record that the read of the running actor returned nothing, unless it has ended."""
         for begun in self._reads.pop(greenlet.getcurrent(), {}).values():
             begun.failed()
 
@@ -132,9 +132,9 @@ class RecordedReader(StorageReader):
 
 
 class ReadingClient(Visitor):
-    """Reads a region at whoever believes to own it, of several at the one that claimed it first.
+    """Reads a region from a process that believes to own it; if there are several, from the one that claimed first.
 
-    With a reader of its own: two actors of one thread must not wait for each other's reads.
+    It has its own reader, since two actors of one thread must not wait for each other's reads.
     """
 
     pace = (0.1, 0.5)
@@ -165,7 +165,7 @@ class ReadingClient(Visitor):
 
 
 class _Recorded(World):
-    """What the recorded worlds share: they add to `lines` of their class."""
+    """Common part of the recorded worlds: they append to `lines` of their class."""
 
     process = RecordedProcess
     oracle_kind = RecordingOracle
@@ -200,15 +200,15 @@ class RecordedWorld(_Recorded):
 
 
 class RecordedLeases(_Recorded, LeaseWorld):
-    """Owners that are read while they are deposed."""
+    """Owners that are read while other processes depose them."""
 
     option = " --leases, recorded"
 
 
 class RecordingLedger(Ledger):
-    """Records what clients of daemons are told, and then checks it as the ledger does, unless it is `blind`.
+    """Records what clients of daemons observe, then checks it as the ledger does, unless it is `blind`.
 
-    Where the table is resized each key counts as a region: only those stay what they are.
+    If the table is resized, each key counts as a region, since regions change.
 
     Thread safety. One thread.
     """
@@ -228,7 +228,7 @@ class RecordingLedger(Ledger):
         self._at = op.began
         deletes = any(rows.values())
         self._writes[op.number] = [
-            # A client of its own: it may never return.
+            # A client of its own, since the write may never return.
             self._recorder.invoke(f"write {op.number}", "delete" if deletes else "put", region, **given)
             for region, keys in self._by_region(rows).items()
             for given in ({"keys": keys} if deletes else {"rows": dict.fromkeys(keys, op.number)},)
@@ -289,7 +289,7 @@ class _Blind(RecordingOracle):
 
 
 def record(seed: int, kind: str, path: Path, *, blind: bool = False) -> None:
-    """Run a seed and write its history to `path`, whatever the run ends with. `blind`: the oracle checks nothing.
+    """Run a seed and write its history to `path`, even if the run fails. `blind`: the oracle checks nothing.
 
     Raises: SeedFailed.
     """
@@ -303,7 +303,7 @@ def record(seed: int, kind: str, path: Path, *, blind: bool = False) -> None:
 
 
 def judged(seeds: Iterable[int], kind: str, directory: Path) -> tuple[Judgement, list[str]]:
-    """Run seeds and judge each; returns all verdicts, and a line for each seed that failed."""
+    """Run seeds and judge each; return all verdicts, and a line for each seed that failed."""
     parts, failed = [], []
     for seed in seeds:
         path = directory / f"{kind}-{seed}.jsonl"
@@ -320,7 +320,7 @@ def judged(seeds: Iterable[int], kind: str, directory: Path) -> tuple[Judgement,
 
 
 def main() -> int:
-    """See the module."""
+    """Run the seeds of the arguments; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--start", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=100, help="how many of each kind")

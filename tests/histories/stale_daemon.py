@@ -1,5 +1,8 @@
-"""`python -m tests.histories.stale_daemon serve CONFIG`: a daemon with a planted fault, which answers reads from memory
-without a proof that it still owns their regions, unless it knows that it does not. Its history must be refused."""
+"""Run a daemon with a planted fault: `python -m tests.histories.stale_daemon serve CONFIG`.
+
+It answers reads from memory without a proof that it still owns their regions, unless it knows that it does not. The
+judge must reject its history.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m tests.model` (`make model`): every configuration of every module by TLC, as a table.
+"""Check every configuration of every module with TLC, and print a table: `python -m tests.model` (`make model`).
 
-`--small`: those of `make test` only. `--bug NAME`: the counterexample of a planted bug. `--list`: what can be run.
+`--small`: only those of `make test`. `--bug NAME`: the counterexample of a planted bug. `--list`: what can be run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROW = "{:<34} {:>12} {:>12} {:>6} {:>8}  {}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 where something does not hold, or a planted bug is not found."""
+    """Return the exit code: 1 if a property does not hold, or TLC does not find a planted bug."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="MODULE[.CONFIGURATION]", help="check these only")
     parser.add_argument("--small", action="store_true", help="only the configurations that `make test` checks")

@@ -1,21 +1,21 @@
-"""The registered modules: for each `Name.tla` a `Name.toml` that says which configurations TLC checks.
+"""Read the registered modules: for each `Name.tla` a `Name.toml` lists the configurations that TLC checks.
 
 title = "what the module models, in a line"
 invariants = ["…"]            # hold in every state of every configuration
 sanity = ["…"]                # invariants that must be violated: the model is not vacuous
 
-[configurations.NAME]         # of `make test`, unless large = true: of `make model` only
+[configurations.NAME]         # run by `make test`; with large = true by `make model` only
 constants = {Name = "…"}      # in the syntax of a TLC configuration file
 symmetry = "…"                # optional: a set of permutations
-constraint = "…"              # optional: states that do not fulfil it are not followed
+constraint = "…"              # optional: TLC does not continue from states that violate it
 properties = ["…"]            # optional: temporal properties; TLC allows no symmetry beside them
 specification = "Spec"        # the default
 unused = ["…"]                # actions that this configuration never takes
 
 [bugs.NAME]                   # NAME is the value of the constant Bug
 expected = "…"                # the invariant or property that TLC must find violated
-configuration = "…"           # whose constants it uses; `constants` override single ones
-history = "…"                 # the real fault that it stands for
+configuration = "…"           # the configuration whose constants it uses; `constants` override single ones
+history = "…"                 # the real fault that the bug represents
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMMENT = re.compile(r"\(\*.*?\*\)|\\\*[^\n]*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Configuration:
-    """What TLC checks of a module at once."""
+    """One run of TLC on a module."""
 
     module: str
     name: str
@@ -52,11 +52,14 @@ class Configuration:
 
     @property
     def title(self) -> str:
-        """`Module.name`."""
+        """Return `Module.name`."""
         return f"{self.module}.{self.name}"
 
     def text(self) -> str:
-        """The configuration file. States without a next one are no error: a bounded model ends."""
+        """Return the text of the configuration file.
+
+        Deadlocks are not checked: a bounded model ends in states without a successor.
+        """
         lines = [f"SPECIFICATION {self.specification}", "CHECK_DEADLOCK FALSE", "CONSTANTS"]
         lines += [f"  {name} = {value}" for name, value in self.constants.items()]
         lines += [f"INVARIANT {name}" for name in self.invariants]
@@ -73,7 +76,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Bug:
-    """A planted bug: `configuration` with it, in which `expected` must be found violated."""
+    """A planted bug: TLC must find `expected` violated in `configuration`."""
 
     name: str
     configuration: Configuration
@@ -94,17 +97,19 @@ class Module:
 
     @property
     def actions(self) -> list[str]:
-        """The steps of the program: the disjuncts of `Next`, each on a line of its own, without those of
-        `Environment` (storage, crashes, time), which have no code."""
+        """The steps of the program: the disjuncts of `Next`, each on its own line.
+
+        The disjuncts of `Environment` (storage, crashes, time) are left out, since no code corresponds to them.
+        """
         return [name for name in self.disjuncts("Next") if name != "Environment"]
 
     @property
     def all_actions(self) -> list[str]:
-        """Those of the environment too."""
+        """The steps of the program and of the environment."""
         return [*self.actions, *self.disjuncts("Environment")]
 
     def disjuncts(self, of: str) -> list[str]:
-        """Names of the disjuncts of a definition, in their order; none where it does not exist."""
+        """Return the names of the disjuncts of a definition, in order; an empty list if it does not exist."""
         source = _COMMENT.sub("", self.source)
         starts = [(match[1], match.start(), match.end()) for match in _DEFINED.finditer(source)]
         ends = [start for _, start, _ in starts[1:]] + [len(source)]
@@ -115,7 +120,7 @@ class Module:
 
 
 def modules() -> list[Module]:
-    """Every registered module, by name."""
+    """Return every registered module, sorted by name."""
     return [_module(path) for path in sorted(HERE.glob("*.toml"))]
 
 

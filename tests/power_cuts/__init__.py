@@ -1,1 +1,1 @@
-"""Power cuts: the calls to the file system of a run are recorded, cut short anywhere, and what is left is checked."""
+"""Power cuts: record the file-system calls of a run, cut them off anywhere, and check the files that are left."""

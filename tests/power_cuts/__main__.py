@@ -1,6 +1,6 @@
-"""`python -m tests.power_cuts`: records the workloads, cuts the power many times, and checks what is left.
+"""Record the workloads, cut the power many times, and check what is left: `python -m tests.power_cuts`.
 
-A failed cut is printed with the command that repeats it: it needs the recording, which is kept for that.
+A failed cut is printed with the command that repeats it. The command needs the recording, which is kept.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.power_cuts.workloads import WORKLOADS
 os.environ["LANCE_LOG"] = "critical"
 _SHOWN = 5
 _AT_ONCE = 3
-"""Processes for each processor: a check waits most of its time, for threads to end and for attempts to be repeated."""
+"""Processes for each processor: a check mostly waits, for threads to end and for retries."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit code: 1 where a table broke a promise."""
+    """Return the exit code: 1 if a table broke a promise."""
     parser = argparse.ArgumentParser(prog="python -m tests.power_cuts", description=__doc__)
     parser.add_argument("--cuts", type=int, default=1000, help="how many, over all workloads")
     parser.add_argument("--seed", type=int, default=1, help="decides which cuts of the recordings are made")
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _record(asked: argparse.Namespace) -> tuple[Path, list[str]]:
-    """Return the directory of the recordings, and recoveries that ended with an error."""
+    """Record the workloads; return the directory of the recordings, and the recoveries that ended with an error."""
     place, broken = Path(tempfile.mkdtemp(prefix="memwal-recordings-")), list[str]()
     for name in asked.workload:
         recording = recorded(name, asked.fault)
@@ -71,7 +71,7 @@ def _record(asked: argparse.Namespace) -> tuple[Path, list[str]]:
 
 
 def _record_again(recording: Recording, place: Path, name: str, asked: argparse.Namespace, times: int) -> list[str]:
-    """Record what follows the power's failing for so many `times`; return the recoveries that ended with an error."""
+    """Record the recoveries after `times` power cuts; return the recoveries that ended with an error."""
     broken = list[str]()
     for number, first in enumerate(first_cuts(recording, asked.seed, asked.again) if times <= asked.times else (), 1):
         of = f"after {first.cut} of {name}"

@@ -1,7 +1,7 @@
-"""A second power cut, while what follows a first one runs: opening, going back, replay, claims, commits, collections.
+"""A second power cut during the recovery from a first one: opening, going back, replay, claims, commits, collections.
 
 The files that a first cut left are durable. `workloads.recovery` runs on them below strace, and its recording is cut
-like any other, also for a third time: the check knows what all runs have acknowledged.
+like any other, also a third time: the check knows what all runs have acknowledged.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MANIFEST = re.compile(r"^(?!.*_mem_wal/).*/_versions/[0-9]+\.manifest$")
 
 
 def first_cuts(recording: Recording, seed: int, number: int) -> list[State]:
-    """Return `number` states after which a table can be opened, the first half with a torn version if there are some.
+    """Return `number` states whose tables can be opened; half of them with a torn version, if there are enough.
 
-    Without states with zeros in the base, which may be beyond recovery.
+    States with zeros in the base are left out, since they may be beyond recovery.
     """
     states = [state for state in sample(recording, seed, _SAMPLED) if state.lost and not state.zeroed]
     usable = [state for state in states if _tables(state)]
@@ -43,7 +43,7 @@ def _has_torn_version(state: State) -> bool:
 
 
 def recorded_again(first: State, place: Path) -> Recording:
-    """Record `recovery` after a first cut, in the empty directory `place`. Raises NotRecorded."""
+    """Record `recovery` after a first cut, in the empty directory `place`. Raises: NotRecorded."""
     turn = sum("cut" in mark for mark in first.marks)
     (place / OPENED).write_text(json.dumps({"turn": turn, "tables": _tables(first)}))
     command = python("tests.power_cuts.workloads", "recovery", str(place))
@@ -51,7 +51,7 @@ def recorded_again(first: State, place: Path) -> Recording:
 
 
 def _tables(state: State) -> Sequence[Mapping[str, Any]]:
-    """Return the tables whose creation was acknowledged, as `recovery` opens them."""
+    """Return the tables whose creation was acknowledged, in the form that `recovery` reads."""
     found = []
     for name, history in histories(state.marks).items():
         if history.opened.done:

@@ -1,17 +1,18 @@
-"""What must be true of every table after a power cut, given what the workload had called and what was acknowledged.
+"""What must hold for every table after a power cut, given the workload's calls and acknowledgements.
 
  1. The table opens, if its creation was acknowledged; else it opens, is created, or is refused in one line. Opening
-    goes back from versions of the base that are torn (`flush.base.torn`).
- 2. `memwal verify --deep` has no finding, before anything is written and at the end.
+    goes back from torn versions of the base (`flush.base.torn`).
+ 2. `memwal verify --deep` has no finding, before the first write and at the end.
  3. Reads from storage at `durable`, `flushed` and `committed`, and of the new owner: a row that was acknowledged (for
-    `flushed` and `committed`: before an acknowledged flush or commit began) is there with its value, or with that of a
-    later call, acknowledged or not; nothing that was acknowledged as deleted comes back; no row is there twice.
- 4. Of every token the last call again: applied before, if it was acknowledged; in any case applied once.
- 5. Another put, flush and commit work, the base has it all, and so does another owner.
- 6. An acknowledged backup can be restored. One that was not is whole, or refused in one line and finished by going on
-    with it; the same of a restore.
+    `flushed` and `committed`: before an acknowledged flush or commit began) has its value, or the value of a
+    later call, acknowledged or not; no row whose delete was acknowledged comes back; no row occurs twice.
+ 4. The last call of every token is repeated: it was applied before, if it was acknowledged; in any case it is applied
+    once.
+ 5. Another put, flush and commit work, the base has every row, and so does another owner.
+ 6. An acknowledged backup can be restored. One that was not acknowledged is complete, or is refused in one line and
+    can be resumed; the same for a restore.
 
-One call touches a key at a time in the workloads, so the calls have an order for each key.
+In the workloads at most one call at a time touches a key, so the calls on each key are ordered.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Rows = Mapping[int, int]
 
 
 class Lost(AssertionError):
-    """A table broke a promise; the text says which."""
+    """A table broke a promise; the text names the promise."""
 
 
 @dataclass
@@ -57,17 +58,17 @@ class Call:
     what: Mapping[str, Any]
     done: bool = False
     done_at: int = 0
-    """Number of marks before that of its end."""
+    """Number of marks before the mark of its end."""
     begun_at: int = 0
 
     @property
     def writes(self) -> bool:
-        """Whether it puts or deletes rows."""
+        """Whether the call puts or deletes rows."""
         return self.do in ("put", "delete")
 
     @property
     def rows(self) -> Mapping[int, int | None]:
-        """Id -> value, None for a delete."""
+        """The value of each id; None for a delete."""
         value = self.what["value"] if self.do == "put" else None
         return dict.fromkeys(self.what["ids"], value)
 
@@ -80,35 +81,35 @@ class History:
 
     @property
     def opened(self) -> Call:
-        """The call that created it."""
+        """The call that created the table."""
         return next(call for call in self.calls if call.do in ("open", "restore"))
 
     @property
     def keyed(self) -> bool:
-        """Whether it has a key."""
+        """Whether the table has a key."""
         return bool(self.opened.what.get("keyed", True))
 
     @property
     def kind(self) -> Mapping[str, Any]:
-        """How it is opened: arguments of `open_table`."""
+        """Arguments of `open_table` for the table."""
         found: Mapping[str, Any] = self.opened.what.get("kind", {})
         return found
 
     def acknowledged(self, level: str) -> set[int]:
-        """Return the numbers of the writes that must be there at a level."""
+        """Return the numbers of the writes that a level must show."""
         if level == "durable":
             until = [c.begun_at for c in self.calls if c.do in ("flush", "close") and c.done]
             last = max(until, default=0)
             return {c.number for c in self.calls if c.writes and c.done and (c.what["durable"] or c.done_at < last)}
         flushed = [c for c in self.calls if c.do in ("flush", "resize") and c.done]
-        if level == "committed":  # a commit takes what was flushed before
+        if level == "committed":  # a commit includes what was flushed before it
             commit = max((c.begun_at for c in self.calls if c.do == "commit" and c.done), default=0)
             flushed = [c for c in flushed if c.do == "resize" or c.done_at < commit]
         last = max((c.begun_at for c in flushed), default=0)
         return {c.number for c in self.calls if c.writes and c.done and c.done_at < last}
 
     def possible(self, level: str) -> dict[int, set[int | None]]:
-        """Return for each id the values that it may have at a level; None: it is not there."""
+        """Return the values that each id may have at a level; None: the row may be missing."""
         must = self.acknowledged(level)
         found: dict[int, set[int | None]] = {}
         for call in self.calls:
@@ -131,7 +132,7 @@ def histories(marks: Sequence[Mapping[str, Any]]) -> dict[str, History]:
     calls: dict[int, Call] = {}
     found: dict[str, History] = {}
     for place, mark in enumerate(marks, 1):
-        if "cut" in mark:  # what was not durable then may be lost for ever
+        if "cut" in mark:  # writes that were not durable then may be lost forever
             for history in found.values():
                 durable = history.acknowledged("durable")
                 for each in history.calls:
@@ -151,12 +152,12 @@ def histories(marks: Sequence[Mapping[str, Any]]) -> dict[str, History]:
 
 
 def copied_calls(calls: Sequence[Call], backup: Call) -> list[Call]:
-    """Return the writes that a backup must have."""
+    """Return the writes that a backup must contain."""
     return [call for call in calls if call.writes and call.done and call.done_at < backup.begun_at]
 
 
 def check(state: State, place: Path) -> list[str]:
-    """Check the tables of a state, whose files are written to `place` for that; return remarks. Raises Lost."""
+    """Write the files of a state to `place` and check its tables; return remarks. Raises: Lost."""
     place.mkdir()
     materialise(state.tree, place)
     try:
@@ -184,7 +185,7 @@ def _told(name: str) -> Iterator[None]:
 
 @contextmanager
 def _one_line() -> Iterator[list[str]]:
-    """Hand out what a call inside refused, which must be one line; empty where it refused nothing."""
+    """Yield a list that receives the error of the calls inside, which must be one line; empty if they succeed."""
     refused: list[str] = []
     try:
         yield refused
@@ -208,7 +209,7 @@ class _Table:
         return self.place / self.name
 
     def check(self) -> list[str]:
-        """Check it. Raises Lost, and whatever a call raises that must work."""
+        """Check the table. Raises: Lost, and any error of a call that must succeed."""
         opened = self.history.opened
         if not opened.done:
             return self._restored_again() if opened.do == "restore" else self._begun_again()
@@ -220,7 +221,7 @@ class _Table:
         return ["went back from a torn version of the base"] if torn else []
 
     def _begun_again(self) -> list[str]:
-        """A creation that was not acknowledged."""
+        """Repeat a creation that was not acknowledged."""
         with _one_line() as refused, self._open() as table:
             table.put([self._row(_NEW, 1)])
         if refused:
@@ -229,7 +230,7 @@ class _Table:
         return []
 
     def _restored_again(self) -> list[str]:
-        """A restore that was not acknowledged: what can be opened is whole; else it goes on."""
+        """Check a restore that was not acknowledged: a table that opens is complete; else resume the restore."""
         with _one_line() as refused:
             self.check_levels("of a restore that was cut short")
         if refused or (self.uri / RESTORING).exists():
@@ -239,7 +240,7 @@ class _Table:
         return ["went on with a restore"] if refused else []
 
     def finish_backups(self) -> list[str]:
-        """Restore from backups that were not acknowledged: they are whole, or refused. Go on with those."""
+        """Restore backups that were not acknowledged: they are complete, or refused. Resume the refused ones."""
         remarks = []
         for call in self.history.calls:
             if call.do == "backup" and not call.done:
@@ -253,7 +254,7 @@ class _Table:
         return remarks
 
     def check_backups(self) -> None:
-        """Restore the backups that were acknowledged."""
+        """Restore the acknowledged backups."""
         for call in self.history.calls:
             if call.do == "backup" and call.done:
                 self._restore_a_copy(call.what["to"], copied_calls(self.history.calls, call))
@@ -268,12 +269,12 @@ class _Table:
             shutil.rmtree(self.place / name, ignore_errors=True)
 
     def verify(self, when: str) -> None:
-        """`memwal verify --deep`."""
+        """Run `memwal verify --deep`."""
         if findings := verify_table(open_store(str(self.uri)), str(self.uri), deep=True).findings:
             raise Lost(f"verify --deep {when}: {'; '.join(map(str, findings))}")
 
     def check_levels(self, when: str) -> None:
-        """Read from storage, at every level."""
+        """Read from storage at every level."""
         with memwal.open(str(self.uri), read_only=True) as table:
             for level in ("durable", "flushed", "committed"):
                 self._expect(rows := self._rows(table, level), level, f"{level} {when}")
@@ -327,7 +328,7 @@ class _Table:
         self.verify("at the end")
 
     def _finish_resize(self) -> None:
-        """Open the table after a resize that was cut short; where that says to resize again, do so."""
+        """Open the table after an interrupted resize; if the error says to resize again, do so."""
         begun = [call for call in self.history.calls if call.do == "resize" and not call.done]
         if not begun:
             return
@@ -340,7 +341,7 @@ class _Table:
             resize(uri, {}, open_store(uri), to, clock=SystemClock(), ids=SystemIds())
 
     def _again(self, table: Any, call: Call) -> None:
-        """Call again with the token."""
+        """Repeat a call with its token."""
         token = call.what["token"]
         if call.do == "put":
             receipt = table.put([self._row(id, call.what["value"]) for id in call.what["ids"]], token=token)

@@ -1,9 +1,9 @@
-"""The power cuts of a recording: at which prefix, and what of the volatile operations is lost.
+"""Choose the power cuts of a recording: at which prefix, and which volatile operations are lost.
 
 For every prefix and both profiles there are: nothing lost; everything volatile lost; each volatile operation alone
-lost; each alone kept; writes torn; and random subsets. That is far more than can be checked, so a run takes a seeded
-sample: the first two of every prefix first, up to a part of the run, and the rest at random, those of recent operations
-more often. Two cuts that leave the same files after the same acknowledgements are one.
+lost; each alone kept; writes torn; and random subsets. That is far more than a run can check, so a run takes a seeded
+sample: first the first two kinds of every prefix, up to a part of the run, then random ones, with recent operations
+more often. Two cuts that leave the same files after the same acknowledgements count as one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tests.power_cuts.model import BLOCK, NEVER, Crash, Recording, Tear, Tree
 
 PROFILES = ("posix", "ext4")
 PLAIN = 0.4
-"""Part of a run for the cuts that lose nothing or everything."""
+"""Share of a run for the cuts that lose nothing or everything."""
 _OF_BASE = re.compile(r"^(?!.*_mem_wal/)(?P<table>.*)/(data|_indices)/")
-"""Files of a base table in which zeros are not noticed when the table is opened."""
+"""Files of a base table whose zeros an opening does not detect."""
 _RECENT = 24
-"""Volatile operations; half of the choices of a single one are among the last of them."""
+"""Number of recent volatile operations: half of the choices of a single one are among them."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One power cut; with the recording it gives one set of files."""
+    """One power cut. With the recording it determines the files."""
 
     line: int
     profile: str
     loss: str
-    """nothing, all, one (lost), other (than one kept), torn, some."""
+    """nothing, all, one (lost), other (all lost except one), torn, some."""
     seed: int = 0
 
     def __str__(self) -> str:
@@ -45,14 +45,14 @@ class Cut:
 
     @staticmethod
     def parse(text: str) -> Cut:
-        """Return the cut that `str` printed."""
+        """Parse the text of `str`."""
         line, profile, loss, seed = text.split(":")
         return Cut(int(line), profile, loss, int(seed))
 
 
 @dataclass(frozen=True)
 class State:
-    """The files after a cut, and what the workload had said by then."""
+    """The files after a cut, and the marks of the workload before it."""
 
     cut: Cut
     tree: Tree = field(repr=False)
@@ -60,7 +60,7 @@ class State:
     lost: tuple[str, ...] = field(repr=False)
     """The volatile operations that were lost or torn, for a report."""
     zeroed: tuple[str, ...] = field(repr=False)
-    """Data and index files of a base table, never synced, with zeros in place of bytes that were lost before others."""
+    """Unsynced data and index files of a base table with zeros instead of lost bytes before present ones."""
 
 
 def sample(recording: Recording, seed: int, most: int) -> Iterator[State]:
@@ -121,7 +121,7 @@ def _zeroed(
 
 
 def gone_back(state: State) -> State:
-    """Return the state after somebody set aside, by hand, the versions that were not synced of tables with zeros."""
+    """Return the state after the unsynced versions of tables with zeros were set aside by hand."""
     tree = dict(state.tree)
     for table in {match["table"] for match in map(_OF_BASE.search, state.zeroed) if match is not None}:
         note = tree.get(f"{table}/{SYNCED_KEY}") or b'{"version": 0}'
@@ -165,14 +165,14 @@ def _tear(size: int, profile: str, rng: random.Random) -> Tear:
 
 
 def _ext4(recording: Recording, cut: Cut, volatile: list[int], rng: random.Random) -> tuple[set[int], dict[int, Tear]]:
-    """Names are lost from the end of the journal; of each file the last blocks."""
+    """Choose the loss: names from the end of the journal, and the last blocks of each file."""
     if cut.loss == "nothing" or not volatile:
         return set(volatile), {}
     names = [place for place in volatile if recording.operations[place].kind == "names"]
     data = [place for place in volatile if recording.operations[place].kind != "names"]
     if cut.loss == "all":
         return set(), {}
-    if cut.loss in ("one", "other"):  # every name is on the disk, and no data, or all but that of one file
+    if cut.loss in ("one", "other"):  # every name is on the disk, and no data, or all data but that of one file
         file = recording.operations[_one(data, rng)].inode if data else -1
         mine = {place for place in data if recording.operations[place].inode == file}
         return set(names) | (set(data) - mine if cut.loss == "one" else mine), {}
@@ -199,7 +199,7 @@ def digest_of(state: State) -> bytes:
 
 
 def described(recording: Recording, place: int) -> str:
-    """Return an operation in words."""
+    """Describe an operation in words."""
     operation = recording.operations[place]
     names = recording.name_of
     what = {

@@ -1,4 +1,4 @@
-"""Many power cuts in several processes: recordings, shares, and what was found."""
+"""Run many power cuts in several processes: recordings, shares, and results."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from tests.power_cuts.model import Recording
 from tests.power_cuts.record import python, record
 
 _AT_ONCE = 20
-"""Cuts that a worker takes at a time."""
+"""Cuts that a worker takes at once."""
 LIMIT = "known limit, posix only: zeros in a data or index file that was not synced; set aside, all holds"
-"""Not counted as a failure: `flush.base.torn` cannot notice it, and nothing depends on that version."""
+"""Not counted as a failure: `flush.base.torn` cannot detect it, and nothing depends on that version."""
 MEMORY = Path("/dev/shm")
 
 
 class Checked(NamedTuple):
-    """What the check of one cut found."""
+    """The result of checking one cut."""
 
     cut: Cut
     remarks: list[str]
     failure: str
     """What the table has lost; "" for nothing."""
     lost: tuple[str, ...]
-    """The operations that the cut had lost, where it failed."""
+    """The operations that the cut lost, if the check failed."""
 
 
 @dataclass
 class Outcome:
-    """What the cuts of one workload found."""
+    """The results of the cuts of one workload."""
 
     operations: int
     prefixes: int
@@ -55,7 +55,7 @@ class Outcome:
     failures: dict[str, Checked] = field(default_factory=dict)
 
     def add(self, found: Checked) -> None:
-        """Add what the check of one cut found."""
+        """Add the result of one cut."""
         self.cuts += 1
         self.lines.add(found.cut.line)
         self.losses[f"{found.cut.profile}, {found.cut.loss}"] += 1
@@ -66,25 +66,25 @@ class Outcome:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Hand out a directory, in memory where the system has a file system there: it takes no wear and no fsync."""
+    """Yield a temporary directory, in memory if the system has a RAM disk, where an fsync costs nothing."""
     with tempfile.TemporaryDirectory(prefix="memwal-cuts-", dir=MEMORY if MEMORY.is_dir() else None) as place:
         yield Path(place)
 
 
 def recorded(workload: str, fault: str = "") -> Recording:
-    """Record a workload, with one of the planted faults. Raises NotRecorded."""
+    """Record a workload, optionally with one of the planted faults. Raises: NotRecorded."""
     with scratch() as place:
         return record(python("tests.power_cuts.workloads", workload, str(place), *filter(None, [fault])), place)
 
 
 def shares(recordings: Mapping[str, Recording], cuts: int) -> dict[str, int]:
-    """Return the number of cuts for each recording, by its number of prefixes."""
+    """Divide `cuts` among the recordings, in proportion to their prefixes."""
     total = sum(len(recording.cuts) for recording in recordings.values())
     return {name: max(1, cuts * len(recording.cuts) // total) for name, recording in recordings.items()}
 
 
 def checked(recording: Recording, cuts: Sequence[Cut], *, ended: bool = False) -> list[Checked]:
-    """Check the state after each cut. `ended`: the process was ended when it checked them before."""
+    """Check the state after each cut. `ended`: an earlier check of these cuts ended its process."""
     with scratch() as place:
         return [_checked(state_of(recording, cut), place, ended=ended) for cut in cuts]
 
@@ -102,13 +102,13 @@ def _checked(state: State, place: Path, *, ended: bool) -> Checked:
 
 
 class _Worker:
-    """A process that checks cuts; another one where a check ends it, as a panic in Lance's threads does."""
+    """A process that checks cuts. It is replaced if a check ends it, as a panic in Lance's threads does."""
 
     def __init__(self) -> None:
         self._start()
 
     def _start(self) -> None:
-        # Spawned: a process that has used Lance's threads must not fork.
+        # Spawned, since a process that has used Lance's threads must not fork.
         self._process = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
     def checked(self, path: Path, cuts: Sequence[Cut], *, ended: bool = False) -> list[Checked]:
@@ -129,7 +129,7 @@ class _Worker:
 def cut_many(recordings: Mapping[str, Path], seed: int, cuts: int, workers: int) -> Iterator[tuple[str, Outcome]]:
     """Yield the outcome so far of a workload whenever some of its cuts are checked.
 
-    `recordings`: workload -> file of its recording (`keep`).
+    `recordings`: the file of each workload's recording (`keep`).
     """
     opened = {name: load(path) for name, path in recordings.items()}
     outcomes = {name: Outcome(len(each.operations), len(each.cuts)) for name, each in opened.items()}
@@ -165,12 +165,12 @@ def _checked_in_worker(path: Path, cuts: Sequence[Cut], *, ended: bool) -> list[
 
 @cache
 def load(path: Path) -> Recording:
-    """Return a recording that was kept."""
+    """Load a recording from a file."""
     found = pickle.loads(path.read_bytes())
     assert isinstance(found, Recording)
     return found
 
 
 def keep(recording: Recording, path: Path) -> None:
-    """Keep a recording: another one of the same workload has other names and another order of threads."""
+    """Save a recording: another recording of the same workload has other names and another order of threads."""
     path.write_bytes(pickle.dumps(recording))

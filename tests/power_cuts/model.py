@@ -2,22 +2,22 @@
 
 An **operation** is a call that changes or syncs something. At a cut (a line of the trace) an operation has not begun;
 or it has begun, and may or may not have had its effect; or it has returned. Its effect is **durable** once a sync that
-covers it has returned; a sync covers what had returned when it began. Everything else is **volatile**: any of it may be
-on the disk, or not.
+covers it has returned; a sync covers operations that had returned when it began. All other effects are **volatile**:
+any of them may be on the disk, or not.
 
 Two profiles decide what a sync covers and which losses can be combined.
 
 `posix`, the weakest file system that POSIX allows:
- - Data: an fsync of the file covers its writes. Volatile writes of a file are lost each by itself, or land in part: any
-   set of blocks of 512 bytes. Where the size landed without the block, the block reads as zeros.
+ - Data: an fsync of the file covers its writes. Volatile writes of a file are lost independently, or land in part: any
+   set of blocks of 512 bytes. If the size landed without the block, the block reads as zeros.
  - Names: an fsync of a directory covers the creations, links, renames and removals in it, and nothing else: neither the
    bytes of its files nor its own name in its parent. An fsync of a file does not cover its name. Volatile changes of
-   names are lost each by itself, in any order. Only a rename is atomic; one between directories needs a sync of both.
+   names are lost independently, in any order. Only a rename is atomic; one between directories needs a sync of both.
 
 `ext4`, as Linux' ext4 behaves with data=ordered and delayed allocation:
  - Names: one journal. Changes of names become durable in their order; an fsync of a file or directory covers every
    change up to the last one that touched it.
- - Data: an fsync of the file covers its writes. Of what was written later, any number of leading blocks of 4 KiB is on
+ - Data: an fsync of the file covers its writes. Of later writes, any number of leading blocks of 4 KiB is on
    the disk; nothing reads as zeros.
 
 Sources: Pillai et al., "All File Systems Are Not Created Equal" (OSDI 2014), for the kinds of loss and for atomicity
@@ -34,16 +34,16 @@ from typing import Any
 
 FILE, DIRECTORY = "file", "directory"
 ROOT = 0
-"""The inode of the disk, which is durable from the beginning."""
+"""The inode of the disk's root, which is durable from the beginning."""
 NEVER = 1 << 60
 BLOCK = {"posix": 512, "ext4": 4096}
 Tree = dict[str, bytes | None]
-"""Path below the disk -> contents; None for a directory."""
+"""The contents of each path below the disk; None for a directory."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A name in a directory gets an inode, or none."""
+    """A name in a directory is set to an inode, or removed (None)."""
 
     directory: int
     name: str
@@ -72,7 +72,7 @@ class Operation:
 
     @property
     def touched(self) -> set[int]:
-        """The inodes that it changes: for names, the directories and what the names lead to."""
+        """The inodes that it changes; for names, the directories and the named inodes."""
         named = {change.inode for change in self.changes if change.inode is not None}
         return {self.inode, *(change.directory for change in self.changes), *named}
 
@@ -87,7 +87,7 @@ class Recording:
     _names: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
 
     def begin(self, tree: Tree, marks: Sequence[Mapping[str, Any]]) -> None:
-        """Begin with files that are durable, and with what was said before. Requires: there is no operation."""
+        """Start from durable files and earlier marks. Requires: an empty recording."""
         for path, data in sorted(tree.items()):
             folder, _, name = path.rpartition("/")
             directory, inode = self.find(folder), self.new(DIRECTORY if data is None else FILE)
@@ -112,14 +112,14 @@ class Recording:
         _apply(self._names, operation)
 
     def find(self, path: str) -> int | None:
-        """Return the inode at `path` below the disk, None where there is none now."""
+        """Return the current inode at `path` below the disk, None if the path does not exist."""
         inode: int | None = ROOT
         for name in filter(None, path.split("/")):
             inode = self._names.get(inode, {}).get(name) if inode is not None else None
         return inode
 
     def name_of(self, inode: int) -> str:
-        """Return the path of an inode by the last name that it was given."""
+        """Return the path of an inode by its most recent name."""
         if inode == ROOT:
             return "."
         last = self._last_names.get(inode)
@@ -131,7 +131,7 @@ class Recording:
         return {change.inode: (change.directory, change.name) for change in changes if change.inode is not None}
 
     def content(self, inode: int) -> bytes:
-        """Return the bytes of a file as they are now."""
+        """Return the current bytes of a file."""
         mine = [operation for operation in self.operations if operation.inode == inode]
         return contents(mine, {}, BLOCK["posix"])
 
@@ -142,20 +142,20 @@ class Recording:
 
     @cached_property
     def cuts(self) -> Sequence[int]:
-        """Lines of the trace between which what is durable, volatile or acknowledged differs: the prefixes."""
+        """The prefixes: lines of the trace at which the set of durable, volatile or acknowledged operations changes."""
         return sorted({line for each in self.operations for line in (each.entry, each.exit) if line >= 0})
 
     @cached_property
     def durable_at(self) -> Mapping[str, Sequence[int]]:
-        """Per profile, for each operation the line of the trace from which it is durable."""
+        """For each profile and operation, the first line of the trace where the operation is durable."""
         return {"posix": _posix(self.operations), "ext4": _ext4(self.operations)}
 
     def marks(self, cut: int) -> list[Mapping[str, Any]]:
-        """Return what the workload said before the cut."""
+        """Return the marks of the workload before the cut."""
         return [each.mark for each in self.operations if each.kind == "mark" and each.entry <= cut]
 
     def at(self, cut: int, profile: str) -> tuple[list[int], list[int]]:
-        """Return the places of the durable and of the volatile operations at a cut."""
+        """Return the indices of the durable and of the volatile operations at a cut."""
         durable: list[int] = []
         volatile: list[int] = []
         for place, (operation, when) in enumerate(zip(self.operations, self.durable_at[profile], strict=True)):
@@ -208,7 +208,7 @@ def _ext4(operations: Sequence[Operation]) -> list[int]:
 
 
 def _journal(operations: Sequence[Operation], syncs: Mapping[int, Sequence[Operation]]) -> Iterator[tuple[int, int]]:
-    """Yield for each sync the line at which it returned, and the place of the last change of names that it covers."""
+    """Yield for each sync the line at which it returned, and the index of the last change of names that it covers."""
     touching: dict[int, list[int]] = {-1: []}
     for place, operation in enumerate(operations):
         if operation.kind == "names":
@@ -223,7 +223,7 @@ def _journal(operations: Sequence[Operation], syncs: Mapping[int, Sequence[Opera
 
 @dataclass(frozen=True)
 class Tear:
-    """How much of a write landed: blocks that did; the size that the file then has is that of the whole write."""
+    """The part of a write that landed: a set of blocks. The file has the size of the whole write."""
 
     blocks: frozenset[int]
     cuts_size: bool
@@ -231,7 +231,7 @@ class Tear:
 
 
 def contents(operations: Sequence[Operation], tears: Mapping[int, Tear], block: int) -> bytes:
-    """Return the bytes of a file after `operations`. `tears`: by the position in `operations`."""
+    """Return the bytes of a file after `operations`. `tears`: by the index in `operations`."""
     found = bytearray()
     for place, operation in enumerate(operations):
         if operation.kind == "size":
@@ -259,10 +259,10 @@ def _write(found: bytearray, operation: Operation, tear: Tear | None, block: int
 
 
 class Crash:
-    """The files that one power cut leaves: those of the operations `kept`, of which `tears` landed in part."""
+    """The files that one power cut leaves: the operations `kept`, with those in `tears` landed in part."""
 
     def __init__(self, recording: Recording, kept: set[int], tears: Mapping[int, Tear], profile: str) -> None:
-        """`kept`, keys of `tears`: places in the recording's operations."""
+        """`kept`, keys of `tears`: indices of the recording's operations."""
         self._recording, self._block = recording, BLOCK[profile]
         self._names: dict[int, dict[str, int]] = {}
         self._of_file: dict[int, list[int]] = {}
@@ -276,7 +276,7 @@ class Crash:
 
     @cached_property
     def tree(self) -> Tree:
-        """Path below the disk -> contents, None for directories."""
+        """The contents of each path below the disk; None for directories."""
         return dict(self._walk(ROOT, ""))
 
     def _walk(self, directory: int, path: str) -> Iterator[tuple[str, bytes | None]]:

@@ -1,4 +1,4 @@
-"""Faults of durability that somebody might build in; each is a change of real code, made while a workload runs."""
+"""Durability faults that a run must find; each patches real code while a workload runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sst_not_synced() -> Iterator[None]:
 
 @contextmanager
 def _puts_without(sync: str, concerned: Callable[[str], bool]) -> Iterator[None]:
-    """`LocalStore.put_if_absent` without the fsync of the file, or of the directory, for some keys."""
+    """Skip the fsync of the file, or of the directory, in `LocalStore.put_if_absent` for some keys."""
     put, fsync = LocalStore.put_if_absent, os.fsync
     skipping: set[int] = set()
 
@@ -71,7 +71,7 @@ def _puts_without(sync: str, concerned: Callable[[str], bool]) -> Iterator[None]
     def putting(self: LocalStore, key: str, data: bytes) -> PutOutcome:
         if not concerned(key):
             return put(self, key, data)
-        self._directory(key.rpartition("/")[0])  # made and synced as ever
+        self._directory(key.rpartition("/")[0])  # created and synced as usual
         skipping.add(threading.get_ident())
         try:
             return put(self, key, data)

@@ -1,11 +1,11 @@
-"""Runs a workload under strace and turns the trace into the operations that the file-system model knows.
+"""Run a workload under strace and convert the trace to operations of the file-system model.
 
 strace stops the threads of the program at each of CALLS, so the trace has Lance's calls as well as Python's, with all
-bytes (`-xx -s`). A call has an effect at some time between its entry and its return; both are kept, as line numbers of
+bytes (`-xx -s`). A call has its effect at some time between its entry and its return; both are kept, as line numbers of
 the trace.
 
-The recorder keeps a namespace of its own while it reads the trace. Where the trace does not fit it, or where the files
-at the end are not those that the operations give, the recording is refused: a call was missed.
+The recorder maintains its own namespace while it reads the trace. If the trace contradicts the namespace, or the files
+at the end differ from those that the operations give, a call was missed and the recording is rejected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REFUSED = {
     "openat2", "creat", "pwritev", "pwritev2", "fallocate", "splice", "sync_file_range",
     "symlink", "symlinkat", "mknod", "mknodat", "dup", "dup2", "dup3", "truncate",
 }  # fmt: skip
-"""Calls that nothing makes today to a file of a table. Where one does, the model must learn it first."""
+"""Calls that no program makes to a file of a table at present. The model does not support them."""
 _STRING_MAX = 1 << 26
 _LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>|(\w+)\()(.*)")
 _RESULT = re.compile(r"(?:^|\)) += (-?\d+|\?|0x[0-9a-f]+)(?:<((?:\\x[0-9a-f]{2})+)>)?(.*)$")
@@ -39,13 +39,13 @@ _HEX = re.compile(r"(?:\\x[0-9a-f]{2})+")
 _IOVEC = re.compile(r'iov_base="((?:\\x[0-9a-f]{2})*)"')
 _DESCRIPTOR = re.compile(r"(AT_FDCWD|\d+)(?:<((?:\\x[0-9a-f]{2})+)>(\(deleted\))?)?")
 MARKS = "marks"
-"""Name of the file, beside the disk, to which a workload writes a line before and after each of its calls."""
+"""Name of the file, beside the disk, that receives a line before and after each call of a workload."""
 DISK = "disk"
-"""Name of the directory in which a workload keeps its tables. It exists, durably, before the workload begins."""
+"""Name of the directory with a workload's tables. It exists, durably, before the workload begins."""
 
 
 class NotRecorded(Exception):
-    """The workload failed, or its trace cannot be turned into operations; the text says why."""
+    """The workload failed, or its trace cannot be converted to operations; the text has the reason."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Call:
     arguments: Sequence[str]
     result: int
     path: str
-    """Of the descriptor that it returned."""
+    """Path of the descriptor that it returned."""
     entry: int
     exit: int
 
@@ -66,7 +66,7 @@ def record(
 ) -> Recording:
     """Run `command` below strace, with `place`/disk and `place`/marks for it, and return its operations.
 
-    `tree`: the files on the disk when it begins, durable. `marks`: what was said before. Raises NotRecorded.
+    `tree`: the durable files on the disk at the start. `marks`: earlier marks. Raises: NotRecorded.
     """
     disk, trace = place / DISK, place / "trace"
     disk.mkdir(parents=True)
@@ -89,12 +89,12 @@ def record(
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command line of a module of the tests."""
+    """Return the command line that runs a module of the tests."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def calls(lines: Iterator[str]) -> Iterator[Call]:
-    """Yield the successful calls of a trace in the order of their entries. Raises NotRecorded."""
+    """Yield the successful calls of a trace in the order of their entries. Raises: NotRecorded."""
     begun: dict[str, tuple[str, str, int]] = {}
     done: dict[int, Call] = {}
     for number, line in enumerate(lines):
@@ -119,12 +119,12 @@ def calls(lines: Iterator[str]) -> Iterator[Call]:
 
 
 def text(escaped: str) -> str:
-    """Return a string that strace printed in hexadecimal."""
+    """Decode a string that strace printed in hexadecimal."""
     return raw(escaped).decode("utf-8", "surrogateescape")
 
 
 def raw(escaped: str) -> bytes:
-    """Return the bytes of a string that strace printed in hexadecimal."""
+    """Decode the bytes of a string that strace printed in hexadecimal."""
     return bytes.fromhex(escaped.strip('"').replace("\\x", ""))
 
 
@@ -135,15 +135,15 @@ class _Recorder:
     place: str
     recording: Recording = field(default_factory=Recording)
     positions: dict[tuple[int, str], int] = field(default_factory=dict)
-    """(inode, descriptor) -> offset of the next write."""
+    """Offset of the next write, by (inode, descriptor)."""
     former: dict[str, int] = field(default_factory=dict)
-    """Path -> inode, of names that were removed."""
+    """The inode of each removed path."""
     early: list[Call] = field(default_factory=list)
     """Syncs of files that are not known yet."""
 
     def read(self, lines: Iterator[str]) -> Recording:
-        """Return the operations of a trace. Raises NotRecorded."""
-        # An operation is placed where it returned: of two that overlap, the later one saw what the earlier one did.
+        """Return the operations of a trace. Raises: NotRecorded."""
+        # Operations are ordered by their return: of two that overlap, the later one saw the effect of the earlier one.
         for call in sorted(calls(lines), key=lambda call: call.exit):
             if call.name == "io_uring_setup":
                 raise NotRecorded("the workload uses io_uring, whose writes strace does not see")
@@ -157,7 +157,7 @@ class _Recorder:
         return self.recording
 
     def _handle(self, handler: Callable[[Call], None], call: Call) -> None:
-        """Handle a call. A sync may know a file by the name that a rename gives it which returns later."""
+        """Handle a call. A sync may name a file by a name that comes from a rename which returns later."""
         try:
             handler(call)
         except NotRecorded:
@@ -172,7 +172,7 @@ class _Recorder:
     # ---- names ----
 
     def _below(self, path: str) -> str | None:
-        """Return `path` below the disk, None where it is elsewhere."""
+        """Return `path` relative to the disk, None if it is elsewhere."""
         disk = f"{self.place}/{DISK}"
         normal = os.path.normpath(path)
         return normal[len(disk) + 1 :] if normal == disk or normal.startswith(f"{disk}/") else None
@@ -183,21 +183,21 @@ class _Recorder:
                 yield text(escaped)
 
     def _at(self, directory: str, name: str) -> str | None:
-        """Return the path, below the disk, of a name relative to a descriptor."""
+        """Return the path, relative to the disk, of a name relative to a descriptor."""
         found = _DESCRIPTOR.match(directory)
         if not (base := text(found[2] or "") if found is not None else "") and not text(name).startswith("/"):
             raise NotRecorded(f"{text(name)}: a path below the current directory, which strace does not tell here")
         return self._below(os.path.join(base, text(name)))  # noqa: PTH118 - joins a relative and an absolute path alike
 
     def _open_file(self, argument: str) -> tuple[int | None, str]:
-        """Return inode and number of an open descriptor; None where it is no file below the disk."""
+        """Return inode and number of an open descriptor; the inode is None for anything but a file below the disk."""
         found = _DESCRIPTOR.match(argument)
         if found is None or not found[2] or found[3]:
             return None, ""
         path = self._below(text(found[2]))
         if path is None:
             return None, ""
-        # strace looks the path up at the entry of the call; another thread may have renamed the file since.
+        # strace resolves the path at the entry of the call; another thread may have renamed the file since.
         known = self.recording.find(path) is not None or path not in self.former
         return (self._inode(path) if known else self.former[path]), found[1]
 
@@ -275,7 +275,7 @@ class _Recorder:
             self._wrote(call, inode, raw(call.arguments[1]), int(call.arguments[3]))
 
     def _wrote(self, call: Call, inode: int, data: bytes, offset: int) -> None:
-        if call.result:  # the end of a file is copied as a write of nothing
+        if call.result:  # the end of a file is copied as an empty write
             self._add(call, "data", inode, data=data[: call.result], offset=offset)
 
     def _copy_file_range(self, call: Call) -> None:
@@ -285,7 +285,7 @@ class _Recorder:
         self._copied(call, call.arguments[0], call.arguments[1], call.arguments[2], "NULL")
 
     def _copied(self, call: Call, to: str, source: str, source_offset: str, offset: str) -> None:
-        """A copy inside the kernel: the bytes are those of the source, which no workload changes."""
+        """Add a copy inside the kernel: the bytes are those of the source, which no workload changes."""
         inode, number = self._open_file(to)
         if inode is None:
             return

@@ -1,4 +1,4 @@
-"""Whether the indexes of a table find the rows that a scan shows: B-tree, full text and vectors, of base and SSTs."""
+"""Check that the indexes of a table find the rows that a scan shows: B-tree, full text and vectors, base and SSTs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.power_cuts.workloads import vector
 
 _NEAREST = 3
 _ALL = 1000
-"""More than any table's partitions, and more than its rows by _NEAREST: every row is compared exactly."""
+"""Larger than the number of partitions, and than the number of rows by _NEAREST: every row is compared exactly."""
 
 
 def unlike_searches(table: Any, rows: Sequence[tuple[int, int]], level: str) -> str:
-    """Return the first search whose answer is not that of `rows`, id and value of all rows at `level`; "" for none.
+    """Return the first search whose answer differs from `rows`, the id and value of all rows at `level`; "" for none.
 
     Searches for the lowest, the middle and the highest value, and for the vector of a row of each.
     """

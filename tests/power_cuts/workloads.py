@@ -1,8 +1,8 @@
-"""What is recorded: short programs that together take every step of the protocols on a local disk.
+"""Workloads to record: short programs that together take every step of the protocols on a local disk.
 
 `python -m tests.power_cuts.workloads NAME PLACE [FAULT]` runs one, with its tables below PLACE/disk. Before and after
-each call it writes a line to PLACE/marks, which is in the trace among the calls to the file system: what comes after
-the second line was acknowledged before. The lines are plain data, so that the checker needs nothing else.
+each call it writes a line to PLACE/marks, which appears in the trace among the calls to the file system: a call is
+acknowledged before the second line. The lines are plain data, so that the checker needs nothing else.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ WITH_VECTORS = SCHEMA.append(pa.field("e", pa.list_(pa.float32(), 8)))
 
 
 def row(id: int, value: int, *, vectors: bool = False) -> dict[str, Any]:
-    """Return a row; `value` tells two rows of one key apart in every column."""
+    """Return a row; `value` distinguishes two rows of one key in every column."""
     made = {"id": id, "v": f"word{value} " + "x" * (id * 37 % 700), "n": value}
     return {**made, "e": vector(id, value)} if vectors else made
 
 
 def vector(id: int, value: int) -> list[float]:
-    """Return the vector of a row, in numbers that float32 holds exactly."""
+    """Return the vector of a row, with numbers that float32 holds exactly."""
     rng = random.Random(id * 1_000_003 + value)
     return [rng.randrange(-512, 512) / 64 for _ in range(8)]
 
 
 class Run:
-    """Calls memwal, and marks what it called and what was acknowledged. Thread safety. Any thread."""
+    """Calls memwal, and marks its calls and their acknowledgements. Thread safety. Any thread."""
 
     def __init__(self, place: Path, *, first: int = 1) -> None:
-        """`first`: the number of the first call; another process of one workload begins at another one."""
+        """`first`: the number of the first call; another process of the workload uses another range."""
         self.disk = place / DISK
         self._with_vectors: set[str] = set()
         self._marks = os.open(place / MARKS, os.O_CREAT | os.O_WRONLY)
@@ -78,12 +78,12 @@ class Run:
         self._lock = threading.Lock()
 
     def number_from(self, first: int) -> None:
-        """Give the next call, and the rows of the next put, this number."""
+        """Set the number of the next call, and of the rows of the next put."""
         self._numbers, self._values = count(first), count(first)
 
     @contextmanager
     def marked(self, do: str, table: str, **what: Any) -> Iterator[None]:
-        """Mark that a call begins, and that it was acknowledged unless it raises."""
+        """Mark the beginning of a call, and its acknowledgement unless it raises."""
         number = next(self._numbers)
         self._mark({"call": number, "do": do, "table": table, **what})
         yield
@@ -94,7 +94,7 @@ class Run:
             os.write(self._marks, json.dumps(said).encode() + b"\n")
 
     def open(self, name: str, *, key: str | tuple[()] = "id", upkeep: bool = False, **kind: Any) -> Any:
-        """Open, or create, a table below the disk. `upkeep`: every commit maintains it. `kind`: as for `open_table`."""
+        """Open or create a table below the disk. `upkeep`: every commit maintains it. `kind`: as for `open_table`."""
         if kind.get("vectors"):
             self._with_vectors.add(name)
         with self.marked("open", name, keyed=bool(key), kind=kind):
@@ -128,7 +128,7 @@ class Run:
             table.close()
 
     def collect(self, name: str) -> None:
-        """Delete all garbage, however young."""
+        """Delete all garbage, of any age."""
         with self.marked("collect", name):
             collect(self.disk / name)
 
@@ -156,9 +156,9 @@ def open_table(
     arrow: bool = False,
     **sections: Mapping[str, Any],
 ) -> Any:
-    """Open, or create, a table with the settings of the workloads, of which `sections` replace some.
+    """Open or create a table with SETTINGS, updated with `sections`.
 
-    `indexed`: with INDEXES. `vectors`: with a column of vectors that has one too. `arrow`: the format of its log.
+    `indexed`: with INDEXES. `vectors`: with an indexed column of vectors. `arrow`: the format of its log.
     """
     settings = {**SETTINGS, **sections}
     if arrow:
@@ -175,7 +175,7 @@ def open_table(
 
 
 def collect(uri: Path) -> None:
-    """Delete all garbage of a table, however young."""
+    """Delete all garbage of a table, of any age."""
     store, base = open_store(str(uri)), BaseTable.open(str(uri))
     collector = TableCollector(store, base.codec, SystemClock(), regions(store))
     collector.collect(base, Ages(wal=0.0, sst=0.0, orphan=0.0, manifest=0.0))
@@ -227,7 +227,7 @@ def small(run: Run) -> None:
 
 
 def driver(run: Run) -> None:
-    """A sink's driver on a table without a key: each micro-batch under its token, the token stored after the ack."""
+    """A sink's driver on a table without a key: each micro-batch has a token, which is stored after the ack."""
     name = "queue.lance"
     table = run.open(name, key=())
     for batch in range(8):
@@ -241,7 +241,7 @@ def driver(run: Run) -> None:
 
 
 def take_over(run: Run) -> None:
-    """Another process takes the table from this one, which finds out at its next put."""
+    """Another process claims the table of this one, which detects it at its next put."""
     name = "taken.lance"
     table = run.open(name)
     run.put(table, name, range(8), "p:1")
@@ -250,7 +250,7 @@ def take_over(run: Run) -> None:
     command = [sys.executable, "-m", "tests.power_cuts.workloads", "taker", str(run.disk.parent)]
     subprocess.run(command, check=True, timeout=300)
     try:
-        run.put(table, name, [2, 10], "p:99")  # it is refused, so never acknowledged
+        run.put(table, name, [2, 10], "p:99")  # refused, so never acknowledged
     except memwal.FencedError:
         with suppress(memwal.FencedError):
             table.close()
@@ -316,7 +316,7 @@ def copies(run: Run) -> None:
 
 
 def resizing(run: Run) -> None:
-    """Another number of regions, twice."""
+    """Two changes of the number of regions."""
     name = "resized.lance"
     table = run.open(name)
     run.put(table, name, range(12), "p:1")
@@ -334,7 +334,7 @@ def resizing(run: Run) -> None:
 
 
 def vectors(run: Run) -> None:
-    """Vector, full-text and scalar indexes of SSTs and of the base, built, extended and merged."""
+    """Vector, full-text and scalar indexes of SSTs and of the base: built, extended and merged."""
     name = "vectors.lance"
     table = run.open(name, indexed=True, vectors=True, regions=1, upkeep=True)
     run.put(table, name, range(300), "p:1")
@@ -369,9 +369,9 @@ def shards(run: Run) -> None:
 
 
 def recovery(run: Run) -> None:
-    """After a power cut: what opens the table again, and goes on with it. Not a workload by itself, see `again`.
+    """Open the tables after a power cut and continue with them. Not a workload by itself, see `again`.
 
-    Every recovery of one table puts rows and tokens of its own.
+    Every recovery of one table puts its own rows and tokens.
     """
     told = json.loads((run.disk.parent / OPENED).read_text())
     turn = told["turn"]
@@ -391,12 +391,12 @@ def recovery(run: Run) -> None:
 
 
 OPENED = "opened"
-"""Name of the file, beside the disk, that tells `recovery` which tables there are, and how often the power failed."""
+"""Name of the file, beside the disk, that lists the tables for `recovery`, and the number of power cuts."""
 WORKLOADS: Mapping[str, Callable[[Run], None]] = {
     each.__name__: each for each in (life, small, driver, take_over, loading, copies, resizing, vectors, shards)
 }
 _OTHER_PROCESSES = {"taker": 1_000_000}
-"""Program -> number of its first call."""
+"""Number of the first call of each program."""
 _RECOVERIES = 2_000_000
 _ALL = {**WORKLOADS, "taker": taker, "recovery": recovery}
 

@@ -1,8 +1,8 @@
-"""Plans and evaluates filters, one a line of standard input as JSON, with a limit on the memory of the process.
+"""Plan and evaluate filters, one JSON line of standard input each, with a limit on the memory of the process.
 
 Usage: filter_runner.py [types|sizes|nesting]    the argument leaves out one check, as a planted fault.
 
-Prints the number of filters that are allowed, and the first one that DataFusion cannot parse although it is allowed.
+Prints the number of allowed filters, and the first allowed one that DataFusion cannot parse.
 """
 
 import json

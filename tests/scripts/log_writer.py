@@ -1,4 +1,4 @@
-"""A process that claims a region's log below ROOT and appends one row after another, until it is done or fenced.
+"""Claim a region's log below ROOT and append one row after another, until done or fenced.
 
     log_writer.py ROOT FIRST COUNT
 
@@ -17,7 +17,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombs
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the program; see the module."""
     store, first, count = open_store(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     region, codec, ids, clock = bucket_region(0), LanceCodec(SCHEMA), SystemIds(), SystemClock()
     claimed = claim(store, region, spec_id=1, codec=codec, ids=ids, clock=clock)

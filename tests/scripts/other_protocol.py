@@ -1,6 +1,6 @@
-"""`memwal` as a process of another version of the protocol: `other_protocol.py MAJOR.MINOR serve CONFIG`.
+"""Run `memwal` with another version of the protocol: `other_protocol.py MAJOR.MINOR serve CONFIG`.
 
-It differs as a later minor version may: its calls and its answers have fields that nobody knows yet.
+It differs as a later minor version may: its calls and answers have unknown fields.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ NEW = {"of_a_later_version": {"known": "to nobody"}}
 
 
 def more_is_said(module: Any) -> None:
-    """Let every request that `module` packs have a field more."""
+    """Add a field to every request that `module` packs."""
     pack = module.pack
     module.pack = lambda request, rows=None: pack({**request, **NEW}, rows)
 
 
 def more_is_answered(name: str) -> None:
-    """Let the answers of a method of the service have a field more, also inside."""
+    """Add a field to the answers of a method of the service, also to nested objects."""
     method: Callable[..., Mapping[str, Any]] = getattr(service.FlightService, name)
 
     def answered(self: Any, *given: Any) -> dict[str, Any]:

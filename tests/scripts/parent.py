@@ -1,8 +1,8 @@
-"""A process that starts a child daemon for a configuration, says where it is, and waits to be killed.
+"""Start a child daemon for a configuration, print its endpoint, and wait to be killed.
 
     parent.py CONFIG
 
-One line out, JSON: {"pid", "endpoint"}. The line `stop` stops the child in order and says its exit code.
+One line out, JSON: {"pid", "endpoint"}. The input line `stop` stops the child in order and prints its exit code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memwal.ingest.settings.load import load
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the program; see the module."""
     child = start_child(load(sys.argv[1], os.environ))
     print(json.dumps({"pid": child.pid, "endpoint": child.endpoint}), flush=True)
     if sys.stdin.readline().strip() == "stop":

@@ -1,9 +1,9 @@
-"""A process that waits to be told `go`, opens a table and puts rows until it is told `stop` or is refused.
+"""Wait for the input line `go`, open a table, and put rows until the line `stop` or a rejected put.
 
     putter.py URI FIRST
 
 Lines out, JSON: {"ready"}, {"open": epochs}, {"try": n} before and {"ack": n} after each put of the keys 0 and
-FIRST + n, {"error": [type, message]} for a refusal, after which it tries once more, {"end"}.
+FIRST + n, {"error": [type, message]} for a rejected put, after which it tries once more, {"end"}.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name",
 
 
 def say(**line: Any) -> None:
-    """One line for whoever started this process."""
+    """Print one line for the process that started this one."""
     print(json.dumps(line), flush=True)
 
 
 def put_until(table: Any, first: int, stop: threading.Event) -> bool:
-    """Puts; returns whether it was refused."""
+    """Put rows until `stop`; return whether a put was rejected."""
     number = 0
     while not stop.is_set():
         number += 1
@@ -48,7 +48,7 @@ def put_until(table: Any, first: int, stop: threading.Event) -> bool:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the program; see the module."""
     uri, first = sys.argv[1], int(sys.argv[2])
     stop = threading.Event()
     memwal.open  # noqa: B018 - the slow imports, before the start
@@ -58,7 +58,7 @@ def main() -> None:
     try:
         quiet = {"commit": {"interval": "0s"}}
         table = memwal.open(uri, schema=SCHEMA, key="id", regions=1, settings=quiet, take_over=True)
-    except memwal.FencedError as error:  # a third process came between, as it may
+    except memwal.FencedError as error:  # a third process may have claimed in between
         say(open=None, error=[type(error).__name__, str(error), error.details])
         return
     say(open=[region["epoch"] for region in table.status()["regions"]])

@@ -1,8 +1,8 @@
-"""A process that streams rows into one region and waits, with the stream open, for a line that says how to go on.
+"""Stream rows into one region and wait, with the stream open, for an input line.
 
     streamer.py ENDPOINT REGION PRODUCER SEQUENCE NAME ID...
 
-Lines out: `sent`, then, after the line `finish`, the receipt as JSON. The line `die` ends it without a word.
+Lines out: `sent`, then, after the line `finish`, the receipt as JSON. The line `die` ends the process at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memwal.ingest.client.connect import connected
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the program; see the module."""
     endpoint, region, producer, sequence, name, *ids = sys.argv[1:]
     table = connected(endpoint)
     stream = table.open_stream(UUID(region), memwal.Token(producer, int(sequence)))

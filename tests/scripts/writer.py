@@ -1,10 +1,11 @@
-"""A process that writes to a table and says on standard output what it was promised, until something ends it.
+"""Write to a table and print every acknowledgement, until something ends the process.
 
     writer.py URI REGIONS SEED FIRST OPERATIONS [KILL_AT before|after]
     writer.py URI REGIONS JSON_LIST_OF_OPERATIONS 0 0 [KILL_AT before|after]
 
-Lines out, JSON: {"state": {id: name}} what it found, {"try": operation} before and {"ack": number} after each one.
-KILL_AT is a kill point: the process ends with SIGKILL right before or after its n-th change of an object on storage.
+Lines out, JSON: {"state": {id: name}} with the rows found, {"try": operation} before and {"ack": number} after each
+one. KILL_AT is a kill point: the process ends with SIGKILL right before or after its n-th change of an object on
+storage.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ class Mortal:
 
 
 def say(**line: Any) -> None:
-    """One line for whoever started this process."""
+    """Print one line for the process that started this one."""
     print(json.dumps(line), flush=True)
 
 
 def rows(ids: list[int], number: int) -> pa.Table:
-    """Rows of operation `number`."""
+    """Return the rows of operation `number`."""
     return pa.Table.from_pylist(
         [
             {
@@ -82,7 +83,7 @@ def rows(ids: list[int], number: int) -> pa.Table:
 
 
 def operation(seed: int, number: int, regions: int) -> dict[str, Any]:
-    """What operation `number` of this seed is; with one region some puts are not durable."""
+    """Return operation `number` of the seed; with one region some puts are not durable."""
     rng = random.Random(f"{seed}/{number}")
     kind = rng.choices(["put", "delete", "flush", "commit"], [12, 4, 2, 2])[0]
     many = rng.choice([1, 3, 60])
@@ -102,7 +103,7 @@ def run(table: Any, op: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Run the program; see the module."""
     uri, regions, seed, first, operations = sys.argv[1], int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:6])
     numbers = range(first, first + operations)
     ops = json.loads(seed) if seed.startswith("[") else (operation(int(seed), number, regions) for number in numbers)

@@ -1,4 +1,4 @@
-"""`python -m tests.simulation`: one seed with its trace, or many seeds on all processors."""
+"""Run one seed with its trace, or many seeds on all processors: `python -m tests.simulation`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _KINDS = {
     "table": "flush, commit, collection and the base table",
 }
 _LONG = 1000
-"""Seeds of a run at whose end the coverage is always shown."""
+"""Minimum number of seeds of a run that always prints the coverage at its end."""
 
 
-os.environ.setdefault("LANCE_LOG", "critical")  # a compaction that lost a race is no news here
+os.environ.setdefault("LANCE_LOG", "critical")  # a compaction that lost a race is not worth a log line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 where a seed failed."""
+    """Return the exit code: 1 if a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     kinds = parser.add_mutually_exclusive_group()
     for kind, about in _KINDS.items():

@@ -1,4 +1,4 @@
-"""Everybody beside the writers: readers, committers, collectors, strangers, a Spark driver, and chaos."""
+"""Actors beside the writers: readers, committers, collectors, other programs, a Spark driver, and chaos."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Visitor:
-    """A process without a region; a killed one comes back as a new object."""
+    """A process without a region. A killed one is replaced by a new object."""
 
     pace: tuple[float, ...] = (0.2, 1.0, 3.0)
 
@@ -40,12 +40,12 @@ class Visitor:
             self.step()
 
     def step(self) -> None:
-        """One visit."""
+        """Do one visit."""
         raise AssertionError("every visitor has its own")
 
 
 class StorageReader(Visitor):
-    """Reads the table from storage at any level; what it saw once it must never see go back."""
+    """Reads the table from storage at any level. A later read must never show an older state than an earlier one."""
 
     def __init__(self, world: World, name: str) -> None:
         self._table = StoredTable(world.base, SimulatedStore(world.disk, world.weather, world.scheduler, Host(name)))
@@ -72,8 +72,11 @@ class StorageReader(Visitor):
 
 
 class Client(Visitor):
-    """Begins reads at `latest` at whoever believes to own a region, of several at the one that claimed it first. What
-    such a read shows, `Process.read` looks at; here it is only whether one may begin."""
+    """Begins reads at `latest` from a process that believes to own a region; if there are several, from the one that
+    claimed first.
+
+    `Process.read` checks the rows of that read; this class checks only whether a read may begin.
+    """
 
     pace = (0.03, 0.1)
 
@@ -98,7 +101,7 @@ class Client(Visitor):
 
 
 class TailReader(Visitor):
-    """Reads the WAL tail of one region from storage; the rows must be those of the acknowledged writes, in order."""
+    """Reads the WAL tail of one region from storage. The rows must be those of the acknowledged writes, in order."""
 
     pace = (0.1, 0.5, 2.0)
 
@@ -128,7 +131,8 @@ class TailReader(Visitor):
                 raise Wrong(f"{self.name}: the tail after position {after} does not hold {each}")
 
     def _checked(self, entries: list[wal.Entry]) -> set[int]:
-        """The numbers of the attempts in `entries`. Their orders never go back, and none of them failed."""
+        """Return the numbers of the attempts in `entries`. Checks that their orders never go back, and that none
+        failed."""
         last: Order = (0, 0)
         numbers: set[int] = set()
         for entry in entries:
@@ -144,7 +148,7 @@ class TailReader(Visitor):
 
 
 class Committer(Visitor):
-    """Commits what is published; one of two that race."""
+    """Commits published SSTs; one of two committers that race."""
 
     pace = (0.5, 2.0, 6.0)
 
@@ -166,7 +170,7 @@ class Committer(Visitor):
 
 
 class Collector(Visitor):
-    """Deletes WAL entries and SSTs that nobody needs."""
+    """Deletes WAL entries and SSTs that are no longer needed."""
 
     pace = (0.3, 1.0, 3.0)
 
@@ -193,7 +197,8 @@ class Collector(Visitor):
 
 
 class Sleeper(Visitor):
-    """Reads the newest manifest, sleeps, and writes the next version then: its slot may have been pruned meanwhile."""
+    """Reads the newest manifest, sleeps, and then writes the next version, whose slot may have been pruned
+    meanwhile."""
 
     def step(self) -> None:
         world = self.world
@@ -213,7 +218,7 @@ class Sleeper(Visitor):
 
 
 class Stranger(Visitor):
-    """Another program that uses the base table: appends, deletes its own rows, compacts."""
+    """Another program that uses the base table: it appends, deletes its own rows, compacts."""
 
     pace = (1.0, 4.0, 10.0)
     first_key = 10_000
@@ -242,7 +247,8 @@ class Stranger(Visitor):
 
 
 class Driver(Visitor):
-    """A Spark query: each micro-batch goes to every region, in order, again until all have it, and sometimes again."""
+    """A Spark query: delivers each micro-batch to every region, in order, until all have it, and sometimes once
+    more."""
 
     pace = (0.0, 0.5, 2.0)
 
@@ -251,7 +257,7 @@ class Driver(Visitor):
         super().__init__(world, name)
 
     def step(self) -> None:
-        """One micro-batch, delivered at least once."""
+        """Deliver one micro-batch at least once."""
         self._batch += 1
         self.world.say(f"batch {self._batch} begins")
         rows = [self.world.random_rows(region, 6) for region in range(self.world.shape.regions)]
@@ -276,7 +282,7 @@ class Driver(Visitor):
 
 
 class Chaos:
-    """Kills processes, stops them for a while, brings them back, takes the storage away."""
+    """Kills processes, stops them for a while, restarts them, and causes outages of the storage."""
 
     def __init__(self, world: World) -> None:
         self.world = world

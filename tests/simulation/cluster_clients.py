@@ -1,6 +1,6 @@
-"""Who uses the table of a `ClusterWorld`: writers, readers, Spark-like producers, operators, and those who resize it.
+"""Users of the table of a `ClusterWorld`: writers, readers, producers like Spark, operators, and resizers.
 
-All of them go through the real client, `RemoteTable`: its router, its attempts, its splitting and merging, its streams.
+All of them use the real client, `RemoteTable`: its router, attempts, splitting, merging and streams.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Connected(Visitor):
 
     @property
     def table(self) -> RemoteTable:
-        """The client, connected with the first use. Raises: Unavailable."""
+        """The client, connected at first use. Raises: Unavailable."""
         if self._table is None:
             world = self.cluster
             known = world.random.sample(world.endpoints, world.random.randint(1, len(world.endpoints)))
@@ -72,7 +72,7 @@ class Connected(Visitor):
         return () if notes is None else notes.endpoints
 
     def expected(self, error: MemWalError) -> bool:
-        """Whether weather explains an error. Raises: Wrong where nothing does."""
+        """Return True if a fault of the simulation explains an error. Raises: Wrong if it does not."""
         refused = isinstance(error, Invalid) and "the simulated storage refuses" in str(error)
         ended = error.details.get("ended", ())
         if isinstance(error, Internal) and 1 < len(ended) <= sum(host.dead for host in self.cluster.network.hosts):
@@ -83,13 +83,13 @@ class Connected(Visitor):
 
 
 class Writer(Connected):
-    """Puts and deletes rows of its own and of others' keys, with and without a token."""
+    """Puts and deletes rows of its own keys and of others' keys, with and without a token."""
 
     pace = (0.05, 0.3, 1.5)
 
     def step(self) -> None:
         chance, world = self.world.random, self.cluster
-        if chance.random() < 0.1:  # another client, which asks for the owners anew
+        if chance.random() < 0.1:  # another client, which requests the owners anew
             self._table = None
         rows = world.rows_of_a_client(chance.choice((1, 1, 2, 5)))
         token = (self.name, self._next()) if chance.random() < 0.6 else None
@@ -107,7 +107,7 @@ class Writer(Connected):
             world.ledger.refused(op)
 
     def _sent(self, op: Op, *, unsure: bool) -> bool | None:
-        """Send a write; None if it was acknowledged, else whether it may be applied."""
+        """Send a write; return None if it was acknowledged, else whether it may have been applied."""
         world, timeout = self.cluster, self.world.random.choice((0.5, 3.0, 10.0))
         token = None if op.token is None else Token(*op.token)
         world.say(f"sends {op}")
@@ -134,7 +134,7 @@ class Writer(Connected):
 
 
 class Looker(Connected):
-    """Reads through the owners, mostly at `latest`. What they show as durable storage must have."""
+    """Reads through the owners, mostly at `latest`. Storage must have the rows that they show as durable."""
 
     pace = (0.05, 0.3, 1.5)
 
@@ -166,8 +166,10 @@ class Looker(Connected):
 
 
 class Prober(Connected):
-    """Asks one daemon or another for the rows of a region at `latest`, whoever owns it, as a client whose picture of
-    the owners is old. Whoever answers must know the newest rows."""
+    """Reads the rows of a region at `latest` from one daemon or another, whether it owns the region or not.
+
+    It acts like a client with outdated owners. A daemon that answers must know the newest rows.
+    """
 
     pace = (0.02, 0.1, 0.3)
 
@@ -190,7 +192,7 @@ class Prober(Connected):
 
 
 class StorageLooker(Visitor):
-    """Reads the table from storage, whoever owns it."""
+    """Reads the table from storage, without the owners."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -216,19 +218,22 @@ def read_storage(world: ClusterWorld, who: str, table: StoredTable, level: Level
 
 @dataclass
 class Checkpoint:
-    """What a producer knows again after it was killed."""
+    """The state of a producer that survives a kill."""
 
     number: int = 0
     rows: list[Row] = field(default_factory=list)
     acked: bool = True
     state: Counter[Row] = field(default_factory=Counter)
-    """The rows that all batches up to this one come to."""
+    """The expected rows after all batches up to this one."""
     values: int = 0
 
 
 class Producer(Connected):
-    """A Spark query: one micro-batch after the other by streams to the owners of its regions, each until every region
-    has acked it, then sometimes once more. Whenever a batch is done, storage shows exactly what all batches come to."""
+    """A Spark query: sends one micro-batch after the other by streams to the owners of its regions.
+
+    Each batch is sent until every region has acked it, and sometimes once more. Whenever a batch is done, storage shows
+    exactly the result of all batches.
+    """
 
     pace = (0.0, 0.3, 2.0)
 
@@ -255,18 +260,18 @@ class Producer(Connected):
 
     @staticmethod
     def first_key(name: str) -> int:
-        """The first of a producer's keys."""
+        """Return the first key of a producer."""
         return (int(name.removeprefix("producer")) + 1) * 100_000
 
     def done(self) -> None:
-        """Every region has acked the batch."""
+        """Record that every region has acked the batch."""
         world, mine = self.cluster, self._checkpoint
         mine.state, mine.acked = world.fold(mine.state, mine.rows), True
         world.say(f"batch {mine.number} is done")
         world.batches += 1
 
     def delivered(self) -> bool:
-        """Whether every region has acked the batch, as it is routed now."""
+        """Send the batch by the current routing; return whether every region has acked it."""
         world, mine = self.cluster, self._checkpoint
         try:
             base = flush.BaseTable.open(world.uri)
@@ -274,7 +279,7 @@ class Producer(Connected):
             if world.random.random() < 0.3:  # other tasks, another order of keys
                 order = world.random.sample(range(rows.num_rows), rows.num_rows)
                 rows = rows.take(pa.array(order, pa.int64()))
-            buckets, noted = base.route(rows), mine.number % 7 == 6  # by regions that get none of them, too
+            buckets, noted = base.route(rows), mine.number % 7 == 6  # also regions without rows of the batch
             for bucket, region in enumerate(base.regions):
                 part = rows.filter(pa.array(buckets == bucket))
                 if part.num_rows or noted:
@@ -367,7 +372,7 @@ class Operator(Connected):
 
 
 class Resizer(Visitor):
-    """`memwal regions resize`: by itself now and then, and by all means where one was broken off."""
+    """Runs `memwal regions resize`: from time to time on its own, and always if one was interrupted."""
 
     pace = (2.0, 6.0, 12.0)
 

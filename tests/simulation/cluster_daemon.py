@@ -1,8 +1,8 @@
-"""A daemon of a `ClusterWorld`: `memwal serve`, with everything that it does, as the actors of one process.
+"""A daemon of a `ClusterWorld`: `memwal serve` as the actors of one process.
 
 Real: the process's own loop, the table, its regions with their threads, the commit loop, the collection, the balancer
-with its looks at peers, take-overs and hand-overs, the service. Imitated: what comes before the loop (settings from
-files, probes of the storage, the look for live owners) and the pages of HTTP.
+with its requests to peers, claims and hand-overs, the service. Imitated: the steps before the loop (settings from
+files, probes of the storage, the search for live owners) and the HTTP pages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ServingDaemon:
-    """One life of a daemon; after a kill or its end the world makes the next one."""
+    """One life of a daemon. After a kill or its end the world starts the next one."""
 
     def __init__(self, world: ClusterWorld, name: str) -> None:
         self.world, self.name = world, name
@@ -52,7 +52,7 @@ class ServingDaemon:
         world.scheduler.spawn(name, self._live, self.host, background=True)
 
     def open(self) -> Table:
-        """What `open_table` does for one of several daemons, with limits that a small run meets."""
+        """Open the table as `open_table` does for one of several daemons, with limits that a small run reaches."""
         world, clock, ids, settings = self.world, self.host.clock, self.host.ids, self.world.settings
         assert clock is not None
         base = flush.BaseTable.open(world.uri)
@@ -95,8 +95,10 @@ class ServingDaemon:
 
 @contextmanager
 def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
-    """While it lasts, daemons open the tables of `world`, keep to themselves what the weather does to them, and leave
-    nothing behind."""
+    """Let daemons open the tables of `world` inside the context, each with its host's clock and identifiers.
+
+    memwal's log is silent inside it, since faults are expected, and daemons register no exit handlers.
+    """
 
     def opened(*_: Any, **__: Any) -> Table:
         actor = world.scheduler.current

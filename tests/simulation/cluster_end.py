@@ -1,4 +1,4 @@
-"""The end of a run of a `ClusterWorld`, in good weather, and its chaos before that."""
+"""The chaos of a `ClusterWorld`, and the end of a run, without faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SERVED_WITHIN = 90.0
 
 
 class End(Producer):
-    """In good weather: everything that was promised is there, at each level."""
+    """Checks without faults that everything promised holds at each level."""
 
     def __init__(self, world: World, name: str) -> None:
         self._checkpoint = Checkpoint()
@@ -33,7 +33,9 @@ class End(Producer):
     def _live(self) -> None:
         world, scheduler = self.cluster, self.world.scheduler
         began = scheduler.elapsed
-        Pauses(self.store, self.clock, self.host.ids, world.wal_options).resume("commits")  # its operator may be dead
+        Pauses(self.store, self.clock, self.host.ids, world.wal_options).resume(
+            "commits"
+        )  # the operator that paused may be dead
         self._finish_resize()
         while not self._served():
             if scheduler.elapsed > began + _SERVED_WITHIN:
@@ -43,7 +45,7 @@ class End(Producer):
         for name, checkpoint in list(world.checkpoints.items()):
             self.name, self._checkpoint = name, checkpoint
             while not self.delivered():
-                with suppress(MemWalError):  # puts may wait for a commit, where none is made by policy
+                with suppress(MemWalError):  # puts may wait for a commit if none is made by policy
                     self.table.commit()
                 if scheduler.elapsed > began + 2 * _SERVED_WITHIN:
                     raise Wrong(f"{name}: batch {checkpoint.number} is not taken in good weather")
@@ -63,7 +65,7 @@ class End(Producer):
             Follower(world, name).check_end()
 
     def _step(self, act: Callable[[], object]) -> None:
-        """Do it, in several attempts: some machines are ten times as slow."""
+        """Call `act` in several attempts, since some machines are ten times slower."""
         began = self.world.scheduler.elapsed
         while True:
             try:
@@ -76,7 +78,7 @@ class End(Producer):
                 return
 
     def _finish_resize(self) -> None:
-        """A resize that broke off before its decision holds until an operator makes it again."""
+        """Finish a resize that was interrupted before its decision: it holds until an operator repeats it."""
         world = self.cluster
         base = flush.BaseTable.open(world.uri)
         if flush.is_being_resized(base, self.store, clock=self.clock):
@@ -85,7 +87,7 @@ class End(Producer):
                 flush.resize(world.uri, None, self.store, base.buckets, at_once=1, **options)
 
     def _served(self) -> bool:
-        """Whether some client can read everything, and no daemon still sleeps or opens."""
+        """Return whether a client can read everything, and no daemon sleeps or opens."""
         try:
             self.table.scan(level="latest").read_all()
         except MemWalError as error:
@@ -103,7 +105,7 @@ class End(Producer):
 
 
 class ClusterChaos(Chaos):
-    """Kills, stops and ends daemons, kills clients, cuts the network, takes the storage away."""
+    """Kills, stops and ends daemons, kills clients, cuts the network, and causes outages of the storage."""
 
     def _strike(self) -> None:
         world = cast("ClusterWorld", self.world)

@@ -1,14 +1,14 @@
-"""Who follows the changes of the table of a `ClusterWorld`, and keeps a copy of it by them.
+"""Followers of the changes of a `ClusterWorld`'s table: each keeps a copy of the table by them.
 
-The copy and the position are stored in one step, as in one transaction, so that a follower that was killed goes on from
-where it was. What must hold:
+The copy and the position are stored in one step, as in one transaction, so a restarted follower continues where it was.
+What must hold:
 
- 1. Each change fits the copy: only a key that it lacks is inserted, only one that it has is updated or deleted, and a
-    row before a change is the one that the copy has. So no change is told twice, left out or told as another.
+ 1. Each change fits the copy: only a missing key is inserted, only a present one is updated or deleted, and a
+    row before a change equals the copy's. So no change is delivered twice, left out or altered.
  2. Whatever was durable when a read began is in the copy at the end of this read; the ledger judges it like a read at
     `durable` from storage.
- 3. Changes are gone only where somebody may have collected them. The copy is made anew then.
- 4. At the end the copy is the table, but for the rows of loads and other programs, which are not in the log.
+ 3. Changes are gone only if an actor may have collected them. The copy is then built anew.
+ 4. At the end the copy equals the table, except for rows of loads and other programs, which are not in the log.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _BREAKS_OFF = 0.1
-"""Of the batches of a read, those after which it is not read to its end."""
+"""Share of the batches of a read after which the read is abandoned."""
 _FOLLOWED = 0.3
-"""Of the worlds, those in which somebody reads changes."""
+"""Share of the worlds with a follower."""
 _COLLECTORS = ("collector0", "meddler0", "upkeep0")
-"""They delete entries and base versions, whatever readers of changes need."""
+"""Actors that delete entries and base versions even if readers of changes need them."""
 
 
 @dataclass
 class Copy:
-    """What a follower has stored, and knows again after it was killed."""
+    """The state of a follower that survives a kill."""
 
     position: dict[str, Any] | None = None
-    """None: before its first read, and after changes were gone."""
+    """None before the first read, and after changes were gone."""
     rows: dict[int, int] = field(default_factory=dict)
-    """Value by key."""
+    """The value of each key."""
     changes: int = 0
 
     def apply(self, batch: pa.RecordBatch, position: dict[str, Any], *, exact: bool = True) -> None:
-        """Take changes up to `position`. `exact`: each must fit. Raises: Wrong."""
+        """Apply changes up to `position`. `exact`: each change must fit. Raises: Wrong."""
         columns = (batch.column(name).to_pylist() for name in ("_change", "_region", "_position", "id", "v"))
         for kind, region, at, key, value in zip(*columns, strict=True):
             told = f"{kind} of {key} = {value} at position {at} of region {region}"
@@ -70,24 +70,25 @@ class Feed:
     """The change feed of one world."""
 
     followed: bool
-    """Whether somebody reads it."""
+    """Whether the world has a follower."""
     age: str = "0s"
-    """`gc.changes_age_min`; an hour is more than clocks are apart."""
+    """`gc.changes_age_min`; an hour exceeds the difference of any two clocks."""
     stays: bool = False
-    """Whether nothing that a reader needs is collected."""
+    """Whether collections keep everything that a reader needs."""
     copies: dict[str, Copy] = field(default_factory=dict)
-    """By follower."""
+    """The copy of each follower."""
 
     @classmethod
     def drawn(cls, seed: int, visitors: Sequence[str]) -> Feed:
-        """By chance of its own: whatever else a world draws is the same without it."""
+        """Draw the feed from a random source of its own, so that all other draws of the world stay the same without
+        it."""
         chance = random.Random(f"feed {seed}")
         age = chance.choice(("0s", "1h"))
         return cls(chance.random() < _FOLLOWED, age, age != "0s" and not set(visitors) & set(_COLLECTORS))
 
 
 class Follower(Connected):
-    """Reads changes on from where it was, from storage or through a daemon, mostly up to the end."""
+    """Reads changes from its last position on, from storage or through a daemon, mostly up to the end."""
 
     pace = (0.05, 0.3, 1.0)
 
@@ -110,7 +111,7 @@ class Follower(Connected):
             self._judge(began)
 
     def read_on(self, table: Any) -> bool:
-        """Read changes; return whether all were read that there were when it began. Raises: Wrong; MemWalError."""
+        """Read changes; return whether every change that existed when it began was read. Raises: Wrong; MemWalError."""
         if self.copy.position is None:
             self._copied(table)
             return True
@@ -124,7 +125,7 @@ class Follower(Connected):
         return True
 
     def _copied(self, table: Any) -> None:
-        """Copy the table. The scan shows some of the changes after the position that was asked for before it."""
+        """Copy the table. The scan may already show changes after the position requested before it."""
         since = table.changes_position()
         copy = Copy(rows=self._told(table.scan(level="durable").read_all()))
         changes = table.changes(since)
@@ -150,7 +151,7 @@ class Follower(Connected):
         return {key: value for key, value in pairs(rows) if self.cluster.is_logged(key)}
 
     def check_end(self) -> None:
-        """In good weather: the copy is the table. Raises: Wrong."""
+        """Check without faults that the copy equals the table. Raises: Wrong."""
         try:
             while not self.read_on(self._stored):
                 pass

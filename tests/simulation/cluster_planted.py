@@ -1,5 +1,5 @@
-"""Faults that a `ClusterWorld` must find: of tokens where regions change hands and number, of clients, of daemons,
-of readers of changes."""
+"""Faults that a `ClusterWorld` must find: of tokens during take-overs and resizes, of clients, of daemons, of readers
+of changes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _carrying(change: Callable[[Sequence[Mapping[str, int]], dict[str, int]], di
 
 
 def carries_the_highest_only() -> Planted:
-    """What some regions have applied counts for all of them after a resize."""
+    """After a resize, what some regions have applied counts for all of them."""
     return _carrying(lambda _, found: {name: each for name, each in found.items() if not name.startswith(PREFIX)})
 
 
 def carries_what_all_have_only() -> Planted:
-    """What some regions have not applied counts for none of them after a resize."""
+    """After a resize, what some regions have not applied counts for none of them."""
     return _carrying(
         lambda maps, found: {
             name: min(each.get(name, -1) for each in maps) for name in found if not name.startswith(PREFIX)
@@ -58,7 +58,7 @@ def carries_what_all_have_only() -> Planted:
 
 
 def claims_with_an_empty_map() -> Planted:
-    """A take-over forgets what was applied."""
+    """A take-over forgets the whole applied map."""
 
     def forgetting(*args: Any, **rest: Any) -> Any:
         claimed = claim(*args, **rest)
@@ -71,7 +71,7 @@ def claims_with_an_empty_map() -> Planted:
 
 
 def claims_without_tokens_of_clients() -> Planted:
-    """A take-over forgets what clients have applied, and knows what producers have."""
+    """A take-over forgets the tokens that clients have applied, and keeps those of producers."""
 
     def forgetting(*args: Any, **rest: Any) -> Any:
         claimed = claim(*args, **rest)
@@ -84,7 +84,7 @@ def claims_without_tokens_of_clients() -> Planted:
 
 
 def applies_tokens_of_clients_twice() -> Planted:
-    """A daemon knows the tokens of producers only: a put of a client that is sent again is applied again."""
+    """A daemon checks the tokens of producers only: a client's repeated put is applied again."""
 
     def set_aside(self: Repeats, group: Sequence[Write], applied: AppliedMap, admission: Any) -> Any:
         fresh: list[Write] = []
@@ -121,24 +121,24 @@ def acks_before_the_append() -> Planted:
 
 
 def acks_before_the_append_without_a_token() -> Planted:
-    """The same, of writes without a token."""
+    """Durable writes without a token are acknowledged while they linger."""
     durable = property(lambda group: any(write.durable and write.token is not None for write in group.writes))
     return patch.object(WriteGroup, "durable", durable)
 
 
 def acks_deletes_before_the_append() -> Planted:
-    """The same, of deletes."""
+    """Durable deletes are acknowledged while they linger."""
     durable = property(lambda group: any(write.durable and write.deletes is not True for write in group.writes))
     return patch.object(WriteGroup, "durable", durable)
 
 
 def shows_lingering_rows_as_durable() -> Planted:
-    """A read at `durable` does not append the rows that linger."""
+    """A read at `durable` shows lingering rows without appending them."""
     return patch.object(RegionCore, "durable_view", lambda core: core.levels.view())
 
 
 def acks_a_put_when_one_owner_has() -> Planted:
-    """A client of several owners takes the answer of one for that of all."""
+    """A client acknowledges a put to several owners when one owner has acknowledged it."""
 
     def attempt(self: RoutedWrite, within: float) -> Any:
         try:
@@ -159,7 +159,8 @@ def takes_the_next_slot_when_fenced() -> Planted:
 
 @contextmanager
 def _snapshots_collected(fits: Callable[[str, int, str], bool]) -> Iterator[None]:
-    """By another rule, of a snapshot's name, the position of the newest entry and the snapshot that this names."""
+    """Collect snapshots by the rule `fits`: of a snapshot's name, the position of the newest entry, and the snapshot
+    that the entry names."""
 
     def superseded(store: ObjectStore, region: UUID, position: int, named: str) -> list[ObjectInfo]:
         found = ((each, parse_snapshot_key(each.key)) for each in store.describe(snapshot_prefix(region)))
@@ -170,7 +171,7 @@ def _snapshots_collected(fits: Callable[[str, int, str], bool]) -> Iterator[None
 
 
 def collects_the_snapshot_that_is_named() -> Planted:
-    """Snapshots of the map are as old as the entries beside them."""
+    """A snapshot of the map below the newest entry is collected, although that entry may name it."""
     return _snapshots_collected(lambda name, position, _: int(name.partition("-")[0]) < position)
 
 
@@ -190,15 +191,16 @@ def resends_without_the_token() -> Iterator[None]:
 
 
 def takes_a_lost_answer_for_not_written() -> Planted:
-    """A client that lost the connection behind its rows says that nothing was written, or sends them again."""
+    """A client that lost the connection after sending its rows reports that nothing was written, or sends them
+    again."""
     return patch.object(
         memwal.ingest.rpc.connection, "_no_answer", lambda endpoint: Unavailable(f"lost {endpoint}", {"reason": LOST})
     )
 
 
 def tells_changes_by_an_inexact_version() -> Planted:
-    """A reader of changes takes the newest version of the base table that has a region's progress: a commit that broke
-    off may have deleted rows in it already."""
+    """A reader of changes uses the newest version of the base table with a region's progress, although an interrupted
+    commit may already have deleted rows in it."""
 
     def exact(self: BaseVersions, region: UUID, routing: int, most: int, _: Any) -> Any:
         last = bisect_right(self._numbers, (routing, most), key=lambda number: self._progress(number, region)) - 1
@@ -219,7 +221,7 @@ def tells_changes_by_stored_rows_alone() -> Planted:
 
 
 def tells_changes_of_the_next_routing() -> Planted:
-    """A reader of changes takes the end of a log for the end of a routing that is over."""
+    """A reader of changes takes the end of the log for the end of an earlier routing."""
     return patch.object(Starts, "end_of_routing", lambda self, region, _, position: self.tip(region, position))
 
 
@@ -270,5 +272,5 @@ SEEDS_TO_FIND = 100
 
 
 def found_in_clusters_by(name: str) -> tuple[int, str] | None:
-    """The first seed that fails with the fault planted, and what it says; None where none of SEEDS_TO_FIND does."""
+    """Return the first failing seed with the fault planted, and its message; None if none of SEEDS_TO_FIND fails."""
     return first_failure(PLANTED_IN_CLUSTERS[name], ClusterWorld, FOUND_BY.get(name, 1), SEEDS_TO_FIND)

@@ -1,20 +1,20 @@
-"""Everything at once, one seed: daemons, clients, producers, committers, collectors, resizes, readers, and the weather.
+"""A world of everything at once: daemons, clients, producers, committers, collectors, resizes, readers, and faults.
 
-Two or three daemons share a table: they look at each other, claim, hand over, take over and lose regions, sleep through
-everything and wake up, each with its own clock; they commit by policy and collect garbage that is seconds old. Clients
-with routers of their own write and read through them, over a network that loses answers, delays calls and is cut;
+Two or three daemons share a table: they query each other, claim, hand over, take over and lose regions, sleep at any
+moment and wake up, each with its own clock; they commit by policy and collect garbage that is seconds old. Clients
+with their own routers write and read through them, over a network that loses answers, delays calls and is cut;
 producers deliver micro-batches; operators commit by hand and pause commits; others read storage, commit, collect, load
-past the log, change the base table, and resize the table beneath all of them. Which of them are there, and how bad the
-weather is, the seed draws, so that a run is small and all of them meet in some runs.
+past the log, change the base table, and resize the table during all of this. The seed draws which of them take part,
+and how frequent faults are, so that a run is small and all combinations occur in some runs.
 
 What must hold:
 
- 1. A read shows no older row than was known before it began (`ledger`), whoever answers it, at `latest` and `durable`.
+ 1. A read shows no older row than was known before it began (`ledger`), from any process, at `latest` and `durable`.
  2. A refused write is never seen; a write is visible in a region as a whole; a repeated token applies nothing twice.
- 3. Whenever a micro-batch is acked as a whole, storage shows exactly what all batches of its producer come to.
+ 3. Whenever a micro-batch is acked by all regions, storage shows exactly the result of all batches of its producer.
  4. While commits are paused no daemon commits by its policy.
- 5. In good weather every region is served again within a minute; then 1 to 3 hold at every level.
- 6. What a reader of changes is told is the table, each change once and as it was (`cluster_feed`).
+ 5. Without faults every region is served again within a minute; then 1 to 3 hold at every level.
+ 6. A reader of changes gets each change once and as it was, and its copy equals the table (`cluster_feed`).
  7. At rest manifests, positions and generations have no gap, `memwal verify` finds nothing, no SST is left over.
 """
 
@@ -68,9 +68,9 @@ from tests.simulation.world import Shape, World, check_region
 
 BUCKETS_MAX = 4
 _CLIENT_KEYS = 9_000
-"""Below are the keys of clients."""
+"""Keys of clients are below this number."""
 _PAUSE_NOTED = 4.0
-"""Seconds until a daemon has noted a pause, or has not begun a commit that it decided on before."""
+"""Seconds until every daemon has noted a pause; until then a commit decided earlier may begin."""
 _VISITORS: Mapping[str, type[Visitor]] = {
     "writer": Writer,
     "looker": Looker,
@@ -93,11 +93,11 @@ _OF_THE_BASE = ("loader0", "meddler0", "upkeep0", "expirer0")
 
 
 class ClusterWorld(World):
-    """See the module's text. One thread."""
+    """A world of daemons and clients; see the module. One thread."""
 
     option = ""
     books: type[Ledger] = Ledger
-    """Who judges what clients see."""
+    """The class that judges what clients see."""
 
     def __init__(self, seed: int, directory: str, trace: Trace) -> None:
         super().__init__(seed, directory, trace)
@@ -200,7 +200,7 @@ class ClusterWorld(World):
 
     @staticmethod
     def endpoint_of(name: str) -> str:
-        """Where a daemon listens."""
+        """Return the endpoint at which a daemon listens."""
         return f"grpc://{name}:1"
 
     @property
@@ -212,7 +212,7 @@ class ClusterWorld(World):
         def step(loop: CommitLoop) -> Any:
             began = self.scheduler.elapsed
             decided = original(loop)
-            # A look at the storage that fails leaves what was paused before.
+            # A failed read of the storage leaves the earlier state of pauses.
             since = max([self.paused_since, *(until for until, _, _ in self.weather.outages)])
             if decided in ("commit", "flush") and began > since + _PAUSE_NOTED and loop._steps.leading:  # type: ignore[attr-defined]
                 raise Wrong(f"a daemon decided to {decided}, though commits are paused for {_PAUSE_NOTED} s")
@@ -225,7 +225,7 @@ class ClusterWorld(World):
             simulated_network(self.network),
             simulated_daemons(self),
             patch.object(CommitLoop, "step", step),
-            # Daemons look at each other all the time, and clients at all of them while nobody serves.
+            # Daemons query each other continuously, and clients query all of them while no daemon serves.
             patch.object(memwal.ingest.daemon.peers, "LOOK_EVERY", self._look_every),
             patch.object(memwal.ingest.daemon.balancer, "LOOK_EVERY", self._look_every),
             patch.object(memwal.ingest.client.retry, "LONGEST_PAUSE", 1.0),
@@ -236,7 +236,7 @@ class ClusterWorld(World):
             yield
 
     def rest(self, paces: Sequence[float]) -> None:
-        """At the closing time nobody is waited for who only rests."""
+        """Pause, but not beyond the closing time, so that the end does not wait for resting actors."""
         self.scheduler.pause(max(0.0, min(self.random.choice(paces), self.shape.seconds - self.scheduler.elapsed)))
 
     def host(self, name: str) -> Host:
@@ -247,19 +247,19 @@ class ClusterWorld(World):
     # ---- rows ----------------------------------------------------------------------------------------------------
 
     def is_of_clients(self, key: int) -> bool:
-        """Whether a key is one of the writers'."""
+        """Return whether a key belongs to the writers."""
         return key < _CLIENT_KEYS
 
     def is_logged(self, key: int) -> bool:
-        """Whether a key is of a writer or a producer, whose rows are in the log."""
+        """Return whether a key belongs to a writer or a producer, whose rows are in the log."""
         return self.is_of_clients(key) or key >= Producer.first_key("producer0")
 
     def keys_of_clients(self) -> list[int]:
-        """The keys that writers write."""
+        """Return the keys of the writers."""
         return list(range(1, self._fresh + 1)) if self.append else list(self.oracle.region_of)
 
     def rows_of_a_client(self, most: int) -> dict[int, bool]:
-        """Some keys, all put or all deleted; without a key fresh ids."""
+        """Return some keys, all put or all deleted; in a table without a key, fresh ids."""
         if self.append:
             first, self._fresh = self._fresh + 1, self._fresh + most
             return dict.fromkeys(range(first, self._fresh + 1), False)
@@ -267,13 +267,13 @@ class ClusterWorld(World):
         return dict.fromkeys(self.random.sample(keys, min(most, len(keys))), self.random.random() < 0.2)
 
     def table_of(self, rows: Sequence[Row]) -> pa.Table:
-        """Rows of a batch in the columns of the table."""
+        """Return the rows of a batch in the columns of the table."""
         columns = [each for each in row_schema(self.base.schema, self.base.key) if each.name != TOMBSTONE]
         given = {"id": [key for key, _ in rows], "v": [value for _, value in rows]}
         return pa.table(given, schema=pa.schema(columns))
 
     def fold(self, state: Counter[Row], rows: Sequence[Row]) -> Counter[Row]:
-        """What is there after a batch."""
+        """Return the expected rows after a batch."""
         if self.append:
             return state + Counter(rows)
         there = dict(list(state))
@@ -287,7 +287,7 @@ class ClusterWorld(World):
         return Counter(there.items())
 
     def expect(self, name: str, level: Any, store: wal.ObjectStore) -> None:
-        """Storage shows what the batches of a producer come to. Raises Wrong; Unavailable."""
+        """Check that storage shows the result of a producer's batches. Raises: Wrong; Unavailable."""
         self._compare(name, level, StoredTable(self.base, store).scan(level=level).read_all())
 
     def _compare(self, name: str, level: str, rows: pa.Table) -> None:
@@ -304,7 +304,7 @@ class ClusterWorld(World):
     # ---- loads past the log --------------------------------------------------------------------------------------
 
     def landed(self) -> int:
-        """Return how many loads have landed, by their markers."""
+        """Return how many loads have landed, from their markers."""
         with self.scheduler.undisturbed():
             committed = flush.BaseTable.open(self.uri).committed
         return sum(has_landed(committed, load_id(Loader.token(number))) for number in range(self.loads + 1))
@@ -360,7 +360,7 @@ class ClusterWorld(World):
 
     @property
     def wal_is_ours(self) -> bool:
-        """Whether nobody but memwal has changed the table."""
+        """Whether memwal alone has changed the table."""
         return not any(name.startswith("meddler") for name in self.shape.visitors)
 
     def _check_loads(self, rows: pa.Table) -> None:
@@ -369,10 +369,10 @@ class ClusterWorld(World):
             raise Wrong(f"the end: {landed} loads have landed, of {self.loads}; their rows are {loaded}")
 
     def check_all(self, who: str, level: str, rows: pa.Table, began: int) -> None:
-        """Everything that was known at `began`."""
+        """Check a read at the end against everything that was known at `began`."""
         ours = [row for row in pairs(rows) if self.is_of_clients(row[0])]
         self.say(f"{who}: {len(ours)} rows of clients")
-        # Nothing is under way any more: owners and storage show the same.
+        # No call is in flight any more, so owners and storage show the same.
         self.ledger.read(f"the end, {who}", began, ours, self.keys_of_clients(), level="durable", stored=True)
         for name in self.checkpoints:
             self._compare(name, level, rows)

@@ -1,8 +1,8 @@
-"""Which faults struck at which steps of the protocols.
+"""Count which faults struck at which steps of the protocols.
 
-A step is named by the part of the protocol whose code makes the call (`PARTS`, the innermost counts), and by what the
-call does to which kind of object: `publish: put manifest`. Faults of a call are counted there; a process that is killed
-or stopped meanwhile, by somebody else, counts for each call that it has under way.
+A step is named by the part of the protocol whose code makes the call (`PARTS`; the innermost part on the stack), and by
+what the call does, with the kind of object: `publish: put manifest`. Faults of a call are counted there. If another
+actor kills or stops a process, the fault counts for each call that the process has in flight.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ PARTS: dict[str, tuple[Callable[..., Any], ...]] = {
     "change feed": (StoredChanges.piece,),
     "read": (Reader.get, Reader.scan, Reader.base),
 }
-"""The parts of the protocols, by functions that do nothing else."""
+"""The parts of the protocols, each with functions that do nothing else."""
 
 Cells = Counter[tuple[str, str]]
-"""How often, by step and fault; the fault "" counts the calls."""
+"""Counts by step and fault; the fault "" counts the calls."""
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "lost before": ("conflict", "reset before", "time-out before", "error before"),
     "lost after": ("reset after", "time-out after", "own retry", "link fails after", "look fails after",
@@ -134,7 +134,7 @@ MUST_BE_KILLED = (
 
 
 class Coverage:
-    """What was done and what went wrong in one run. One thread."""
+    """Counts of calls and faults of one run. One thread."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.cells: Cells = Counter()
@@ -142,14 +142,14 @@ class Coverage:
         self._doing: dict[int, tuple[Host, str]] = {}
 
     def strike(self, step: str, fault: str) -> None:
-        """Count a call of a step; `fault`: "" where nothing went wrong."""
+        """Count a call of a step. `fault`: "" if nothing went wrong."""
         self.cells[step, ""] += fault != "partition"
         if fault:
             self.cells[step, fault] += 1
 
     @contextmanager
     def doing(self, step: str) -> Iterator[None]:
-        """Within it the actor that runs is at this step."""
+        """Mark the running actor as being at this step, inside the context."""
         actor = self._scheduler.current
         if actor is None:
             yield
@@ -164,24 +164,24 @@ class Coverage:
                 self._doing[actor.number] = before
 
     def struck(self, host: Host, fault: str) -> None:
-        """A process is killed or stopped: count it for what it is doing."""
+        """Count a kill or a stop of a process for each step that its actors are at."""
         for at, step in list(self._doing.values()):
             if at is host:
                 self.cells[step, fault] += 1
 
 
 def step_of(call: str) -> str:
-    """The name of the step that makes a call of the storage: the innermost part of a protocol on the stack, and it."""
+    """Return the name of the step that makes a storage call: the innermost protocol part on the stack, and the call."""
     return f"{next(_parts(), 'other')}: {call}"
 
 
 def parts_here() -> tuple[str, ...]:
-    """The parts of the protocols that the actor that runs is within, the innermost first."""
+    """Return the parts of the protocols that the running actor is within, innermost first."""
     return tuple(dict.fromkeys(_parts()))
 
 
 def run_within(parts: tuple[str, ...], work: Callable[[], Any]) -> Any:
-    """Do what another actor was told to do for one within `parts`."""
+    """Run `work` that an actor within `parts` submitted, so that its calls count for these parts."""
     return work()
 
 
@@ -205,7 +205,7 @@ _CODES: dict[CodeType, str] = {_code(each): part for part, functions in PARTS.it
 
 
 def table(cells: Cells, steps: Iterable[str] | None = None) -> str:
-    """The coverage as Markdown: a step in each line, a kind of fault in each column; "–" where it cannot happen."""
+    """Format the coverage as Markdown: a step in each line, a kind of fault in each column; "–" if it cannot happen."""
     rows = sorted({step for step, _ in cells} if steps is None else steps)
     lines = [f"| step | calls | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) + 1)}"]
     for step in rows:
@@ -221,7 +221,7 @@ def _cell(cells: Cells, step: str, column: str) -> str:
 
 
 def possible(step: str, column: str) -> bool:
-    """Whether a kind of fault can strike at a step."""
+    """Return whether a kind of fault can strike at a step."""
     called = step.startswith("call: ")
     writes = ": put " in step
     if column == "partition":
@@ -240,7 +240,7 @@ def possible(step: str, column: str) -> bool:
 
 
 def kills(cells: Cells, part: str) -> int:
-    """How often a process was killed within a part."""
+    """Return how often a process was killed within a part."""
     struck = ("kill", *COLUMNS["kill before"], *COLUMNS["kill after"])
     return sum(times for (step, fault), times in cells.items() if step.startswith(f"{part}: ") and fault in struck)
 

@@ -1,7 +1,7 @@
-"""Deaths at a chosen place: some lives are bound to end at a call within a part of the protocols that is run rarely.
+"""Deaths at a chosen place: some lives end at a call within a part of the protocols that runs rarely.
 
-Faults by chance kill a process where it makes most of its calls. A fate names a part, and how many calls within it the
-process survives; functions above it on the stack count too, so that a resize is killed while its seal claims a region.
+Random faults kill a process where it makes most of its calls. A fate names a part, and how many calls within it the
+process survives. Functions further up the stack count too, so that a resize is killed while its seal claims a region.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ OF_VISITORS: Mapping[str, tuple[str, ...]] = {
     "upkeep": ("compact", "merge index segments", "clean up versions"),
     "expirer": ("expire",),
 }
-"""By kind of visitor the parts that it runs, and whose calls are its own."""
+"""For each kind of visitor, the parts that it runs with calls of its own."""
 _SURVIVED = (0, 0, 1, 1, 2, 3, 5, 8, 13)
 _WHEN = ("kill before", "kill after")
 
 
 def drawn(chance: random.Random, parts: tuple[str, ...], share: float) -> Fate | None:
-    """The fate of a life, or None: `share` of the lives have one."""
+    """Draw the fate of a life; `share` of the lives have one, the others None."""
     if not parts or chance.random() >= share:
         return None
     return Fate(chance.choice(parts), chance.choice(_SURVIVED), chance.choice(_WHEN))
 
 
 def strikes(host: Host, coverage: Coverage) -> str:
-    """How the process is killed at the call that it makes now; "" if it is not."""
+    """Return the fault that kills the process at its present call; "" if it survives."""
     fate = host.fate
     if fate is None or fate.part not in (parts := parts_here()):
         return ""

@@ -1,7 +1,7 @@
-"""pylance's own storage calls as points at which others may run and things go wrong, as in `storage` for the port.
+"""Make pylance's own storage calls points at which other actors run and faults strike, as `storage` does for the port.
 
-pylance talks to the storage itself, so its calls are wrapped where the packages call them. An error comes before the
-call took effect or after; what Lance does inside one call is Lance's to keep whole.
+pylance accesses the storage itself, so its calls are wrapped where the packages call them. An error strikes before or
+after the effect of a call; Lance is responsible for keeping one call consistent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ _PAUSES = (0.0, 0.001, 0.05, 0.3, 1.5)
 
 FAULTS, READ_FAULTS = _FAULTS, _READ_FAULTS
 Points = Sequence[tuple[Any, str, tuple[str, ...]]]
-"""Calls to wrap: whose attribute, its name, what may go wrong at it."""
+"""Calls to wrap: the object, the name of its attribute, and the possible faults."""
 
 
 @contextmanager
 def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ()) -> Iterator[None]:
-    """While it lasts, actors that call pylance let others run before and after each call, and nobody gets at the
-    machine's own clock and chance, not by a default argument either. `more`: calls that are wrapped too."""
+    """Let other actors run before and after each call of pylance inside the context.
+
+    Inside it the machine's clock is the simulated one, also for default arguments, and its source of identifiers raises
+    an error. `more`: further calls to wrap.
+    """
 
     def wrapped(name: str, call: Callable[..., Any], faults: tuple[str, ...]) -> Callable[..., Any]:
         def around(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +61,7 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
         for codec in (LanceCodec, ArrowCodec):
             for name in ("decode", "header"):
                 patches.enter_context(patch.object(codec, name, _remembering(getattr(codec, name))))
-        # More readers than one are threads, and nobody can say in which order threads run.
+        # Several readers would be threads, whose order is not determined by the seed.
         one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
         patches.enter_context(patch.object(memwal.ingest.read.stored, "_READ_OPTIONS", one_reader))
         patches.enter_context(patch.object(memwal.flush.commits.changes, "_READERS", 1))
@@ -81,7 +84,8 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
 
 
 def _read_before(rows: memwal.flush.commits.append_pass.AppendedRows) -> pa.RecordBatchReader:
-    """All rows first, in the actor's own thread: Lance pulls them from one of its own, where no actor may pause."""
+    """Read all rows first, in the actor's own thread: Lance would pull them from its own thread, where no actor may
+    pause."""
     return pa.Table.from_batches(list(rows._batches()), rows._base.schema).to_reader()
 
 
@@ -90,7 +94,7 @@ def _no_chance(_: SystemIds) -> NoReturn:
 
 
 def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Each object is decoded once in a run, however many replays and readers look at it: half the time."""
+    """Decode each object once in a run, for all replays and readers: this saves half the time."""
     known: dict[tuple[Any, ...], Any] = {}
 
     def remembered(codec: EntryCodec, *asked: Any) -> Any:

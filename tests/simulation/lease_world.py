@@ -1,5 +1,5 @@
-"""Another kind of world: writers that are read all the time and write seldom, and one who takes their regions from
-them and writes at once. Where reads go to owners that do not know yet that they were deposed, it is here."""
+"""A world of leases: writers that are read all the time and write seldom, and usurpers that claim their regions and
+write at once. It finds reads by owners that do not know yet that they were deposed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from tests.simulation.world import Shape, Trace, World
 
 
 class Usurper(Visitor):
-    """Claims a region, writes to it, and ends: in order, or not, or with a word to the next usurper alone."""
+    """Claims a region, writes to it, and ends: with a release, with one that only its own next claim knows, or without
+    one."""
 
     pace = (1.0, 3.0, 6.0)
 
     def __init__(self, world: World, name: str) -> None:
         self._told: dict[int, wal.Released] = {}
-        """What its own claims, by region, said that ended with a word."""
+        """The release of its own last claim of each region that ended with one."""
         super().__init__(world, name)
 
     def told(self, number: int) -> wal.Released | None:
-        """What the next claim of the region was told by an owner that has ended."""
+        """Return the release that the next claim of the region knows."""
         return self._told.get(number)
 
     def step(self) -> None:
@@ -57,7 +58,7 @@ class Usurper(Visitor):
 
 
 class LeaseWorld(World):
-    """A table whose owners give long read leases. One thread."""
+    """A table whose owners grant long read leases. One thread."""
 
     option = " --leases"
 

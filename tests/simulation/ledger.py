@@ -1,20 +1,20 @@
-"""What clients of a table may read, whoever answers: every write and read with the moments at which it began and ended.
+"""Judge the reads of a table's clients by the moments at which every write and read began and ended.
 
-A moment is a number that rises with every question. Of two writes of a key one is surely older if it was settled before
-the other began: acknowledged, or refused; a write without an answer is never settled, except by a newer number under
+A moment is a number that rises with every use. Of two writes of a key, one is certainly older if it was settled before
+the other began: acknowledged, or refused. A write without an answer is never settled, except by a newer number under
 the name of its token. A read is wrong if it shows a write that
 
 - was refused;
-- is surely older than another one that was known to be durable before the read began, by its acknowledgement or
+- is certainly older than another one that was known to be durable before the read began, by its acknowledgement or
   because a reader had seen it;
 - was replaced: an earlier read, which began after this write was known, did not show it any more.
 
 A missing row is a delete that is shown. If only one delete can explain it, this delete is known from then on.
 
-Each value is written once, so for a single key this is linearizability, as far as unanswered deletes are told apart.
-Owners and readers of storage are judged by orders of their own: a row may be seen on storage before an owner shows it
-(`ingest/read/README.md`), and what an owner shows is on storage. Writes without durability may be seen at `latest` and
-be lost; so there they prove nothing.
+Each value is written once, so for a single key this is linearizability, as far as unanswered deletes can be
+distinguished. Owners and readers of storage are judged by separate orders: a row may be seen on storage before an owner
+shows it (`ingest/read/README.md`), and what an owner shows is on storage. Writes without durability may be seen at
+`latest` and then lost, so they prove nothing there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.simulation.oracle import Wrong
 _NEVER = 1 << 62
 Layer = str
 OWNERS, STORED = "owners", "stored"
-"""Who shows rows: owners, or storage to whoever reads it."""
+"""The sources of rows: owners, or storage."""
 
 
 def _of_layers() -> dict[Layer, dict[int, int]]:
@@ -36,23 +36,23 @@ def _of_layers() -> dict[Layer, dict[int, int]]:
 
 @dataclass(eq=False)
 class Op:
-    """One put or delete of a client; its number is the value of its rows."""
+    """One put or delete of a client. Its number is the value of its rows."""
 
     number: int
     client: str
     rows: Mapping[int, bool]
-    """Per key whether it deletes."""
+    """Whether the write deletes each key."""
     token: tuple[str, int] | None
     durable: bool
     began: int
     settled: int | None = None
-    """From when on it cannot take effect any more, if it has not."""
+    """The first moment when it cannot take effect any more, if it has not."""
     known: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
-    """By key, from when on it was known to be durable."""
+    """For each key, the first moment when it was known to be durable."""
     final: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
-    """By key, from when on it had taken effect, or could not any more."""
+    """For each key, the first moment when it had taken effect, or could not any more."""
     replaced: dict[Layer, dict[int, int]] = field(default_factory=_of_layers)
-    """By key, from when on nobody may show it any more."""
+    """For each key, the first moment when no read may show it any more."""
     failed: bool = False
 
     def __str__(self) -> str:
@@ -65,21 +65,21 @@ class Ledger:
     """The writes of all clients. One thread."""
 
     all_durable = False
-    """Whether all writes are to be durable."""
+    """Whether all writes must be durable."""
     region_of: Mapping[int, int]
-    """Of the keys of clients, the regions; a write is visible in a region as a whole. Empty where regions change."""
+    """The region of each key of clients; a write is visible in a region as a whole. Empty if regions change."""
     ops: list[Op] = field(default_factory=list)
     moments: int = 0
     reads: int = 0
     _of_key: dict[int, list[Op]] = field(default_factory=dict)
 
     def moment(self) -> int:
-        """Now."""
+        """Return a new moment."""
         self.moments += 1
         return self.moments
 
     def begin(self, client: str, rows: Mapping[int, bool], token: tuple[str, int] | None, *, durable: bool) -> Op:
-        """A client sends a write."""
+        """Record that a client sends a write."""
         op = Op(len(self.ops) + 1, client, rows, token, durable, self.moment())
         self.ops.append(op)
         for key in rows:
@@ -87,13 +87,13 @@ class Ledger:
         return op
 
     def acked(self, op: Op) -> None:
-        """The client has its receipt."""
+        """Record that the client has its receipt."""
         op.settled = self.moment()
         if op.durable:
             self._is_known(op, op.rows, (OWNERS, STORED))
 
     def refused(self, op: Op) -> None:
-        """The client was told that nothing was written. Raises: Wrong if a reader saw it."""
+        """Record the answer that nothing was written. Raises: Wrong if a reader saw the write."""
         op.settled, op.failed = self.moment(), True
         if op.known[STORED]:
             raise Wrong(f"{op} was refused, but a reader saw it")
@@ -108,7 +108,7 @@ class Ledger:
         level: str,
         stored: bool = False,
     ) -> None:
-        """Check a read of `keys` that began at `began` and shows `rows`. `stored`: by storage. Raises: Wrong."""
+        """Check a read of `keys` that began at `began` and shows `rows`. `stored`: from storage. Raises: Wrong."""
         self.reads += 1
         shown: dict[int, Op] = {}
         for key, value in rows:
@@ -116,7 +116,7 @@ class Ledger:
                 raise Wrong(f"{who}: key {key} came twice")
             shown[key] = self._shown(who, key, value)
         asked, layer = set(keys), STORED if stored else OWNERS
-        if level not in ("flushed", "committed"):  # these promise no moment
+        if level not in ("flushed", "committed"):  # these levels promise no moment
             for key in asked:
                 self._check(who, key, shown.get(key), began, layer)
         for op in dict.fromkeys(shown.values()):
@@ -130,7 +130,7 @@ class Ledger:
                 self._learn(key, shown.get(key), began, layers, latest=level == "latest")
 
     def _beside(self, op: Op, key: int) -> list[int]:
-        """The keys of a write in the region of one of them."""
+        """Return the keys of a write in the same region as `key`."""
         region = self.region_of.get(key, key)
         return [each for each in op.rows if self.region_of.get(each, each) == region]
 
@@ -166,11 +166,11 @@ class Ledger:
             raise Wrong(f"{who}: key {key} is missing, though {due[-1]} was known before the read began")
 
     def _due(self, key: int, began: int, layer: Layer) -> list[Op]:
-        """The writes of a key that were known at a moment."""
+        """Return the writes of a key that were known at a moment."""
         return [op for op in self._of_key.get(key, ()) if op.known[layer].get(key, began) < began]
 
     def _deletes(self, key: int, due: Sequence[Op], began: int, layer: Layer) -> list[Op]:
-        """The deletes that a read may show."""
+        """Return the deletes that a read may show."""
         return [
             op
             for op in self._of_key[key]
@@ -181,7 +181,7 @@ class Ledger:
         ]
 
     def _learn(self, key: int, shown: Op | None, began: int, layers: Iterable[Layer], *, latest: bool) -> None:
-        """What a read proves to be replaced."""
+        """Record which writes a read proves to be replaced."""
         ops = self._of_key.get(key, ())
         if latest:
             shows_what_may_be_lost = (
@@ -189,7 +189,8 @@ class Ledger:
             )
             if shows_what_may_be_lost:
                 return
-        # What an owner does not show yet may be on storage: its reads prove what owners knew, for storage too.
+        # Storage may have a row that an owner does not show yet: reads of owners prove what owners knew, for storage
+        # too.
         now, by = self.moment(), OWNERS if OWNERS in layers else STORED
         due = self._due(key, began, by) if shown is None else ()
         possible = self._deletes(key, due, began, by) if any(not op.rows[key] for op in due) else ()
@@ -222,12 +223,12 @@ def _newer(op: Op, due: Iterable[Op]) -> Op | None:
 
 
 def _before(op: Op, other: Op) -> bool:
-    """Whether `op` is surely older."""
+    """Return whether `op` is certainly older."""
     return (op.settled is not None and op.settled < other.began) or _named_before(op, other)
 
 
 def _named_before(op: Op, other: Op) -> bool:
-    """Whether `op` has an older number under the name of the same token."""
+    """Return whether `op` has an older number under the name of the same token."""
     if op.token is None or other.token is None:
         return False
     return op.token[0] == other.token[0] and op.token[1] < other.token[1]

@@ -1,4 +1,4 @@
-"""Many seeds in several processes."""
+"""Run many seeds in several processes."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ KINDS: dict[str, type[World]] = {
     "leases": LeaseWorld,
     "table": TableWorld,
 }
-"""Everything at once; the log with a table's reads and commits; the same without a key; owners that are read while they
-are deposed; flush, commit and collection of a table."""
+"""The kinds of worlds: everything at once; the log with a table's reads and commits; the same without a key; owners
+that are read while they are deposed; flush, commit and collection of a table."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one seed. `said`: why it failed, one line; "" where it did not."""
+    """The result of one seed. `said`: the reason of a failure in one line; "" if it succeeded."""
 
     said: str
     cells: Cells
-    """What was done and what struck it; of a run that did not fail."""
+    """The coverage of a successful run."""
 
 
 def results(start: int, seeds: int, workers: int, *, kind: str, judged: bool = False) -> Iterator[Result]:
-    """The results of seeds, in order. `kind`: of world, see `KINDS`. `judged`: of a kind whose histories are recorded,
-    Porcupine judges each of them too; see `tests.histories.simulated`."""
-    # Not forked: pylance's threads would not be in the child.
+    """Yield the results of seeds, in order. `kind`: of world, see `KINDS`.
+
+    `judged`: Porcupine judges each history too, for kinds that record one; see `tests.histories.simulated`.
+    """
+    # Spawned: a forked child would not have pylance's threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         yield from pool.map(
             partial(_judged if judged else _result, kind), range(start, start + seeds), chunksize=_CHUNK

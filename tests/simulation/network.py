@@ -1,12 +1,12 @@
-"""Arrow Flight between the processes of the simulation: every call takes time and may go wrong.
+"""Arrow Flight between the processes of the simulation: every call takes time and may fail.
 
-    before it arrives   the connection is refused (nobody listens) | reset | the network is cut
-    at the daemon       killed | stopped | nothing goes wrong
-    on the way back     the answer is lost, by a reset or a cut; the call goes on for long, after its caller was told so
-    behind the call     the daemon is killed, before its answer leaves or right after it
-    late                the call arrives seconds after its caller was told that the connection was reset
+    before it arrives   the connection is refused (no process listens) | reset | the network is cut
+    at the daemon       killed | stopped | no fault
+    on the way back     the answer is lost, by a reset or a cut; the call runs on after its caller got the error
+    after the call      the daemon is killed, before its answer leaves or right after it
+    late                the call arrives seconds after its caller got the error that the connection was reset
 
-Clients, peers and the service are the real ones, with their requests, errors and messages in bytes; gRPC alone is not.
+Clients, peers and the service are real, with their requests, errors and messages in bytes; only gRPC is simulated.
 A call is an actor of the daemon's process.
 """
 
@@ -40,12 +40,12 @@ from tests.simulation.threads import Future
 
 FAULTS = ("reset before", "reset after", "late", "slow")
 DEATHS = ("kill after", "kill, answered")
-"""The daemon has done it, and is killed: before its answer leaves, or after."""
+"""The daemon has executed the call and is killed: before its answer leaves, or after."""
 _LATENCIES = (0.0, 0.0005, 0.001, 0.005, 0.02)
 _CALLS_WORSE = 5
-"""Calls of clients fail so much oftener than looks of peers, of which there are many more."""
+"""Fault rate of clients' calls relative to peers' `look` calls, which are far more frequent."""
 _PATIENCE = 30.0
-"""Seconds until a cut network shows where a call has no limit of its own."""
+"""Seconds until a cut network causes an error, for calls without their own limit."""
 
 
 class Reset(flight.FlightUnavailableError):  # type: ignore[misc]
@@ -54,30 +54,30 @@ class Reset(flight.FlightUnavailableError):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class Network:
-    """Who listens where, and what goes wrong between them. One thread."""
+    """The listening processes, and the faults between them. One thread."""
 
     scheduler: Scheduler
     coverage: Coverage
     rate: float = 0.0
-    """Of the calls, how many have a fault."""
+    """Share of the calls that have a fault."""
     listening: dict[str, Service] = field(default_factory=dict)
     hosts: list[Host] = field(default_factory=list)
-    """Of each daemon that has listened, also if it has ended."""
+    """The hosts of all daemons that have listened, also of ended ones."""
     cuts: list[tuple[float, str, str]] = field(default_factory=list)
-    """Until when two processes cannot reach each other; "" is everybody."""
+    """Pairs of processes that cannot reach each other, and until when; "" stands for every process."""
     _open: list[tuple[Host, Future, str]] = field(default_factory=list)
-    """Calls that a daemon has not done yet."""
+    """Calls that a daemon has not finished."""
 
     def __post_init__(self) -> None:
         self.scheduler.killed.append(self._died)
 
     def clear(self) -> None:
-        """From now on nothing goes wrong."""
+        """End all faults from now on."""
         self.rate = 0.0
         self.cuts.clear()
 
     def call(self, endpoint: str, name: str, work: Callable[[Service], Any], timeout: float | None) -> Any:
-        """Let the daemon at `endpoint` do `work`, return its answer. Raises: Flight's errors."""
+        """Let the daemon at `endpoint` do `work`, and return its answer. Raises: Flight's errors."""
         actor, random = self.scheduler.current, self.scheduler.random
         assert actor is not None
         rate = self.rate * (1 if name == "look" else _CALLS_WORSE)
@@ -115,12 +115,12 @@ class Network:
 
     @property
     def idle(self) -> bool:
-        """Whether no daemon works for a client any more, also for one that has given up."""
+        """Whether no daemon works for a client any more, including clients that stopped waiting."""
         return not self.open_calls
 
     @property
     def open_calls(self) -> list[str]:
-        """The names of the calls that daemons have not done yet, without looks."""
+        """The names of the calls that daemons have not finished, without `look`."""
         return [name for _, _, name in self._open if name != "look"]
 
     def _begun(self, service: Service, name: str, work: Callable[[Service], Any], fault: str) -> Future:
@@ -169,7 +169,7 @@ class Network:
         self.scheduler.pause(self.scheduler.random.choice(_LATENCIES) * (50 if fault == "slow" else 1))
 
     def _unless_cut(self, name: str, me: str, endpoint: str, until: float) -> None:
-        """Raises: what shows after a while where the network is cut."""
+        """Raises: the error that a cut network causes after a while."""
         now, there = self.scheduler.elapsed, endpoint.rpartition("/")[2].partition(":")[0]
         self.cuts = [cut for cut in self.cuts if cut[0] > now]
         if any({a, b} <= {me, there, ""} and a != b for _, a, b in self.cuts):
@@ -180,22 +180,22 @@ class Network:
 
 
 class _Context:
-    """A `ServerCallContext` of a caller that stays."""
+    """A `ServerCallContext` whose caller stays connected."""
 
     def is_cancelled(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def get_middleware(self, _: str) -> None:
-        """None."""
+        """Return no middleware."""
 
     def peer(self) -> str:
-        """Of nobody."""
+        """Return a fixed peer."""
         return "simulated"
 
 
 class Service:
-    """What `FlightService` is without gRPC: its own methods, all of them."""
+    """`FlightService` without gRPC: it has all methods of it."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Service:
         network.listening[place.endpoint] = self
 
     def shutdown(self) -> None:
-        """Take no further calls."""
+        """Accept no further calls."""
         network = _NETWORKS[-1]
         network.listening = {at: each for at, each in network.listening.items() if each is not self}
 
@@ -233,13 +233,13 @@ for _name, _value in vars(FlightService).items():
 
 
 class _Client:
-    """A `FlightClient`."""
+    """A simulated `FlightClient`."""
 
     def __init__(self, endpoint: str, **_: Any) -> None:
         self._endpoint = endpoint
 
     def do_action(self, action: flight.Action, options: Any = None) -> Iterator[Any]:
-        """As of a `FlightClient`."""
+        """Do the same as `FlightClient.do_action`."""
         body = _buffer(action.body)
         made = SimpleNamespace(type=action.type, body=body)
         name = "look" if action.type == "regions" else action.type
@@ -247,14 +247,14 @@ class _Client:
         return iter([SimpleNamespace(body=pa.py_buffer(each)) for each in answered])
 
     def do_get(self, ticket: flight.Ticket, options: Any = None) -> _Reader:
-        """As of a `FlightClient`, which sends the rows after the last of them was read."""
+        """Do the same as `FlightClient.do_get`; the rows are sent after the last one was read."""
         asked = SimpleNamespace(ticket=ticket.ticket)
         read, _ = unpack(ticket.ticket)
         schema, chunks = self._call(str(read["op"]), lambda service: _whole(service.do_get(_Context(), asked)), options)
         return _Reader(schema, iter(chunks))
 
     def do_put(self, descriptor: Any, schema: pa.Schema, options: Any = None) -> tuple[_Writer, _Answers]:
-        """As of a `FlightClient`; what was written is sent when all of it is there."""
+        """Do the same as `FlightClient.do_put`; the rows are sent when all of them are written."""
         writer = _Writer(schema)
         request, _ = unpack(descriptor.command)
 
@@ -268,7 +268,7 @@ class _Client:
         return writer, _Answers(writer, lambda: self._call(name, put, options))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     def _call(self, name: str, work: Callable[[Service], Any], options: Any) -> Any:
         return _NETWORKS[-1].call(self._endpoint, name, work, getattr(options, "timeout", None))
@@ -281,14 +281,14 @@ class _Reader:
         self.schema, self._chunks = schema, chunks
 
     def read_chunk(self) -> Any:
-        """As of Flight's readers."""
+        """Return the next chunk, as Flight's readers do."""
         return next(self._chunks)
 
     def __iter__(self) -> Iterator[Any]:
         return self._chunks
 
     def cancel(self) -> None:
-        """All is here already."""
+        """Do nothing: all rows have been received."""
 
 
 class _Writer:
@@ -298,18 +298,18 @@ class _Writer:
         self.schema, self.chunks, self.closed = schema, list[Any](), False
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """As of Flight's writers."""
+        """Append a batch, as Flight's writers do."""
         self.chunks.append(SimpleNamespace(data=batch, app_metadata=None))
 
     def write_metadata(self, metadata: bytes) -> None:
-        """As of Flight's writers."""
+        """Append metadata, as Flight's writers do."""
         self.chunks.append(SimpleNamespace(data=None, app_metadata=pa.py_buffer(metadata)))
 
     def done_writing(self) -> None:
-        """As of Flight's writers."""
+        """Do nothing; Flight's writers have it."""
 
     def close(self) -> None:
-        """As of Flight's writers."""
+        """Close the stream, as Flight's writers do."""
         self.closed = True
 
 
@@ -321,12 +321,12 @@ class _Answers:
     call: Callable[[], Any]
 
     def read(self) -> Any:
-        """As of Flight's readers: the call is made here."""
+        """Make the call and return its answer, as Flight's readers do."""
         return self.call()
 
 
 def _whole(answer: SimpleNamespace) -> tuple[pa.Schema, list[Any]]:
-    """All batches of a stream, with what goes with them."""
+    """Return all batches of a stream, with their metadata."""
     chunks = [each if isinstance(each, tuple) else (each, None) for each in answer.batches]
     return answer.schema, [
         SimpleNamespace(data=data, app_metadata=None if more is None else pa.py_buffer(more)) for data, more in chunks
@@ -346,7 +346,7 @@ def _generator_stream(schema: pa.Schema, batches: Iterable[Any]) -> SimpleNamesp
 
 
 class _Flight:
-    """`pyarrow.flight` without a network of its own."""
+    """`pyarrow.flight` with the simulated network."""
 
     FlightClient = _Client
     FlightCallOptions = staticmethod(lambda timeout=None, **_: SimpleNamespace(timeout=timeout))
@@ -362,7 +362,7 @@ _NETWORKS: list[Network] = []
 
 @contextmanager
 def simulated_network(network: Network) -> Iterator[None]:
-    """While it lasts, Flight's calls go through `network`."""
+    """Route Flight's calls through `network` inside the context."""
     _NETWORKS.append(network)
     users: Mapping[Any, str] = {
         memwal.ingest.rpc.connection: "flight",

@@ -1,16 +1,16 @@
-"""What may be read, when: a dict of attempts per key and the batches that were applied.
+"""Decide which rows a read may show, from the attempts per key and the batches that were applied.
 
-Every attempt to write gets a number, which is the value that it writes, so that a value that is read names the attempt
-it came from. Attempts on one region are in a total order, (epoch, order within the owner): a newer owner's come after
-everything of an older one's, because its fence does.
+Every attempt to write gets a number, which is the value that it writes, so a value that is read names its attempt.
+Attempts on one region are in a total order, (epoch, order within the owner): a newer owner's attempts come after
+all of an older one's, because of the fence.
 
     open      no answer yet, or none ever: the process was killed, the outcome is unknown, the writer was fenced
     volatile  acknowledged without durability; durable once anything after it of the same owner is
     acked     acknowledged and durable
-    failed    acknowledged as not written: never to be seen
+    failed    acknowledged as not written: must never be seen
 
-A read is right for a key when it shows an attempt that did not fail, and that is not older than the newest acked one
-when the read began, nor than what the same reader saw before; whole writes are visible or none of their rows.
+A read is right for a key if it shows an attempt that did not fail, and that is not older than the newest acked one
+when the read began, nor than what the same reader saw before; either all rows of a write are visible or none.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Wrong(AssertionError):
 
 @dataclass(eq=False)
 class Attempt:
-    """One write on one region; `rows`: per key whether it deletes."""
+    """One write on one region. `rows`: whether it deletes each key."""
 
     number: int
     region: int
     rows: Mapping[int, bool]
     token: tuple[str, int] | None
     order: Order = NEVER
-    """(epoch, place) once an owner has taken it."""
+    """(epoch, place) once an owner has accepted it."""
     state: str = "open"
     position: int = 0
-    """Of the entry that made it durable, where its writer was told."""
+    """Position of the entry that made it durable, if its writer learned it."""
     seen: bool = False
     answered: bool = False
     """Whether an owner has acknowledged it; a reader of storage may see it before that."""
@@ -51,23 +51,24 @@ class Attempt:
 
 @dataclass(eq=False)
 class Oracle:
-    """All attempts of a run and what they allow."""
+    """All attempts of a run, and the reads that they allow."""
 
     region_of: dict[int, int]
-    """Keys to regions, of every key that may be written."""
+    """The region of every key that may be written."""
     attempts: list[Attempt] = field(default_factory=list)
     durable: Floors = field(default_factory=dict)
-    """Per key the newest attempt known to be durable; below likewise for what is known to be in SSTs, in the base."""
+    """For each key the newest attempt known to be durable; `flushed` and `committed`: known to be in SSTs, in the
+    base."""
     flushed: Floors = field(default_factory=dict)
     committed: Floors = field(default_factory=dict)
     one_of: list[list[Attempt]] = field(default_factory=list)
-    """Attempts of one token, of which one is durable and nobody was told which."""
+    """Attempts of one token; one of them is durable, and no client knows which."""
     _places: int = 0
     _owners: dict[int, Order] = field(default_factory=dict)
     _by_key: dict[int, list[Attempt]] = field(default_factory=dict)
 
     def attempt(self, region: int, rows: Mapping[int, bool], token: tuple[str, int] | None = None) -> Attempt:
-        """A new attempt; its number is the value of its rows."""
+        """Return a new attempt; its number is the value of its rows."""
         made = Attempt(len(self.attempts) + 1, region, rows, token)
         self.attempts.append(made)
         for key in rows:
@@ -75,22 +76,23 @@ class Oracle:
         return made
 
     def taken(self, attempt: Attempt, epoch: int) -> None:
-        """The owner of `epoch` begins to work on it."""
+        """Record that the owner of `epoch` begins to work on it."""
         self._places += 1
         attempt.order = (epoch, self._places)
 
     def claimed(self, region: int, epoch: int) -> None:
-        """A claim returned: nothing that an older owner takes from now on can be acknowledged as durable."""
+        """Record a returned claim: attempts that an older owner accepts from now on cannot be acknowledged as
+        durable."""
         self._owners[region] = max(self._owners.get(region, NEVER), self.now(epoch))
 
     def now(self, epoch: int) -> Order:
-        """The place after everything that the owner of `epoch` has taken so far."""
+        """Return the place after everything that the owner of `epoch` has accepted so far."""
         return (epoch, self._places)
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
     def acked(self, attempt: Attempt) -> None:
-        """Durable, and with it everything that its owner has in memory before it."""
+        """Record an attempt as durable, and with it everything that its owner has in memory before it."""
         epoch, place = self._owners.get(attempt.region, NEVER)
         if attempt.order[0] < epoch and attempt.order[1] > place:
             raise Wrong(f"{attempt} of epoch {attempt.order[0]} was acknowledged; epoch {epoch} had claimed before")
@@ -99,25 +101,25 @@ class Oracle:
         self.all_durable(attempt.region, attempt.order)
 
     def all_durable(self, region: int, until: Order) -> None:
-        """Everything of this owner up to `until` that it had acknowledged is durable."""
+        """Record everything that this owner had acknowledged up to `until` as durable."""
         for each in self.attempts:
             of_this_owner = each.region == region and each.order[0] == until[0]
             if of_this_owner and each.order <= until and each.state == "volatile":
                 self._move(each, "acked")
 
     def volatile(self, attempt: Attempt) -> None:
-        """Acknowledged, in memory only."""
+        """Record an acknowledgement in memory only."""
         attempt.answered = True
         self._move(attempt, "volatile")
 
     def failed(self, attempt: Attempt) -> None:
-        """The owner said that nothing was written."""
+        """Record the owner's answer that nothing was written."""
         if attempt.seen:
             raise Wrong(f"{attempt} was answered with 'nothing written', but a reader saw it")
         self._move(attempt, "failed")
 
     def repeated(self, attempt: Attempt) -> None:
-        """The owner said that the token was applied before: an earlier attempt of it must have been."""
+        """Record the answer that the token was applied before: an earlier attempt must have been applied."""
         self._move(attempt, "failed")
         earlier = [each for each in self._same_token(attempt) if each.state != "failed" and each.order != NEVER]
         if not earlier:
@@ -126,7 +128,7 @@ class Oracle:
             self.one_of.append(earlier)
 
     def first(self, attempt: Attempt) -> None:
-        """The owner said that it applied the token now: no other attempt of it is, or ever will be."""
+        """Record the answer that the token is applied now: no other attempt of it is, or ever will be."""
         for each in self._same_token(attempt):
             if each.state in ("acked", "volatile"):
                 raise Wrong(f"{attempt} was applied, and {each} of the same token before it")
@@ -136,9 +138,10 @@ class Oracle:
     # ---- reads ---------------------------------------------------------------------------------------------------
 
     def check(self, who: str, rows: Iterable[tuple[int, int]], floors: Floors, *, durable: bool = True) -> Floors:
-        """Check a read of all keys, (key, value) pairs, against `floors`; returns what it proves for the next one.
+        """Check a read of all keys, (key, value) pairs, against `floors`; return the floors that it proves for the
+        next one.
 
-        `durable`: what is seen is on storage, so nobody may miss it from now on.
+        `durable`: the rows are on storage, so no later read may miss them.
         """
         shown: dict[int, Attempt] = {}
         for key, value in rows:
@@ -151,7 +154,7 @@ class Oracle:
         return {key: order for key, order in proved.items() if order != NEVER}
 
     def check_one_of(self, who: str, rows: Iterable[tuple[int, int]], groups: Iterable[Sequence[Attempt]]) -> None:
-        """Check that a read of everything durable shows, of each group, one attempt or what came after it."""
+        """Check that a read of everything durable shows one attempt of each group, or a later one."""
         shown = {key: self._shown(who, key, value) for key, value in rows}
         for group in groups:
             if not any(self._covered(attempt, shown) for attempt in group):
@@ -167,13 +170,13 @@ class Oracle:
         return True
 
     def raise_floor(self, floors: Floors, region: int, until: Order) -> None:
-        """Everything acked on `region` up to `until` has reached the level of `floors`."""
+        """Raise `floors` to everything acked on `region` up to `until`."""
         for each in self.attempts:
             if each.region == region and each.state == "acked" and each.order <= until:
                 self._raise(floors, each)
 
     def raise_floor_at(self, floors: Floors, region: int, position: int) -> None:
-        """Everything acked on `region` at a WAL position up to `position` has reached the level of `floors`."""
+        """Raise `floors` to everything acked on `region` at a WAL position up to `position`."""
         for each in self.attempts:
             if each.region == region and each.state == "acked" and 0 < each.position <= position:
                 self._raise(floors, each)
@@ -201,7 +204,7 @@ class Oracle:
         return min(deletes)
 
     def _check_whole(self, who: str, attempt: Attempt, shown: Mapping[int, Attempt], *, durable: bool) -> None:
-        """Where one row of a write is visible, its other rows are, or newer ones."""
+        """Check that all rows of a visible write are visible, or newer ones."""
         attempt.seen = True
         if durable and attempt.state in ("open", "volatile"):
             self._move(attempt, "acked")

@@ -1,7 +1,7 @@
-"""Faults that somebody might build in: what the simulation is worth is how soon it finds them.
+"""Faults that the simulation must find; the number of seeds that it needs measures its worth.
 
-Each is a change of real code, made while a run lasts, and most are what another implementation of the format does or a
-shortcut that looks harmless.
+Each patches real code during a run. Most are what another implementation of the format does, or a shortcut that looks
+harmless.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Planted = AbstractContextManager[Any]
 
 
 def _settle(store: ObjectStore, key: str, data: bytes, *taken_for_ours: PutOutcome, **rest: Any) -> bytes | None:
-    """`wal.slot.put_until_known` that takes some answers of the first attempt for success."""
+    """Do the same as `wal.slot.put_until_known`, but count some answers of the first attempt as success."""
     if store.put_if_absent(key, data) in (PutOutcome.CREATED, *taken_for_ours):
         return None
     return memwal.wal.slot.put_until_known(store, key, data, **rest)
@@ -60,7 +60,7 @@ def _settle(store: ObjectStore, key: str, data: bytes, *taken_for_ours: PutOutco
 
 @contextmanager
 def skips_the_slot_after_a_conflict() -> Iterator[None]:
-    """409: take the next position instead of the same one again, as Lance's own writer does."""
+    """After a 409 the writer uses the next position instead of the same one again, as Lance's own writer does."""
 
     def put(self: WalAppender, data: bytes) -> int:
         key = entry_key(self._region_id, self.next_position, self._codec.suffix)
@@ -75,7 +75,7 @@ def skips_the_slot_after_a_conflict() -> Iterator[None]:
 
 @contextmanager
 def forgets_rows_that_were_not_appended_beside() -> Iterator[None]:
-    """Storage refuses an entry of lingering rows: do not keep them for the next one."""
+    """If storage refuses an entry of lingering rows, the rows are not kept for the next entry."""
 
     def finish(self: RegionLog) -> None:
         try:
@@ -91,7 +91,7 @@ def forgets_rows_that_were_not_appended_beside() -> Iterator[None]:
 
 @contextmanager
 def does_not_wait_for_the_append_beside() -> Iterator[None]:
-    """A durable write, a freeze or a durable read goes on though lingering rows are still on their way."""
+    """A durable write, a freeze or a durable read continues while lingering rows are still in flight."""
 
     def finish(self: RegionLog) -> None:
         if self._under_way is not None and not self._under_way.ended:
@@ -104,7 +104,7 @@ def does_not_wait_for_the_append_beside() -> Iterator[None]:
 
 
 def acks_before_the_put_is_known() -> Planted:
-    """No answer: call it written."""
+    """A put without an answer counts as written."""
     return patch.object(
         memwal.wal.appender, "put_until_known", lambda *args, **rest: _settle(*args, PutOutcome.OUTCOME_UNKNOWN, **rest)
     )
@@ -120,18 +120,18 @@ def claims_without_a_sentinel() -> Planted:
 
 
 def takes_its_own_entry_for_a_strangers() -> Planted:
-    """ALREADY_EXISTS is another's, always: what our own retry left there too."""
+    """After ALREADY_EXISTS an entry always counts as another writer's, also one that the writer's own retry left."""
     return patch.object(memwal.wal.slot, "_read_back", lambda store, data, attempts: (True, store.get(attempts.key)))
 
 
 def takes_a_strangers_entry_for_its_own() -> Planted:
-    """ALREADY_EXISTS is ours, always."""
+    """After ALREADY_EXISTS an entry always counts as the writer's own."""
     return patch.object(memwal.wal.slot, "_read_back", lambda store, data, attempts: (True, None))
 
 
 @contextmanager
 def replay_skips_holes() -> Iterator[None]:
-    """A missing entry is passed over."""
+    """Replay skips a missing entry."""
 
     def each(self: EntryReader, positions: Any) -> Iterator[Any]:
         return (entry for entry in original(self, positions) if entry is not None)
@@ -148,7 +148,7 @@ def _unclosed(entries: Any) -> Iterator[Any]:
 
 @contextmanager
 def collects_fences() -> Iterator[None]:
-    """Everything up to `replay_after` goes, and writers trust their creates."""
+    """Everything up to `replay_after` is collected, and writers trust their creates."""
     with ExitStack() as both:
         both.enter_context(patch.object(Fences, "among", lambda *_: (set(), set())))
         both.enter_context(patch.object(WalAppender, "_prove_ownership", lambda *_: None))
@@ -157,8 +157,8 @@ def collects_fences() -> Iterator[None]:
 
 @contextmanager
 def tells_fences_by_their_size() -> Iterator[None]:
-    """What is larger than a sentinel without a map holds rows, and goes: the map only grows, it was said, and after a
-    resize it shrank. Writers trust their creates."""
+    """An entry larger than a sentinel without a map counts as rows and is collected. The assumption is that the map
+    only grows, but a resize shrinks it. Writers trust their creates."""
 
     def collect(self: WalCollector, min_age: float, *, dry_run: bool = False) -> WalGarbage:
         report, entries = original(self, min_age, dry_run=dry_run), self._entries()
@@ -183,13 +183,13 @@ def forgets_the_applied_map() -> Planted:
 
 
 def replays_open_batches() -> Planted:
-    """Entries count as soon as they are there, whether their batch was closed or not."""
+    """Replay applies entries whether their batch was closed or not."""
     return patch.object(BatchAssembler, "_closed_by", lambda self, entry: [entry])
 
 
 @contextmanager
 def flushes_one_entry_too_far() -> Iterator[None]:
-    """The SST is said to cover the entry after its last one."""
+    """The SST claims to cover the entry after its last one."""
 
     def freeze(self: RegionLevels, covers: int) -> None:
         original(self, covers + 1)
@@ -201,7 +201,7 @@ def flushes_one_entry_too_far() -> Iterator[None]:
 
 @contextmanager
 def collects_flushes_under_way() -> Iterator[None]:
-    """An SST that is in no manifest is garbage."""
+    """An SST that is in no manifest counts as garbage."""
 
     def verdict(self: SstCollector, *listing: Any) -> Verdict:
         found = original(self, *listing)
@@ -213,7 +213,7 @@ def collects_flushes_under_way() -> Iterator[None]:
 
 
 def _looks_behind_the_link(self: LocalStore, directory: Any, name: str, data: bytes) -> PutOutcome:
-    """`LocalStore._create` that looks only behind the link whether the directory is in its place."""
+    """Do the same as `LocalStore._create`, but check only after the link that the directory is in its place."""
     with patch.object(type(directory), "check_in_place", lambda _: None):
         outcome = _create(self, directory, name, data)
     memwal.wal.store.local._Directory.check_in_place(directory)
@@ -224,13 +224,13 @@ _create = LocalStore._create
 
 
 def takes_an_error_behind_the_link_for_a_refusal() -> Planted:
-    """The directory is looked at once, behind the link; where that fails the put is answered as refused."""
+    """The directory is checked once, after the link; if the check fails, the put is answered as refused."""
     return patch.object(LocalStore, "_create", _looks_behind_the_link)
 
 
 @contextmanager
 def removes_an_sst_whose_publication_was_refused() -> Iterator[None]:
-    """As above, of manifests alone; and the flusher takes the refusal's word and removes the SST."""
+    """As the fault above, for manifests only; and the flusher trusts the refusal and removes the SST."""
 
     def create(self: LocalStore, directory: Any, name: str, data: bytes) -> PutOutcome:
         return (_looks_behind_the_link if name.endswith(".binpb") else _create)(self, directory, name, data)
@@ -251,27 +251,29 @@ def removes_an_sst_whose_publication_was_refused() -> Iterator[None]:
 
 
 def publishes_though_fenced() -> Planted:
-    """The flusher does not look whose the region is."""
+    """The flusher does not check that it still owns the region."""
     return patch.object(ManifestStore, "owned", lambda self, guard, known=None: self._newest(known))
 
 
 def reads_without_a_lease() -> Planted:
-    """An owner that knows of no other answers from memory."""
+    """An owner that knows of no other owner answers from memory."""
     return patch.object(ReadLease, "covers", lambda self, _: not self._guard.fenced)
 
 
 def writes_before_others_stop_reading() -> Planted:
-    """A claim takes writes as soon as the log is replayed."""
+    """A claim accepts writes as soon as the log is replayed."""
     return patch.object(RegionCore, "_wait_for_others", lambda _: None)
 
 
 def believes_a_slot_that_was_pruned() -> Planted:
-    """A manifest version is ours where its put was answered CREATED, though the version before it is gone."""
+    """A manifest version counts as the writer's own if its put was answered CREATED, although the version before it is
+    gone."""
     return patch.object(ManifestStore, "_follows", lambda *_: True)
 
 
 def appends_without_the_swap() -> Planted:
-    """Rows by Lance's Append, which conflicts with no other, and the marker behind them, as a merge sets it."""
+    """Rows are added by Lance's Append, which conflicts with no other, and the marker after them, as a merge sets
+    it."""
 
     def append(self: AppendedRows, base: BaseTable) -> Written:
         operation = lance.LanceOperation.Append(self._fragments)
@@ -283,7 +285,7 @@ def appends_without_the_swap() -> Planted:
 
 
 def appends_without_progress() -> Planted:
-    """The rows are in one version, that they are committed in the next."""
+    """The rows are in one version, and the marker that they are committed in the next."""
     return patch.object(memwal.flush.base.swap, "_with_metadata", lambda dataset, _: dataset.lance_schema)
 
 
@@ -313,7 +315,7 @@ PLANTED: dict[str, Callable[[], Planted]] = {
 
 
 def takes_any_owner_for_the_one_that_ended() -> Planted:
-    """A claim waits for nobody who claimed after the owner that said it had ended."""
+    """A claim does not wait for owners that claimed after the owner that reported its end."""
     return patch.object(_Claimer, "_answers", lambda self, _: self.known.released is None)
 
 
@@ -321,13 +323,13 @@ OF_LEASES: dict[str, Callable[[], Planted]] = {
     each.__name__: each
     for each in (reads_without_a_lease, writes_before_others_stop_reading, takes_any_owner_for_the_one_that_ended)
 }
-"""Those of reads by owners that were deposed."""
+"""Faults of reads by deposed owners."""
 
 
 WITHOUT_A_KEY: dict[str, Callable[[], Planted]] = {
     each.__name__: each for each in (appends_without_the_swap, appends_without_progress)
 }
-"""Those of commits into tables without a key."""
+"""Faults of commits into tables without a key."""
 
 
 FOUND_BY = {
@@ -348,21 +350,23 @@ FOUND_BY = {
     "writes_before_others_stop_reading": 2,
     "takes_any_owner_for_the_one_that_ended": 35,
 }
-"""Seeds that found a fault when this was written; seed 1 finds those that are not named. The tests begin with them."""
+"""A seed that finds each fault; seed 1 finds those that are not named. The tests try it first."""
 SEEDS_TO_FIND = 120
-"""Within so many seeds a fault is to be found where its own seed finds it no more: a change of the code may make all
-seeds other runs. Most faults take fewer than ten, some need a rare meeting."""
+"""Number of seeds within which a fault must be found if its own seed does not find it any more, since a change of the
+code may change all runs. Most faults take fewer than ten seeds, some need a rare coincidence."""
 
 
 def found_by(name: str) -> tuple[int, str] | None:
-    """The first seed that fails with the fault planted, and what it says; None where none of SEEDS_TO_FIND does."""
+    """Return the first failing seed with the fault planted, and its message; None if none of SEEDS_TO_FIND fails."""
     kind = LeaseWorld if name in OF_LEASES else AppendWorld if name in WITHOUT_A_KEY else World
     return first_failure((PLANTED | WITHOUT_A_KEY | OF_LEASES)[name], kind, FOUND_BY.get(name, 1), SEEDS_TO_FIND)
 
 
 def first_failure(plant: Callable[[], Planted], kind: type[World], stored: int, seeds: int) -> tuple[int, str] | None:
-    """The first of seed `stored` and then 1 to `seeds` that fails with a fault planted, and what it says; None where
-    none does. Raises: SeedFailed where the planted code does not fit the code any more, which would find nothing.
+    """Return the first failing seed of `stored` and then 1 to `seeds` with a fault planted, and its message; None if
+    none fails.
+
+    Raises: SeedFailed if the planted code does not fit the code any more, which would find nothing.
     """
     for seed in (stored, *(each for each in range(1, seeds + 1) if each != stored)):
         try:

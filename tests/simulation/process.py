@@ -1,8 +1,8 @@
 """A writer process: it claims the regions, serves its own clients and the driver's batches, freezes and flushes.
 
-Per region two actors act for one `RegionCore`, as two threads do in a real process, and with some seeds a third for
+Two actors act for each `RegionCore`, as two threads do in a real process, and with some seeds a third one for
 each append of lingering rows. When the core ends, fenced or poisoned, the process claims the region again after a
-while, so that several processes fight over it. After a kill the process comes back as a new one with nothing in memory.
+while, so that several processes compete for it. After a kill the process restarts with nothing in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 EXPECTED = (wal.Fenced, wal.Poisoned, wal.OutcomeUnknown, wal.StoreUnavailable, wal.StoreRefused, OSError)
-"""What storage and rivals may do to a writer; anything else, Corrupt above all, fails the run."""
+"""Errors that storage and rivals may cause in a writer; any other error, above all Corrupt, fails the run."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Region:
     core: RegionCore | None = None
     inbox: deque[tuple[Write, Attempt]] = field(default_factory=deque)
     ends: dict[int, Order] = field(default_factory=dict)
-    """Generations that were frozen here, and up to where what was acknowledged is in them."""
+    """For each generation frozen here, the last place of the acknowledged writes in it."""
     generation: int = 0
 
 
@@ -94,7 +94,7 @@ class Process:
         self.world.say(f"claimed epoch {core.guard.epoch}")
 
     def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
-        """An append of lingering rows, by an actor of its own."""
+        """Run an append of lingering rows in its own actor."""
         scheduler = self.world.scheduler
         actor = scheduler.spawn(f"{self.name}/log", work, self.host)
 
@@ -105,7 +105,7 @@ class Process:
         return wait
 
     def _serve_once(self, region: Region, core: RegionCore) -> None:
-        """One turn of what a region's thread does."""
+        """Do one turn of a region's thread."""
         chosen = self.world.random.random()
         try:
             if chosen < 0.7:
@@ -149,12 +149,13 @@ class Process:
         try:
             core.serve([write for write, _ in writes])
         finally:
-            # Also while a kill unwinds: what was answered before it, was answered.
+            # Also while a kill unwinds: an answer given before the kill counts.
             for write, attempt in writes:
                 self._answered(write, attempt)
 
     def _own(self, region: int) -> tuple[Write, Attempt]:
-        """A write of the process's own client; one with a token is sent again until it is known to be applied."""
+        """Return a write of the process's own client; a write with a token is repeated until it is known to be
+        applied."""
         random = self.world.random
         rows = self.world.random_rows(region, random.choice((1, 1, 2, 3, 12)))
         token = (f"{self.name}/{region}", self._next_token(region)) if random.random() < 0.4 else None
@@ -196,9 +197,9 @@ class Process:
         region.generation = active
 
     def wake(self) -> None:
-        """Write once more to every region that this process believes to own; every one of them was taken from it.
+        """Write once more to every region that this process believes to own; other processes have taken all of them.
 
-        Without a read before, which would tell it so.
+        It does not read before, since a read would reveal that.
         """
         for region in self.regions:
             if region.core is not None and region.core.failure is None:
@@ -226,7 +227,7 @@ class Process:
         self.world.say(f"published generation {generation}")
         oracle, until = self.world.oracle, region.ends.get(generation)
         if self.world.shape.wal_format == "arrow":
-            # A generation may end inside of `serve` there, so what it holds is told by positions.
+            # In this format a generation may end inside `serve`, so positions determine what it holds.
             oracle.raise_floor_at(oracle.flushed, region.number, core.levels.manifest.replay_after)
         elif until is not None and region.core is core:
             oracle.raise_floor(oracle.flushed, region.number, until)
@@ -234,8 +235,11 @@ class Process:
     # ---- reading what it owns --------------------------------------------------------------------------------------
 
     def read(self, region: Region, core: RegionCore) -> None:
-        """Read at `latest` through the owner, or who believes to be it: everything that any owner has acknowledged as
-        durable before the read began, and what this one has acknowledged without that."""
+        """Read at `latest` from a process that owns the region or believes to.
+
+        The read must show everything that any owner has acknowledged as durable before it began, and what this process
+        has acknowledged without durability.
+        """
         oracle, epoch = self.world.oracle, core.guard.epoch
         floors: Floors = {}
         for each in oracle.attempts:
@@ -269,10 +273,10 @@ class OwnerReads(LevelReads):
 
 
 def pairs(rows: pa.Table) -> Iterable[tuple[int, int]]:
-    """(key, value) of every row."""
+    """Return (key, value) of every row."""
     return zip(rows.column("id").to_pylist(), rows.column("v").to_pylist(), strict=True)
 
 
 def _line(error: BaseException) -> str:
-    """An error without what differs from run to run: temporary paths and Lance's random names."""
+    """Format an error without parts that differ from run to run: temporary paths and Lance's random names."""
     return type(error).__name__

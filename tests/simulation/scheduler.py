@@ -1,10 +1,10 @@
-"""Actors that take turns in one thread, and the time they live in.
+"""Actors that take turns in one thread, and their simulated time.
 
-An actor is a greenlet. Wherever real code would wait, for storage or for a clock, it calls `Scheduler.pause`; the
-scheduler then lets any actor go on whose time has come, chosen by the seed. When there is none, time jumps.
+An actor is a greenlet. Wherever real code would wait, for storage or for a clock, it calls `Scheduler.pause`. The
+scheduler then continues one of the actors whose time has come, chosen by the seed. If no actor is ready, time jumps.
 
-A process is a set of actors that die together. A dead process executes nothing: `Killed` is raised where an actor of it
-waits, and at every later call by which the unwinding code could still touch the world.
+A process is a set of actors that die together. A dead process executes nothing: `Killed` is raised where its actors
+wait, and at every later call by which the unwinding code could still affect the world.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _NEVER = float("inf")
 
 
 class Killed(BaseException):
-    """The process of this actor has ended; not an Exception, so that nothing recovers from it."""
+    """The process of this actor has ended. Not an Exception, so that no handler recovers from it."""
 
 
 class Stuck(AssertionError):
-    """The run does not end: a livelock, or a wait that nobody ends."""
+    """The run does not end: a livelock, or a wait that never ends."""
 
 
 @dataclass
 class Fate:
-    """Where a process is to be killed: at the call within a part of the protocols before which it survived some."""
+    """The place at which a process is killed: a call within a part of the protocols, after `survives` earlier ones."""
 
     part: str
     survives: int
@@ -50,38 +50,38 @@ class Fate:
 
 @dataclass(eq=False)
 class Host:
-    """A process: what its actors share in life and death."""
+    """A process: its actors live and die together."""
 
     name: str
     dead: bool = False
     asleep_until: float = 0.0
-    """Stopped until this moment, as by SIGSTOP or a suspended machine, then going on as if nothing had been."""
+    """The moment until which it is stopped, as by SIGSTOP or a suspended machine; then it continues."""
     clock: SimulatedClock | None = None
-    """That of its machine; None: the simulation's own."""
+    """The clock of its machine; None: the simulation's own."""
     ids: Any = None
-    """Where its identifiers come from."""
+    """The source of its identifiers."""
     fate: Fate | None = None
 
 
 @dataclass(eq=False)
 class Actor:
-    """One greenlet; `wake`: the simulated moment from which it may run."""
+    """One greenlet. `wake`: the first simulated moment when it may run."""
 
     name: str
     host: Host
     run: greenlet.greenlet
     wake: float = 0.0
     background: bool = False
-    """Ends with the others instead of being waited for."""
+    """Whether the run ends without waiting for it."""
     number: int = 0
     """In order of creation."""
     turn: int = 0
-    """Of its entries in the queue of turns the one that counts."""
+    """The number of its valid entry in the queue of turns."""
 
 
 @dataclass
 class Trace:
-    """What happened, in order: a hash of everything, the last lines, and every line where `show` takes them."""
+    """The events of a run, in order: a hash of all, the last lines, and with `show` a call for every line."""
 
     show: Callable[[str], None] | None = None
     steps: int = 0
@@ -98,12 +98,12 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Identity of the whole run so far."""
+        """Hash of the whole run so far."""
         return self._hash.hexdigest()
 
 
 class Scheduler:
-    """Decides who runs next, by a seed.
+    """Decides which actor runs next, by a seed.
 
     Thread safety. One thread. Invariants. The same seed and the same actors give the same run.
     """
@@ -114,12 +114,12 @@ class Scheduler:
         self.elapsed = 0.0
         self._actors: dict[greenlet.greenlet, Actor] = {}
         self._turns: list[tuple[float, int, int, Actor]] = []
-        """A heap: when an actor may go on, its number, which of its entries this is."""
+        """A heap of (first moment when an actor may run, its number, number of this entry, actor)."""
         self._numbers = count()
         self._foreground = 0
         self.coverage = Coverage(self)
         self.killed: list[Callable[[Host], None]] = []
-        """Called when a process was killed."""
+        """Callbacks, called when a process was killed."""
         self._hub = greenlet.getcurrent()
         self._thread = threading.get_ident()
         self._undisturbed = 0
@@ -143,12 +143,12 @@ class Scheduler:
 
     @property
     def current(self) -> Actor | None:
-        """The actor that runs, None outside of the run: set-up and final checks happen at one moment."""
+        """The running actor; None outside of the run, where set-up and final checks take no simulated time."""
         return None if self._undisturbed else self._actors.get(greenlet.getcurrent())
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """What is done inside happens at one moment of the run: nobody else gets on, and nothing goes wrong."""
+        """Run the body at one moment of the run: no other actor runs, and no fault strikes."""
         self._undisturbed += 1
         try:
             yield
@@ -156,7 +156,7 @@ class Scheduler:
             self._undisturbed -= 1
 
     def pause(self, seconds: float) -> None:
-        """Let others run; come back `seconds` later or when chosen after that. Raises Killed."""
+        """Let other actors run; return `seconds` later, or when chosen after that. Raises: Killed."""
         if threading.get_ident() != self._thread:
             raise AssertionError("a second thread: one seed would give many runs")
         actor = self.current
@@ -170,23 +170,23 @@ class Scheduler:
         self._check_alive(actor.host)
 
     def wake(self, actor: Actor) -> None:
-        """Let an actor that pauses go on now."""
+        """Let a pausing actor continue now."""
         if actor.wake > self.elapsed:
             actor.wake = self.elapsed
             self._queue(actor, self.elapsed)
 
     def stop(self, host: Host, until: float) -> None:
-        """Let a process stand still until then."""
+        """Stop a process until a moment."""
         host.asleep_until = until
         self.coverage.struck(host, "stop")
 
     def note(self, text: str) -> None:
-        """Add a line to the trace in the name of the actor that runs."""
+        """Add a line to the trace in the name of the running actor."""
         actor = self.current
         self.trace.add(f"{self.elapsed:9.3f}  {actor.name if actor else '-':<14} {text}")
 
     def run(self) -> None:
-        """Run until every actor that is waited for has ended. Raises what an actor raised; Stuck."""
+        """Run until every foreground actor has ended. Raises: what an actor raised; Stuck."""
         steps = 0
         while self._foreground:
             steps += 1
@@ -199,7 +199,7 @@ class Scheduler:
                 self._foreground -= not actor.background
 
     def kill(self, host: Host) -> None:
-        """End a process here and now; its actors unwind without being able to touch anything."""
+        """Kill a process now; its actors unwind without being able to affect anything."""
         host.dead = True
         self.coverage.struck(host, "kill")
         for actor in self._actors.values():
@@ -211,7 +211,7 @@ class Scheduler:
             told(host)
 
     def end(self) -> None:
-        """Unwind every actor that is left."""
+        """Unwind every remaining actor."""
         for actor in list(self._actors.values()):
             actor.host.dead = True
             while not actor.run.dead:
@@ -224,7 +224,7 @@ class Scheduler:
             heappush(self._turns, (wake, actor.number, actor.turn, actor))
 
     def _next(self) -> Actor:
-        """One of those whose time comes first, or has come already. Raises: Stuck if nobody's ever comes."""
+        """Return one of the actors whose time comes first, or has come. Raises: Stuck if no actor can ever run."""
         turns, ready = self._turns, list[Actor]()
         soonest = _NEVER
         while turns and turns[0][0] <= soonest:
@@ -257,8 +257,8 @@ def _number(actor: Actor) -> int:
 
 
 class SimulatedClock:
-    """The `wal.Clock` of a run: sleeping lets others run. `skew`: seconds by which this machine's clock is off; `rate`:
-    how fast it goes."""
+    """The `wal.Clock` of a run: sleeping lets other actors run. `skew`: error of this clock in seconds; `rate`: its
+    speed."""
 
     def __init__(self, scheduler: Scheduler, skew: float = 0.0, rate: float = 1.0) -> None:
         self._scheduler = scheduler

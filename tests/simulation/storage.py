@@ -1,15 +1,15 @@
-"""The store port as a simulated machine sees it: every call takes time, lets others run, and may go wrong.
+"""The store port of a simulated process: every call takes time, lets other actors run, and may fail.
 
     before landing   409 (unavailable) | reset | unavailable with a reason | refused | process killed
     after landing    500, 503, reset, time-out: no answer | 412 by a retry inside the client | process killed
-                     a system call of the adapter for local files fails behind its link: the link itself, the look
-    after an effect  a deletion or an overwrite raises, and was made
-    in between       the put lands much later, as the put-if-absent that it was
+                     a system call of the adapter for local files fails after its link: the link itself, the check
+    after an effect  a deletion or an overwrite raises although it took effect
+    in between       the put lands much later, still as put-if-absent
     at any call      slow | an outage, for one machine or all
     listings         behind by one: the newest object is missing
 
-A call has two moments at which others may run, one before and one after it takes effect: a process that is killed or
-stopped between them has done something that it does not know of.
+Other actors may run at two moments of a call, before and after it takes effect: a process that is killed or stopped
+between them has done something that it does not know.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ PUT_FAULTS = (
 CALL_FAULTS = ("unavailable", "unavailable after", "slow", "kill before", "kill after")
 OUTAGES = ("unavailable", "conflict", "reset before", "reset after", "look fails after")
 _OF_PUTS = frozenset({"look fails after"})
-"""Outages in which everything but puts works."""
+"""Outages where only puts fail."""
 _LATENCIES = (0.0, 0.0, 0.001, 0.002, 0.005, 0.02, 0.05)
 _PUT_TIMEOUT = 2.0
 _PUTS_WORSE = 3
-"""Puts fail so much oftener than other calls, of which there are many more."""
+"""Fault rate of puts relative to other calls, which are far more frequent."""
 _MOST = 0.6
-"""Of the puts of one kind at most so many have a fault: some must get through."""
+"""Maximum share of puts of one kind that have a fault, since some must succeed."""
 _DEATHS = 0.2
-"""Of the other calls' faults that would kill a process, how many do: a life must be long enough to get somewhere."""
+"""Share of the fatal faults of other calls that really kill: a life must be long enough to make progress."""
 _NOTE = "/owner.json"
 _LANCES_OWN = ("_versions/", "_transactions/")
 _FIXED_NAMES = {"bloom_filter.bin", "page_data.lance", "page_lookup.lance"}
@@ -70,27 +70,27 @@ _T = TypeVar("_T")
 
 @dataclass
 class Weather:
-    """How often what goes wrong in this run."""
+    """The frequency and the kinds of faults of a run."""
 
     rate: float
-    """Of the calls, how many have a fault."""
+    """Share of the calls that have a fault."""
     put_faults: tuple[str, ...]
     call_faults: tuple[str, ...]
     lag: float
-    """Of the listings, how many are behind by one."""
+    """Share of the listings that are behind by one."""
     speed: float = 1.0
-    """Factor on every latency; some machines are ten times as slow."""
+    """Factor on every latency; some machines are ten times slower."""
     lance_writes_worse: float = 1.0
     """Factor on `rate` for what Lance writes in one call, which is many requests."""
     manifests_worse: float = 1.0
-    """Factor on `rate` for puts of region manifests, of which there are few: claims, publications, prunes."""
+    """Factor on `rate` for puts of region manifests, which are rare: claims, publications, prunes."""
     pace: float = 1.0
-    """Factor on every latency and every pause of Lance's."""
+    """Factor on every latency and every pause of Lance."""
     outages: list[tuple[float, str, Host | None]] = field(default_factory=list)
-    """Until when, what every put answers, for whom (None: everybody)."""
+    """Outages: until when, the answer to every put, and the affected host (None: all hosts)."""
 
     def clear(self) -> None:
-        """From now on nothing goes wrong."""
+        """End all faults from now on."""
         self.rate = self.lag = 0.0
         self.outages.clear()
 
@@ -102,20 +102,20 @@ class Disk:
     inner: LocalStore
     scheduler: Scheduler
     created: dict[str, float] = field(default_factory=dict)
-    """In order of creation."""
+    """Creation times, in order of creation."""
     seen: dict[str, float] = field(default_factory=dict)
-    """Files that Lance wrote itself, and when they were listed first."""
+    """For files that Lance wrote itself, when they were listed first."""
     refilled: set[tuple[str, bytes]] = field(default_factory=set)
-    """Objects put into slots that were filled once, and collected."""
+    """Objects put into slots that had been filled and collected."""
     pending: list[tuple[str, bytes]] = field(default_factory=list)
-    """Puts that were not answered and have not landed yet."""
+    """Unanswered puts that have not landed yet."""
 
     def modified(self, key: str) -> float:
-        """When an object was written; of a file that Lance wrote itself, when it was listed first."""
+        """Return when an object was written; for a file that Lance wrote itself, when it was listed first."""
         return self.created.get(key) or self.seen.setdefault(key, START + self.scheduler.elapsed)
 
     def create(self, key: str, data: bytes) -> PutOutcome:
-        """What a put-if-absent does when it reaches the storage."""
+        """Execute a put-if-absent that reaches the storage."""
         outcome = None
         try:
             outcome = self.inner.put_if_absent(key, data)
@@ -127,7 +127,7 @@ class Disk:
         return outcome
 
     def land(self, key: str, data: bytes) -> None:
-        """A put that was under way for long arrives."""
+        """Execute a delayed put."""
         if (key, data) in self.pending:
             self.pending.remove((key, data))
             self.scheduler.note(f"late put {short(key)} -> {self.create(key, data).value}")
@@ -144,7 +144,7 @@ class Disk:
 
 
 class SimulatedStore:
-    """The `wal.ObjectStore` of one process. One thread. Every method is a point at which others may run."""
+    """The `wal.ObjectStore` of one process. One thread. At every method other actors may run."""
 
     remote = False
 
@@ -173,7 +173,7 @@ class SimulatedStore:
         self._call("hint", key, lambda: self._inner.put(key, data))
 
     def get(self, key: str) -> bytes | None:
-        # The manifests of the base table hold times and random names, notes the process: their lengths differ.
+        # Lengths vary: manifests of the base table contain times and random names, notes contain the process.
         said = _existence if key.startswith(_LANCES_OWN) or key.endswith(_NOTE) else _size
         return self._call("get", key, lambda: self._inner.get(key), said)
 
@@ -184,7 +184,7 @@ class SimulatedStore:
         return self._call("children", prefix, lambda: self._inner.children(prefix), _count)
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
-        """None: no process is killed inside a put of the disk."""
+        """Return an empty list: no process is killed inside a put of the disk."""
         return []
 
     def list_some(self, prefix: str, most: int) -> list[str]:
@@ -204,11 +204,11 @@ class SimulatedStore:
         self._call("delete", key, lambda: self._inner.delete(key))
 
     def remove_leftovers(self, prefix: str) -> None:
-        """Directories alone, which no actor sees: no point at which others may run."""
+        """Remove directories only, which no actor sees, so other actors do not run here."""
         self._inner.remove_leftovers(prefix)
 
     def url(self, key: str) -> str:
-        """No call of the storage: a name."""
+        """Return the URL of a key, without a call of the storage."""
         return self._inner.url(key)
 
     # ---- inside --------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class SimulatedStore:
         return "" if fault.startswith("kill") and not of_a_put and random.random() >= _DEATHS else fault
 
     def _ends(self) -> str:
-        """How this call kills the process, if this is its fate."""
+        """Return the fault that kills the process at this call, if that is its fate."""
         return "" if self._host.fate is None or self._scheduler.current is None else strikes(self._host, self._coverage)
 
     def _outage(self) -> str:
@@ -306,7 +306,7 @@ class SimulatedStore:
 
 
 class _FailingSystemCall:
-    """The `os` of the adapter for local files: `name` fails once, after its effect, at or behind a link."""
+    """The `os` of the adapter for local files: `name` fails once, after its effect, at or after a link."""
 
     def __init__(self, name: str) -> None:
         self._name, self._linked = name, False
@@ -337,7 +337,7 @@ def _failing_system_call(fault: str) -> AbstractContextManager[Any]:
 
 @lru_cache(4096)
 def short(key: str) -> str:
-    """A key as a person reads it, and the same in every run: pylance gives its files random names."""
+    """Return a key in a readable form that is the same in every run: pylance gives its files random names."""
     region = _SEGMENT.sub("_indices/*/", _REGION.sub(lambda found: _number(found[1]), key))
     if (entry := parse_entry_key(key)) is not None:
         return f"{_number(str(entry.region))}wal/{entry.position}"

@@ -1,4 +1,4 @@
-"""Who comes and goes in a `TableWorld`: an inspector, a hungry collector, upkeep of the base, a meddling stranger."""
+"""Actors of a `TableWorld`: an inspector, a hungry collector, upkeep of the base, another program, a loader."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tests.simulation.table_world import TableWorld
 
 _WAY_OFF = 1e6
-"""Seconds by which a hungry collector's clock is ahead: everything is old enough."""
+"""Seconds that a hungry collector's clock is ahead, so that everything is old enough."""
 _FEW_VERSIONS = VersionRules(age_min=0.0, hourly=0.0, daily=0.0, newest=1)
 
 
 class Inspector(Visitor):
-    """Looks at everything at one moment; see `TableWorld.inspect`."""
+    """Inspects everything at one moment; see `TableWorld.inspect`."""
 
     pace = (2.0, 5.0, 12.0)
 
@@ -42,7 +42,7 @@ class Inspector(Visitor):
 
 
 class RestartChaos(Chaos):
-    """Chaos, and an inspection of what a killed process has left, before its successor is at work."""
+    """Chaos, with an inspection of what a killed process has left, before its successor starts."""
 
     def _revive(self) -> None:
         before = [*self.world.processes, *self.world.visitors]
@@ -51,7 +51,7 @@ class RestartChaos(Chaos):
             cast("TableWorld", self.world).inspect("a restart")
 
     def _strike(self) -> None:
-        """Kills more than anything else, and short outages: commits are to get somewhere."""
+        """Mostly kill, with short outages, so that commits make progress."""
         world = self.world
         victim = world.random.choice([*world.processes, *world.visitors])
         until = world.scheduler.elapsed + world.random.choice((0.5, 2.0))
@@ -66,13 +66,13 @@ class RestartChaos(Chaos):
 
 
 class EagerCommitter(Committer):
-    """Commits as soon as there is something."""
+    """Commits as soon as there are SSTs to commit."""
 
     pace = (0.1, 0.5, 2.0)
 
 
 class HungryCollector(Collector):
-    """Deletes whatever may go, however young, in every region."""
+    """Deletes all garbage in every region, of any age."""
 
     pace = (0.2, 1.0, 3.0)
 
@@ -96,7 +96,7 @@ class HungryCollector(Collector):
 
 
 class Upkeep(Visitor):
-    """What a committer does between its commits, at limits far below the usual ones."""
+    """Maintains the base between commits, as a committer does, with very low limits."""
 
     pace = (1.0, 3.0, 6.0)
 
@@ -117,7 +117,7 @@ class Upkeep(Visitor):
 
 
 class _OfStrangers(Expiry):
-    """The rows of the meddler have expired, and no others: their value is 0."""
+    """An expiry that covers the meddler's rows only: their value is 0."""
 
     @property
     def expired(self) -> str:
@@ -125,7 +125,7 @@ class _OfStrangers(Expiry):
 
 
 class Expirer(Visitor):
-    """Collects expired rows: those of the meddler. They share fragments with others once these were compacted."""
+    """Collects expired rows: those of the meddler. After a compaction they share fragments with other rows."""
 
     pace = (1.0, 3.0, 6.0)
 
@@ -148,7 +148,7 @@ class Expirer(Visitor):
 
 
 class Meddler(Stranger):
-    """Another program with rows of its own that does to the table what Lance allows, at any moment."""
+    """Another program with its own rows that changes the table in any way that Lance allows, at any moment."""
 
     pace = (0.5, 2.0, 5.0)
 
@@ -176,7 +176,7 @@ class Meddler(Stranger):
         self.world.strangers.update(dict.fromkeys(fresh, True))
 
     def _merge(self, dataset: lance.LanceDataset) -> None:
-        """Its own rows again, and new ones; whether it came to be is looked up, since answers get lost."""
+        """Merge its own rows again, and new ones; read afterwards whether it took effect, since answers get lost."""
         fresh = self._fresh()
         old = [key for key, there in self.world.strangers.items() if there][:2]
         merge = dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().use_index(False)
@@ -219,9 +219,9 @@ class Meddler(Stranger):
 
 
 class Sleeper(Meddler):
-    """A program that changes the table from a handle that is older than versions that were deleted since.
+    """A program that changes the table from a handle that is older than versions deleted since.
 
-    Where it is, no other program deletes versions: only memwal makes a barrier above those that it deletes.
+    In its worlds no other program deletes versions: only memwal raises a barrier above those that it deletes.
     """
 
     pace = (0.2, 1.0)
@@ -232,7 +232,7 @@ class Sleeper(Meddler):
         self._do(deed, (2.0, 5.0, 10.0))
 
     def _delete(self, dataset: lance.LanceDataset) -> None:
-        """Of a row that its version has: Lance deletes nothing where the version has none."""
+        """Delete a row that its version has: Lance deletes nothing otherwise."""
         has = dataset.to_table(columns=["id"])["id"].to_pylist()
         if there := sorted(key for key in has if self.world.strangers.get(key)):
             gone = self.world.random.choice(there)
@@ -241,9 +241,10 @@ class Sleeper(Meddler):
 
 
 class Loader(Visitor):
-    """Loads three keys of its own past the log, again and again, and tokens that have landed once more: a load that
-    lands twice takes the rows back to older values. Now and then it ends the attempts of others that are not heard of,
-    as a delete with a filter does.
+    """Loads three keys of its own past the log repeatedly, and repeats tokens that have landed.
+
+    A load that lands twice would reset the rows to older values. From time to time it ends silent attempts of other
+    loaders, as a delete with a filter does.
     """
 
     pace = (1.0, 3.0, 6.0)
@@ -251,12 +252,12 @@ class Loader(Visitor):
 
     @staticmethod
     def token(number: int) -> str:
-        """The token of a load."""
+        """Return the token of a load."""
         return f"load {number}"
 
     @staticmethod
     def value(number: int) -> int:
-        """The value of its rows; no writer has such ones."""
+        """Return the value of a load's rows; no writer uses such values."""
         return 1_000_000 + number
 
     def step(self) -> None:

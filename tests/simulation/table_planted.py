@@ -1,6 +1,6 @@
-"""Faults in flush, commit and collection that somebody might build in; the simulation of the table must find each.
+"""Faults in flush, commit and collection that the simulation of the table must find.
 
-As in `planted`: each is a change of real code, made while a run lasts.
+Each patches real code during a run, as in `planted`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.simulation.table_world import TableWorld
 
 @contextmanager
 def prunes_before_the_sync() -> Iterator[None]:
-    """The manifests drop their SSTs first, the base is synced to the disk then."""
+    """The manifests drop their SSTs before the base is synced to the disk."""
 
     def prune_all(*arguments: Any) -> None:
         waiting: list[Any] = []
@@ -45,14 +45,14 @@ def prunes_before_the_sync() -> Iterator[None]:
 
 
 def prunes_one_generation_too_many() -> Planted:
-    """Off by one: the first generation that is not committed goes too."""
+    """Off by one: the first generation that is not committed is pruned too."""
     original = memwal.flush.commits.committer._without
     return patch.object(memwal.flush.commits.committer, "_without", lambda manifest, done: original(manifest, done + 1))
 
 
 @contextmanager
 def marker_on_the_deletes_pass() -> Iterator[None]:
-    """The progress is recorded by the first of the two passes."""
+    """The first of the two passes records the progress."""
     markers: list[Mapping[Any, int]] = []
 
     def write(self: Any, base: Any, changes: Any, there: Any, marker: Mapping[Any, int]) -> None:
@@ -61,7 +61,7 @@ def marker_on_the_deletes_pass() -> Iterator[None]:
 
     def delete(dataset: Any, keys: Any, marker: Mapping[Any, int] | None = None) -> Any:
         done = delete_original(dataset, keys, marker or markers[-1])
-        markers.append({})  # the upserts pass has none left to record
+        markers.append({})  # the upserts pass has nothing left to record
         return done
 
     def upsert(dataset: Any, rows: Any, key: Any, marker: Mapping[Any, int]) -> Any:
@@ -81,7 +81,7 @@ def marker_on_the_deletes_pass() -> Iterator[None]:
 
 @contextmanager
 def commits_without_the_first_generation() -> Iterator[None]:
-    """Of several generations the first one's rows are passed over; the marker says that all are there."""
+    """Of several generations the first one's rows are skipped; the marker claims that all are committed."""
 
     def read(store: Any, plans: Sequence[RegionPlan], *rest: Any) -> Any:
         return original(store, [replace(plan, ssts=plan.ssts[-1:]) for plan in plans], *rest)
@@ -101,13 +101,13 @@ def commits_the_oldest_row_of_each_key() -> Planted:
 
 
 def leaves_out_the_deletes_of_a_second_try() -> Planted:
-    """After a conflict the deletes are taken for done."""
+    """After a conflict the deletes are assumed to be done."""
     return patch.object(memwal.flush.commits.rounds, "rows_to_delete", lambda *_: 0)
 
 
 @contextmanager
 def publishes_before_the_sidecar() -> Iterator[None]:
-    """The manifest lists the SST while its key sidecar is still to be written."""
+    """The manifest lists the SST before its key sidecar is written."""
     waiting: dict[str, Callable[[], None]] = {}
 
     def write_later(directory: str, *args: Any, **rest: Any) -> None:
@@ -130,7 +130,7 @@ def publishes_before_the_sidecar() -> Iterator[None]:
 
 
 def records_a_load_after_its_rows() -> Planted:
-    """The marker of a load is in a version of its own."""
+    """The marker of a load is in a separate version."""
 
     def upsert(dataset: Any, rows: Any, key: Any, marker: Mapping[Any, int], number: int) -> Any:
         done = original(dataset, rows, key, {}, number)
@@ -151,12 +151,12 @@ def _collects(wrongly: Verdict) -> Planted:
 
 
 def collects_published_ssts() -> Planted:
-    """An SST goes though the newest manifest lists it."""
+    """An SST is collected although the newest manifest lists it."""
     return _collects(Verdict.LISTED)
 
 
 def collects_flushes_under_way() -> Planted:
-    """An SST that is in no manifest is garbage, that of a flush under way too."""
+    """An SST that is in no manifest counts as garbage, also that of a flush in progress."""
     return _collects(Verdict.UNPUBLISHED)
 
 
@@ -188,14 +188,14 @@ FOUND_BY = {
     "marker_on_the_deletes_pass": 4,
     "commits_without_the_first_generation": 2,
     "commits_the_oldest_row_of_each_key": 3,
-    "leaves_out_the_deletes_of_a_second_try": 32,  # only where a conflict follows a deletes pass: rare
+    "leaves_out_the_deletes_of_a_second_try": 32,  # only if a conflict follows a deletes pass: rare
     "records_a_load_after_its_rows": 5,
-    "deletes_versions_without_a_barrier": 24,  # only where another program sleeps: one seed of four
+    "deletes_versions_without_a_barrier": 24,  # only if another program sleeps: one seed of four
 }
 """As `planted.FOUND_BY`."""
 SEEDS_TO_FIND = 45
 
 
 def found_in_table_by(name: str) -> tuple[int, str] | None:
-    """The first seed that fails with the fault planted, and what it says; None where none of SEEDS_TO_FIND does."""
+    """Return the first failing seed with the fault planted, and its message; None if none of SEEDS_TO_FIND fails."""
     return first_failure(PLANTED_IN_TABLE[name], TableWorld, FOUND_BY.get(name, 1), SEEDS_TO_FIND)

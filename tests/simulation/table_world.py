@@ -1,22 +1,22 @@
-"""The second half of memwal as a simulation: flush, commit, collection and upkeep of the base, and who interferes.
+"""A world of the table: flush, commit, collection and upkeep of the base, and programs that interfere.
 
-A `World` whose weather is mild for the log and whose traffic is in the base table: small generations, two committers
-that race, a collector to which nothing is too young, upkeep, a stranger that appends, merges, deletes, compacts, builds
-and extends indexes and cleans versions up; in every fifth seed somebody who loads past the log, in every seventh a
-collection of expired rows, the stranger's. Again and again, and after every restart, everything is looked at, at one
-moment, as a crash of the whole machine would leave it (`TableWorld.inspect`):
+A `World` with few faults of the log and much traffic in the base table: small generations, two committers
+that race, a collector that ignores ages, upkeep, another program that appends, merges, deletes, compacts, builds
+and extends indexes and cleans versions up; in every fifth seed a loader past the log, in every seventh a collection of
+expired rows of the other program. Repeatedly, and after every restart, `TableWorld.inspect` checks at one moment what a
+crash of the whole machine would leave:
 
  1. `memwal verify --deep` finds nothing.
  2. Rows at the levels durable, flushed and committed: nothing acknowledged is missing, doubled or older.
- 3. Lance's own reader finds what ours does: the base table, the base through its index, base and SSTs together.
+ 3. Lance's own reader finds what memwal's does: the base table, the base through its index, base and SSTs together.
  4. No manifest has dropped an SST whose rows are in no base version that was synced to the disk.
- 5. Loaded rows are those of the last load that landed, though older tokens are tried again.
+ 5. Loaded rows are those of the last load that landed, though older tokens are repeated.
 
-At the end, when all is committed: a collection leaves no SST directory, one of orphan files takes every file that no
-version refers to, whatever its age, and then 1 to 5 hold again.
+At the end, when everything is committed: a collection leaves no SST directory, a collection of orphan files deletes
+every file that no version refers to, of any age, and then 1 to 5 hold again.
 
-One seed is one run, up to what pylance chooses inside of one call: names of its files, which no decision rests on, and
-the order in which its threads read.
+One seed gives one run, except for what pylance chooses inside one call: names of its files, which affect no decision,
+and the order of its threads' reads.
 """
 
 from __future__ import annotations
@@ -79,12 +79,13 @@ _VISITORS: Mapping[str, type[Visitor]] = {
     "sleeper": Sleeper,
 }
 _LOADS_EVERY, _EXPIRES_EVERY, _SLEEPS_EVERY = 5, 7, 4
-"""A loader is at work, rows expire, or another program writes from old handles in every seed that this divides."""
+"""The world has a loader, expiring rows, or a program that writes from old handles, in every seed divisible by
+these."""
 _BEINGS = ("committer0", "committer1", "collector0", "upkeep0", "meddler0", "reader0", "query0")
 
 
 class TableWorld(World):
-    """See the module's text. One thread."""
+    """A world of the base table; see the module. One thread."""
 
     indexes: tuple[tuple[str, IndexKind], ...] = (("v", "btree"),)
     chaos = RestartChaos
@@ -96,9 +97,9 @@ class TableWorld(World):
         self.has_sleeper = seed % _SLEEPS_EVERY == 0
         super().__init__(seed, directory, trace)
         self.synced: dict[UUID, int] = {}
-        """Per region the highest generation in a base version that was synced."""
+        """For each region the highest generation in a base version that was synced."""
         self.loads = 0
-        """Loads that have landed; the next one may have, a moment ago."""
+        """Number of loads that have landed; the next one may have landed a moment ago."""
 
     # ---- what differs from the log's world -----------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class TableWorld(World):
         return list(Loader.keys) if self.loads else []
 
     def landed(self) -> int:
-        """Return how many loads have landed, by their markers."""
+        """Return how many loads have landed, from their markers."""
         with self.scheduler.undisturbed():
             committed = memwal.flush.BaseTable.open(self.uri).committed
         return sum(has_landed(committed, load_id(Loader.token(number))) for number in range(self.loads + 1))
@@ -169,10 +170,10 @@ class TableWorld(World):
             patches.enter_context(simulated_machine(self.scheduler, self.weather, _POINTS))
             yield
 
-    # ---- looking -------------------------------------------------------------------------------------------------
+    # ---- inspection ----------------------------------------------------------------------------------------------
 
     def inspect(self, when: str) -> None:
-        """1 to 5 of the module's text. Raises Wrong."""
+        """Check 1 to 5 of the module. Raises: Wrong."""
         with self.scheduler.undisturbed():
             verified = verify_table(self.disk.inner, self.uri, deep=True)
             if verified.findings:

@@ -1,11 +1,11 @@
-"""Threads, locks and futures of real code as actors of the simulation.
+"""Replace threads, locks and futures of real code by actors of the simulation.
 
-Inside `simulated_threads` the modules of memwal find these in place of the standard library's. A thread is an actor of
-the process that starts it; whoever waits, for a lock, an event or a future, lets others run, as a call of the storage
-does. Between two such points a thread is not interrupted.
+Inside `simulated_threads` the modules of memwal use these in place of the standard library's. A thread is an actor of
+the process that starts it. A wait, for a lock, an event or a future, lets other actors run, as a call of the storage
+does. Between two waits a thread is not interrupted.
 
-Left alone are modules that compute in threads of their own and wait for them inside of one call: pylance's and those of
-`flush/sst`; nothing is decided there by who runs first.
+Modules that compute in their own threads and wait for them inside one call are not changed: pylance's and those of
+`flush/sst`. No decision there depends on the order of threads.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tests.simulation.scheduler import Actor, Killed, Scheduler
 
 _FOR_EVER = float("inf")
 _TICK = 1e-6
-"""Seconds that a wait takes at least: a clock that goes more slowly may have a moment left."""
+"""Minimum duration of a wait in seconds, since a slower clock may have a moment left."""
 _ALONE = ("memwal.flush.sst.", "memwal.flush.base.", "memwal.wal.store.", "memwal.flush.commits.", "memwal.memtable")
 
 
 class Parking:
-    """Actors that wait until somebody wakes them. Fair: first come, first woken."""
+    """Actors that wait until they are woken. Fair: first come, first woken."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._waiting: deque[Actor] = deque()
 
     def wait(self, until: float) -> bool:
-        """Wait until woken, True, or until the moment `until`, False. Raises: Killed."""
+        """Wait until woken (return True) or until the moment `until` (return False). Raises: Killed."""
         actor = self._scheduler.current
         assert actor is not None, "somebody waits while everything stands still"
         if self._scheduler.elapsed >= until - _TICK:
@@ -57,14 +57,14 @@ class Parking:
         return woken
 
     def wake(self, most: int = sys.maxsize) -> None:
-        """Wake the first `most`."""
+        """Wake the first `most` actors."""
         while self._waiting and most > 0:
             self._scheduler.wake(self._waiting.popleft())
             most -= 1
 
 
 class Lock:
-    """`threading.Lock`."""
+    """A simulated `threading.Lock`."""
 
     def __init__(self) -> None:
         self._held = False
@@ -98,7 +98,7 @@ class Lock:
 
 
 class RLock(Lock):
-    """`threading.RLock`."""
+    """A simulated `threading.RLock`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class RLock(Lock):
 
 
 class Condition:
-    """`threading.Condition`."""
+    """A simulated `threading.Condition`."""
 
     def __init__(self, lock: Lock | None = None) -> None:
         self._lock = lock or RLock()
@@ -139,7 +139,8 @@ class Condition:
                 self._again()
 
     def _again(self) -> None:
-        """Take the lock again; a killed thread cannot wait for it, and nobody looks any more."""
+        """Acquire the lock again. A killed thread cannot wait for it, and takes it, since its state is not used any
+        more."""
         try:
             self._lock.acquire()
         except Killed:
@@ -169,7 +170,7 @@ class Condition:
 
 
 class Event:
-    """`threading.Event`."""
+    """A simulated `threading.Event`."""
 
     def __init__(self) -> None:
         self._set = False
@@ -193,7 +194,7 @@ class Event:
 
 
 class Semaphore:
-    """`threading.Semaphore`."""
+    """A simulated `threading.Semaphore`."""
 
     def __init__(self, value: int = 1) -> None:
         self._left = value
@@ -210,7 +211,7 @@ class Semaphore:
 
 
 class Thread:
-    """`threading.Thread`: an actor of the process that starts it."""
+    """A simulated `threading.Thread`: an actor of the process that starts it."""
 
     def __init__(self, target: Callable[..., Any], name: str = "", args: tuple[Any, ...] = (), daemon: bool = False):
         del daemon
@@ -219,7 +220,7 @@ class Thread:
         self._ended = Event()
 
     def start(self) -> None:
-        """Let it run, when its turn comes."""
+        """Let the thread run when its turn comes."""
         scheduler = _present()
         by = scheduler.current
         assert by is not None, "a thread is started while everything stands still"
@@ -239,7 +240,7 @@ class Thread:
 
 
 class Future(concurrent.futures.Future[Any]):
-    """`concurrent.futures.Future`."""
+    """A simulated `concurrent.futures.Future`."""
 
     def __init__(self) -> None:
         self._condition = Condition()  # type: ignore[assignment]
@@ -250,7 +251,7 @@ class Future(concurrent.futures.Future[Any]):
 
 
 class Pool:
-    """`concurrent.futures.ThreadPoolExecutor`; its threads end when there is nothing to do."""
+    """A simulated `concurrent.futures.ThreadPoolExecutor`; its threads end when they are idle."""
 
     def __init__(self, max_workers: int = 1, thread_name_prefix: str = "pool", **_: Any) -> None:
         self._most, self._name = max_workers, thread_name_prefix
@@ -311,7 +312,7 @@ class Pool:
 
 
 def wait_all(jobs: Iterable[Future], timeout: float | None = None) -> Any:
-    """`concurrent.futures.wait`."""
+    """Do the same as `concurrent.futures.wait`."""
     jobs, until = list(jobs), _FOR_EVER if timeout is None else _present().elapsed + timeout
     for job in jobs:
         with suppress(Exception):
@@ -321,7 +322,7 @@ def wait_all(jobs: Iterable[Future], timeout: float | None = None) -> Any:
 
 
 def as_completed(jobs: Iterable[Future]) -> Iterator[Future]:
-    """`concurrent.futures.as_completed`."""
+    """Do the same as `concurrent.futures.as_completed`."""
     left, ended = list(jobs), Event()
     for job in left:
         job.add_done_callback(lambda _: ended.set())
@@ -364,7 +365,7 @@ _REPLACED = {
 
 
 class _NoThreads:
-    """Of `read.beside`: no thread is free, so that who asks does the work."""
+    """The threads of `read.beside`: none is free, so the caller does the work."""
 
     def submit(self, _: Callable[[], Any]) -> Any:
         """Raises: RuntimeError."""
@@ -373,7 +374,7 @@ class _NoThreads:
 
 @contextmanager
 def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
-    """While it lasts, what modules of memwal know as threads, locks and futures are actors of `scheduler`."""
+    """Replace the threads, locks and futures of memwal's modules by actors of `scheduler` inside the context."""
     _SCHEDULERS.append(scheduler)
     try:
         with ExitStack() as patches:
@@ -384,7 +385,7 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
                     if vars(module).get(attribute) is real:
                         patches.enter_context(patch.object(module, attribute, ours))
             patches.enter_context(patch.object(memwal.ingest.read.beside, "_threads", _NoThreads()))
-            kept = memwal.ingest.read.sst_cache._Kept  # whose default future is made by the class
+            kept = memwal.ingest.read.sst_cache._Kept  # the class creates its default future
             patches.enter_context(
                 patch.object(memwal.ingest.read.sst_cache, "_Kept", lambda columns: kept(columns, Future()))
             )

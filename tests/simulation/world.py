@@ -1,13 +1,13 @@
 """One run: a seed decides the shape of the world and everything that happens in it.
 
-1. A fresh table on a RAM disk, the actors, the weather.
-2. They act until the closing time: some writers close, others are killed or sleep.
-3. The storage is well again; puts that are still under way land now, later, or never.
-4. Every region is claimed once more, read, flushed and committed; at each step the oracle is asked, and the log, the
-   manifests and the base table are checked object by object.
+1. A fresh table on a RAM disk, the actors, the faults.
+2. The actors run until the closing time: some writers close, others are killed or sleep.
+3. The storage has no more faults; puts that are still in flight land now, later, or never.
+4. Every region is claimed once more, read, flushed and committed. At each step the oracle checks the rows, and the log,
+   the manifests and the base table are checked object by object.
 
-In an `AppendWorld` the table has no key: each write has ids that no other has, so that a row that is there twice, or is
-lost, is told from any other; the rest is the same.
+In an `AppendWorld` the table has no key: each write has unique ids, so that a doubled or lost row can be identified;
+the rest is the same.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _ATTEMPTS_MAX = 200
 _Indexes = tuple[tuple[str, IndexKind], ...]
 _Kind = tuple[int, wal.WalFormat, _Indexes, bool, flush.WriteRules]
 _IDS = 9_000
-"""More than any run writes; strangers' begin above."""
+"""More than any run writes; keys of other programs begin above."""
 
 
 class SeedFailed(AssertionError):
-    """A run broke a promise, or broke down. The text holds the seed and the last steps; `reason` is its own line."""
+    """A run broke a promise, or failed. The text has the seed and the last steps; `reason` is its own line."""
 
     def __init__(self, seed: int, steps: str, error: Exception, option: str = "") -> None:
         self.reason = f"seed {seed}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -76,12 +76,12 @@ class SeedFailed(AssertionError):
 
 
 _SHARD_WRITERS_LIMITS = {"generation_rows": 30, "generation_entries": 12}
-"""Far below the real ones, so that runs meet them."""
+"""Far below the real limits, so that runs reach them."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a world is; drawn by the seed."""
+    """The size of a world, drawn by the seed."""
 
     regions: int
     writers: int
@@ -90,7 +90,7 @@ class Shape:
     paces: tuple[float, ...]
     """Pauses of a writer between two turns."""
     rest: float
-    """Longest pause of a writer that lost a region, before it takes the region back."""
+    """Longest pause of a writer that lost a region, before it claims the region again."""
     chaos: float
     patience: int
     rows_max: int
@@ -101,7 +101,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run was: equal for equal seeds."""
+    """The result of a run: equal for equal seeds."""
 
     seed: int
     digest: str
@@ -124,7 +124,7 @@ class World:
     chaos: type[Chaos] = Chaos
     process: type[Process] = Process
     option = " --log"
-    """What of the command line chooses this kind."""
+    """The option of the command line that chooses this kind."""
 
     def __init__(self, seed: int, directory: str, trace: Trace) -> None:
         self.random = random.Random(f"world {seed}")
@@ -148,29 +148,29 @@ class World:
         known = () if self.append else enumerate(self.keys)
         self.oracle = Oracle({key: region for region, keys in known for key in keys})
         self.strangers: dict[int, bool] = {}
-        """Keys of the strangers, and whether they are there."""
+        """Keys of other programs, and whether their rows exist."""
         self.tokens: dict[tuple[str, int], tuple[int, bool]] = {}
-        """Per client and region the last token's number, and whether it is known to be applied."""
+        """For each client and region, the last token's number and whether it is known to be applied."""
         self.processes: list[Process] = []
         self.visitors: list[Visitor] = []
         self._lives = count()
 
-    # ---- what another kind of world changes ----------------------------------------------------------------------
+    # ---- overridden by other kinds of worlds ---------------------------------------------------------------------
 
     def drawn(self) -> tuple[Shape, Weather]:
-        """What the seed makes of the world."""
+        """Draw the shape of the world and its faults."""
         return _shape(self.random), _weather(self.random)
 
     def beings(self) -> Mapping[str, type[Visitor]]:
-        """The kinds of visitors, by the names in `Shape.visitors` without their number."""
+        """Return the kinds of visitors, by the names in `Shape.visitors` without their number."""
         return _VISITORS
 
     @contextmanager
     def machine(self) -> Iterator[None]:
-        """What pylance and the machine's clock are replaced by while the world lives."""
+        """Replace pylance's calls and the machine's clock inside the context."""
         with ExitStack() as patches:
             patches.enter_context(self.calls())
-            # Hash tables of a dozen keys: filling the usual 8,192 slots takes a fifth of a run.
+            # Hash tables of a dozen keys: filling the usual 8,192 slots would take a fifth of a run.
             patches.enter_context(patch("memwal.memtable.key.code_table.FIRST_SLOTS", 5))
             if self._short_maps:
                 patches.enter_context(patch("memwal.wal.applied._INLINE_MAX", 40))
@@ -178,22 +178,22 @@ class World:
             yield
 
     def calls(self) -> AbstractContextManager[None]:
-        """What pylance's calls and the machine's clock are replaced by."""
+        """Return the replacements of pylance's calls and the machine's clock."""
         return simulated_machine(self.scheduler, self.weather)
 
-    # ---- what the actors use -------------------------------------------------------------------------------------
+    # ---- used by the actors --------------------------------------------------------------------------------------
 
     @property
     def open(self) -> bool:
-        """Whether there is time left, and something to write."""
+        """Whether there is time left, and a write left to make."""
         return self.scheduler.elapsed < self.shape.seconds and len(self.oracle.attempts) < _ATTEMPTS_MAX
 
     def rest(self, paces: Sequence[float]) -> None:
-        """Let the actor that runs pause for one of some seconds."""
+        """Let the running actor pause for one of `paces`, in seconds."""
         self.scheduler.pause(self.random.choice(paces))
 
     def host(self, name: str) -> Host:
-        """A process of a visitor."""
+        """Return the process of a visitor."""
         return Host(name)
 
     def spawn(self, name: str, work: Callable[[], None], host: Host) -> None:
@@ -205,11 +205,11 @@ class World:
         self.scheduler.note(text)
 
     def ids(self, name: str) -> SeededIds:
-        """Identifiers of a new life of `name`."""
+        """Return the identifiers of a new life of `name`."""
         return SeededIds(self.random.getrandbits(64) + next(self._lives))
 
     def context(self, store: SimulatedStore, clock: SimulatedClock, name: str) -> RegionContext:
-        """What the regions of one process share."""
+        """Return the context that the regions of one process share."""
         limits = Limits(
             entry_size_max=self.shape.entry_size_max,
             linger_max=0.5,
@@ -234,13 +234,13 @@ class World:
         )
 
     def prune_manifests(self, store: SimulatedStore, region: UUID, clock: SimulatedClock, age: float) -> None:
-        """Delete all but two versions, however young: what others need is not in question here, and sleepers abound."""
+        """Delete all but two versions, of any age: nothing here needs older ones, and sleepers are frequent."""
         if self.shape.wal_format == "lance":
             found = wal.ManifestCollector(store, region, clock, kept=2).collect(lambda _: False, age)
             self.say(f"pruned {found.versions} manifests, kept {found.kept}")
 
     def random_rows(self, region: int, most: int) -> dict[int, bool]:
-        """Some keys of a region, all put or all deleted; without a key fresh ids."""
+        """Return some keys of a region, all put or all deleted; in a table without a key, fresh ids."""
         if self.append:
             fresh, self.keys[region] = self.keys[region][:most], self.keys[region][most:]
             self.oracle.region_of.update(dict.fromkeys(fresh, region))
@@ -249,7 +249,7 @@ class World:
         return dict.fromkeys(keys, self.random.random() < 0.2)
 
     def write(self, attempt: Attempt, *, durable: bool = True) -> Write:
-        """The rows of an attempt on their way into a region."""
+        """Return the write of an attempt into a region."""
         deletes = any(attempt.rows.values())
         values = pa.array([None if deletes else attempt.number] * len(attempt.rows), pa.int64())
         columns = [field for field in row_schema(self.base.schema, self.base.key) if field.name != TOMBSTONE]
@@ -260,7 +260,7 @@ class World:
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def live(self) -> None:
-        """Steps 2 to 4. Raises what the oracle or an actor raises."""
+        """Run steps 2 to 4. Raises: what the oracle or an actor raises."""
         for number in range(self.shape.writers):
             self.processes.append(self.process(self, f"writer{number}"))
         for name in self.shape.visitors:
@@ -299,7 +299,7 @@ class World:
                 self.disk.land(key, data)
 
     def _wake_sleepers(self) -> None:
-        """Everything is flushed and collected: whoever still believes to own a region is to find out."""
+        """Collect all entries, then let every process that believes to own a region detect that it lost it."""
         for region in self.region_ids:
             clock = SimulatedClock(self.scheduler, skew=1e6)
             wal.WalCollector(self._store(), region, self.codec, clock, workers=1).collect(0.0)
@@ -308,7 +308,7 @@ class World:
                 process.wake()
 
     def _collect_ssts(self, region: UUID) -> None:
-        """Everything is published and committed: no directory is left, whoever was killed in which flush."""
+        """Collect the SSTs of a region after everything is published and committed: no directory may be left."""
         collector = flush.SstCollector(self._store(), region, SimulatedClock(self.scheduler, skew=1e6), workers=1)
         listing = collector.list_region()
         found = collector.collect(listing, flush.base_needs(self._store(), flush.BaseTable.open(self.uri), 1e12), 0.0)
@@ -317,11 +317,11 @@ class World:
             raise Wrong(f"region {region}: SST directories {left} are left over: {found}")
 
     def counted(self) -> tuple[int, int]:
-        """How many writes there were, and how many of them were acknowledged."""
+        """Return how many writes there were, and how many of them were acknowledged."""
         return len(self.oracle.attempts), sum(attempt.state == "acked" for attempt in self.oracle.attempts)
 
     def loaded_keys(self) -> list[int]:
-        """Keys that were loaded past the log."""
+        """Return the keys that were loaded past the log."""
         return []
 
     def _store(self) -> SimulatedStore:
@@ -334,7 +334,7 @@ class World:
         return core
 
     def _check(self, who: str, table: StoredTable, level: str) -> None:
-        """One read at the end: every acked row, and what proves itself here must be in every later check too."""
+        """Check one read at the end: it shows every acked row; what it proves, every later check must show too."""
         found = list(pairs(table.scan(level=level).read_all()))
         ours = [row for row in found if row[0] in self.oracle.region_of]
         self.say(f"{who}: {len(ours)} rows, {len(found) - len(ours)} of strangers")
@@ -347,7 +347,7 @@ class World:
 
 
 def check_region(store: wal.ObjectStore, region: UUID, suffix: str) -> None:
-    """The objects of a region at rest: manifests follow each other, positions and generations have no gap."""
+    """Check the objects of a region at rest: manifests form a chain, positions and generations have no gap."""
     current: wal.RegionManifest | None = None
     for version in count(pruned_below(store, region)):
         data = store.get(manifest_key(region, version))
@@ -379,7 +379,7 @@ class AppendWorld(World):
 
 
 def simulate(seed: int, show: Callable[[str], None] | None = None, kind: type[World] = World) -> Outcome:
-    """Run one seed. Raises SeedFailed, with the seed and the last steps, where something is wrong."""
+    """Run one seed. Raises: SeedFailed, with the seed and the last steps, if anything is wrong."""
     trace = Trace(show)
     directory = tempfile.mkdtemp(prefix="memwal-simulation-", dir=_RAM_DISK if _RAM_DISK.is_dir() else None)
     try:
@@ -451,7 +451,7 @@ def _some(chance: random.Random, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _template(kind: _Kind) -> dict[str, bytes]:
-    """The files of an empty table, made once for all runs of this process."""
+    """Return the files of an empty table, created once for all runs of this process."""
     regions, wal_format, indexes, append, rules = kind
     with tempfile.TemporaryDirectory() as directory:
         uri, specs = f"{directory}/table.lance", [IndexSpec(*each) for each in indexes]

@@ -1,1 +1,1 @@
-"""The whole system for an hour with tiny limits and faults: what grows, and what is lost; see README.md."""
+"""Run the whole system for an hour with tiny limits and faults; detect growth and lost rows. See README.md."""

@@ -1,4 +1,7 @@
-"""`python -m tests.soak --minutes 60 --seed 1`: runs it, prints a line a minute, a table at the end; see README.md."""
+"""Run the soak: `python -m tests.soak --minutes 60 --seed 1` prints a line a minute and a table at the end.
+
+See README.md.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ from tests.soak.scene import Scene
 from tests.soak.trends import Verdict
 
 _EVERY = 5.0
-"""Seconds between two samples of the processes; files and requests are counted at every third."""
+"""Seconds between two samples of the processes; files and requests are counted at every third sample."""
 
 
 class Soak:
-    """One run: samples, progress, and what is wrong at its end."""
+    """One run: samples, progress, and the problems at its end."""
 
     def __init__(self, scene: Scene, hand: Hand, say: Callable[[str], None]) -> None:
         self.scene, self.hand, self.say = scene, hand, say
@@ -45,7 +48,7 @@ class Soak:
         self.failed: Counter[str] = Counter()
 
     def run(self, seconds: float) -> list[str]:
-        """All of it; what is wrong, a line each."""
+        """Run everything; return the problems, a line each."""
         self._begin()
         minute, number = 1, 0
         while (at := time.monotonic() - self.began) < seconds:
@@ -63,11 +66,11 @@ class Soak:
         return wrong + [verdict.broken for verdict in self.verdicts() if verdict.broken]
 
     def verdicts(self) -> list[Verdict]:
-        """Every series held against its bar."""
+        """Judge every series by its bar."""
         return list(verdicts(self.series, self.hand.done.total()))
 
     def as_json(self, wrong: list[str]) -> dict[str, Any]:
-        """Everything that was measured, found and done."""
+        """Return all measurements, findings and deeds."""
         series = self.series
         return {
             "wrong": wrong,
@@ -80,7 +83,7 @@ class Soak:
         }
 
     def _begin(self) -> None:
-        """Start everything, and wait until rows come through; the run is counted from then on."""
+        """Start everything and wait until rows come through; the time of the run starts then."""
         scene = self.scene
         ran = scene.command("init", str(scene.config))
         if ran.returncode:
@@ -88,7 +91,7 @@ class Soak:
         for each in (*scene.daemons, scene.clients["feed"]):
             each.look()
         feed = scene.journal("feed")
-        self._wait(lambda: last(feed, "position") is not None)  # it tells all from here on
+        self._wait(lambda: last(feed, "position") is not None)  # the feed delivers every change from here on
         scene.stream.start()
         self._wait(lambda: bool(scene.run.executors()) and any(line.get("changes") for line in lines(feed)))
         assert scene.place.proxy is not None
@@ -105,7 +108,7 @@ class Soak:
             time.sleep(0.5)
 
     def _count(self, at: float) -> None:
-        """Files by kind, and requests since the last count."""
+        """Count files by kind, and requests since the last count."""
         scene = self.scene
         assert scene.place.proxy is not None
         files = files_by_kind(scene.objects)
@@ -148,7 +151,7 @@ class Soak:
         return ", ".join(parts)
 
     def _noted(self) -> list[str]:
-        """What the clients found wrong, and processes that ended by themselves."""
+        """Return the problems that clients noted, and the processes that ended on their own."""
         noted = [
             line["wrong"] for name in self.scene.clients for line in lines(self.scene.journal(name)) if "wrong" in line
         ]
@@ -160,7 +163,7 @@ class Soak:
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command's options."""
+    """Parse the command's options."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long it is disturbed (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="decides rows, deeds and their moments (%(default)s)")
@@ -173,10 +176,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 where something is wrong."""
+    """Return the exit code: 1 if there is a problem."""
     options = options_of(arguments)
     os.chdir(ROOT)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what was started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the processes that were started
     with ExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memwal-soak-")))
         directory.mkdir(parents=True, exist_ok=True)
@@ -191,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def soaked(directory: Path, kafka: KafkaServer, options: argparse.Namespace) -> tuple[Soak, list[str]]:
-    """A whole run below `directory`, and what is wrong."""
+    """Run the soak below `directory`; return the run and its problems."""
     with on_s3(directory) as place, ExitStack() as stack:
         share, seconds = options.s3_faults / 100, 60 * options.minutes
         if share:

@@ -1,4 +1,4 @@
-"""What must be flat, and how flat; the formulas of what grows legitimately."""
+"""Which series must be flat, how flat, and how much legitimate growth is expected."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.soak.trends import Bar, Verdict, judge
 
 MIB = 1 << 20
 SETTLED, HALF_MOST = 150.0, 600.0
-"""Seconds after which a run keeps as many files as it ever will, at best: what is superseded is kept for KEPT, and then
-collected. Files and requests are judged from half of the run on, a process from half of its life on, at the latest from
-HALF_MOST."""
+"""Seconds. After SETTLED a run keeps a stable number of files: superseded files are kept for KEPT and then collected.
+Files and requests are judged from half of the run on, a process from half of its life on; both at the latest from
+HALF_MOST on."""
 _AGE, _LIVES = (60.0, 90.0), 4
-"""Age of processes that are compared over their lives, in seconds, and how many lives these must be."""
+"""The age, in seconds, at which lives of a process are compared, and the minimum number of lives."""
 
 PROCESSES = {
     "daemon": {
@@ -31,16 +31,19 @@ PROCESSES = {
     "reader": {"memory": Bar(64, 24, 0.15, 90), "threads": Bar(60, 8), "descriptors": Bar(40, 4)},
     "feed": {"memory": Bar(24, 16, 0.10, 90), "threads": Bar(12, 4), "descriptors": Bar(16, 4)},
 }
-"""By sort of process; memory in MiB. A daemon gets and gives regions while it lives, and Lance's threads for calls that
-block come and go with the load; it takes a quarter of an hour to come to the memory that it keeps. A clean-up of the
-base table has Lance read a manifest of each version, 64 at a time, over connections that stay for half a minute: a
-daemon's descriptors come and go by that many, and a slope over less than a quarter of an hour follows. The heap of a
-JVM grows up to its limit before it is collected, so its bar is one for what it may reach."""
+"""Bars by kind of process; memory in MiB.
+
+A daemon claims and releases regions while it lives, and Lance's threads for blocking calls follow the load. A daemon
+takes a quarter of an hour to reach the memory that it keeps. A clean-up of the base table makes Lance read the manifest
+of each version, 64 at a time, over connections that stay open for half a minute: a daemon's descriptors vary by that
+number, and so does a slope over less than a quarter of an hour. The heap of a JVM grows to its limit before it is
+collected, so its bar limits the highest value.
+"""
 YOUNG = {"daemon": {"descriptors": Bar(130)}}
-"""Of processes a minute after their start, where the bar is another one: a daemon of that age may have the connections
-of two clean-ups."""
+"""Bars of processes a minute after their start, where they differ: a daemon of that age may have the connections of two
+clean-ups."""
 _REGIONS_MAX = 6
-FILES = {  # not the two notes of each pause, which nobody deletes
+FILES = {  # without the two notes of each pause, which are never deleted
     "entries beyond fences": Bar(150, 0, 0.5, SETTLED),
     "manifests": Bar(150, 0, 0.5, SETTLED),
     "SSTs": Bar(40, 0, 0.5, SETTLED),
@@ -58,17 +61,17 @@ FILES = {  # not the two notes of each pause, which nobody deletes
     "checkpoint files": Bar(24, 0, 0.5, SETTLED),
     "temporary files": Bar(12, 0, 0.0, SETTLED),
 }
-"""Plans of a region are collected once there are PLANS_MIN. Each region has four notes, and each resize leaves one."""
+"""Plans of a region are collected once there are PLANS_MIN. Each region has four notes, and each resize adds one."""
 ORPHANS = {"transactions": 2, "deletion files": 6, "index segments": 6, "data files": 8, "staged rows": 2, "probes": 1}
-"""Files that a commit, a micro-batch or a start leaves if it is cut off: they are kept for a day at least
+"""Files that an interrupted commit, micro-batch or start leaves: they are kept for a day at least
 (`gc.orphan_age_min`)."""
 REQUESTS = Bar(60, 0, 0.5, 90, shortest=900)
-"""Of one kind, per minute; not judged in a short run, where they follow the deeds: an outage, a pause, a resize."""
+"""Requests of one kind per minute. Not judged in a short run, where they follow outages, pauses and resizes."""
 
 
 @dataclass
 class Series:
-    """What was sampled in a run, in seconds since its start. `files`, `requests`: by kind; requests per minute."""
+    """The samples of a run; times in seconds since its start. `files`, `requests`: by kind; requests per minute."""
 
     samples: list[Sample] = field(default_factory=list)
     files: list[tuple[float, Counter[str]]] = field(default_factory=list)
@@ -76,7 +79,7 @@ class Series:
 
 
 def verdicts(series: Series, cut_off: int) -> Iterator[Verdict]:
-    """Every series held against its bar. `cut_off`: how many commits, micro-batches or starts may have been cut off."""
+    """Judge every series by its bar. `cut_off`: how many commits, micro-batches or starts may have been interrupted."""
     yield from _of_processes(series.samples)
     yield from _of_lives(series.samples)
     half = min(HALF_MOST, max((at for at, _ in (*series.files, *series.requests)), default=0.0) / 2)
@@ -90,7 +93,7 @@ def verdicts(series: Series, cut_off: int) -> Iterator[Verdict]:
 
 
 def _of_processes(samples: Sequence[Sample]) -> Iterator[Verdict]:
-    """Each life of each process."""
+    """Judge each life of each process."""
     lives: defaultdict[tuple[str, int], list[Sample]] = defaultdict(list)
     for sample in samples:
         lives[sample.name, sample.life].append(sample)
@@ -107,7 +110,7 @@ def _of_processes(samples: Sequence[Sample]) -> Iterator[Verdict]:
 
 
 def _of_lives(samples: Sequence[Sample]) -> Iterator[Verdict]:
-    """The lives of each process beside each other: what they hold a minute after their start."""
+    """Compare the lives of each process: their values a minute after their start."""
     starts: dict[tuple[str, int], float] = {}
     young: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -129,5 +132,5 @@ def _bars(name: str, bars: Mapping[str, dict[str, Bar]] = PROCESSES) -> dict[str
 
 
 def value(sample: Sample, what: str) -> float:
-    """What is judged of a sample; memory in MiB."""
+    """Return the judged value of a sample; memory in MiB."""
     return sample.memory / MIB if what == "memory" else float(getattr(sample, what))

@@ -1,10 +1,10 @@
-"""One client of the soak, a process of its own: `python -m tests.soak.client KIND CONFIG ENDPOINTS JOURNAL SEED`.
+"""Run one client of the soak in its own process: `python -m tests.soak.client KIND CONFIG ENDPOINTS JOURNAL SEED`.
 
-- `writer`: puts and deletes with tokens, one after the other, each until it is acked; then gets what it wrote.
+- `writer`: puts and deletes with tokens, one after the other, each until it is acked; then gets the rows it wrote.
 - `reader`: every kind of read, through the daemons and from storage; no key twice, none older than it was before.
-- `feed`: follows the changes, from storage or through the daemons by turns, and notes each with its position.
+- `feed`: follows the changes, alternately from storage and through the daemons, and notes each with its position.
 
-A client that is killed goes on from its journal. What it finds wrong it notes there, and goes on. SIGTERM ends it.
+A restarted client continues from its journal. It notes problems in the journal, and continues. SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.soak.journal import Journal, last, lines
 from tests.soak.stream import KEYS, Plan, State, mismatch, version_of
 
 AGAIN = (memwal.Unavailable, memwal.UnknownOutcome, memwal.FencedError)
-"""What a client answers by doing the same again."""
+"""Errors after which a client repeats the call."""
 _PAUSE = 0.5
 """Seconds between two steps of a client."""
 
 
 class Client:
-    """What the kinds share: the table through its daemons and from storage, and the journal."""
+    """Common part of the kinds: the table through its daemons and from storage, and the journal."""
 
     def __init__(self, config: Path, endpoints: list[str], journal: Path, seed: int) -> None:
         self.config, self.endpoints, self.path, self.seed = config, endpoints, journal, seed
@@ -43,15 +43,15 @@ class Client:
         self.chance = random.Random(f"{seed}/{os.getpid()}")
 
     def connected(self) -> Any:
-        """The table through its daemons, as soon as one answers."""
+        """Connect to the table through its daemons, as soon as one answers."""
         return self.again(memwal.connect, self.endpoints)
 
     def stored(self) -> Any:
-        """The table from storage."""
+        """Open the table from storage."""
         return self.again(memwal.open, _uri(self.config), settings=self.config, read_only=True)
 
     def again(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """What a call returns; it is made again while the daemons or storage do not answer."""
+        """Return what a call returns; repeat it while the daemons or storage do not answer."""
         while True:
             try:
                 return call(*given, **named)
@@ -60,12 +60,12 @@ class Client:
                 time.sleep(_PAUSE)
 
     def wrong(self, text: str) -> None:
-        """Note what must not be."""
+        """Note a problem."""
         self.journal.note(wrong=f"{self.path.stem}: {text}", at=time.time())
 
 
 def write(client: Client) -> None:
-    """See the module. The step under way is finished before it ends."""
+    """Run a writer; see the module. A step in progress is finished before it ends."""
     number = int(client.path.stem.rpartition("-")[2])
     plan, made, table = Plan(number, client.seed), Made(), client.connected()
     n = (last(client.path, "acked") or 0) + 1
@@ -86,7 +86,7 @@ def write(client: Client) -> None:
 
 
 def read(client: Client) -> None:
-    """See the module."""
+    """Run a reader; see the module."""
     through, stored = client.connected(), client.stored()
     seen: dict[str, State] = {"latest": {}, "durable": {}}
     while not client.over.wait(_PAUSE):
@@ -123,13 +123,13 @@ READS: dict[str, Callable[[Any, str, random.Random], Any]] = {
 
 
 def follow(client: Client) -> None:
-    """See the module."""
+    """Run a feed; see the module."""
     position = last(client.path, "position")
     lives = sum("life" in line for line in lines(client.path))
     client.journal.note(life=lives + 1)
     table = client.stored() if lives % 2 else client.connected()
     if position is None:
-        position = client.again(table.changes_position, "earliest")  # the writers may have begun
+        position = client.again(table.changes_position, "earliest")  # the writers may have begun already
         client.journal.note(changes=[], position=position)
     changes = table.changes(position, columns=["id", "name"], follow=True)
     while True:
@@ -153,7 +153,7 @@ def _uri(config: Path) -> str:
 
 
 def main(kind: str, config: str, endpoints: str, journal: str, seed: str) -> None:
-    """See the module."""
+    """Run a client; see the module."""
     client = Client(Path(config), endpoints.split(","), Path(journal), int(seed))
 
     def end(number: int, frame: FrameType | None) -> None:

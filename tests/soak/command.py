@@ -1,7 +1,8 @@
-"""`python -m tests.soak.command serve CONFIG`: memwal, for clocks that are at most `APART` seconds apart.
+"""Run memwal for clocks that are at most `APART` seconds apart: `python -m tests.soak.command serve CONFIG`.
 
-memwal keeps versions of the base table two hours longer than `gc.changes_age_min`, for clocks that are an hour apart,
-and with them what they need: nothing of a run would be collected. The processes of a run have one clock.
+memwal allows for clocks that are an hour apart, so it keeps versions of the base table, and the objects that they need,
+two hours longer than `gc.changes_age_min`: nothing would be collected during a run. The processes of a run share one
+clock.
 """
 
 from __future__ import annotations

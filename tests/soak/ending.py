@@ -1,4 +1,4 @@
-"""What must hold when all is over: everything that was written is there once and newest, and nothing is left behind."""
+"""Checks at the end of a run: every written row exists once in its newest version, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.soak.scene import PATIENCE, Scene
 from tests.soak.stream import Plan, State, mismatch
 
 _ALLOWED_LEFT = ("blockmgr-", "spark-", "hsperfdata_", ".tmp")
-"""Names of directories of Spark and, with a dot, of Rust's libraries: a process that is killed cannot remove them. That
-there are not ever more of them is a bar (`bars.FILES`)."""
+"""Prefixes of directories of Spark and, with a dot, of Rust's libraries: a killed process cannot remove them. A bar
+checks that their number does not grow (`bars.FILES`)."""
 
 
 def finish(scene: Scene) -> Iterator[str]:
-    """End everything in order; what is wrong, a line each."""
+    """End every process in order; yield the problems, a line each."""
     scene.stream.stop()
     scene.look()
     for name in (*scene.writers, "reader"):
@@ -43,7 +43,7 @@ def finish(scene: Scene) -> Iterator[str]:
 
 
 def expected_rows(scene: Scene) -> State:
-    """The version of each key, by what was produced and what the writers' journals say."""
+    """Return the expected version of each key, from the produced records and the writers' journals."""
     expected = dict(scene.stream.state)
     for number, name in enumerate(scene.writers):
         expected |= Plan(number, scene.seed).state(last(scene.journal(name), "acked") or 0)
@@ -51,8 +51,10 @@ def expected_rows(scene: Scene) -> State:
 
 
 def told(path: Path) -> tuple[State, int, list[str]]:
-    """The rows that the feed's journal comes to, how many changes it has, and what is wrong with them: an insert of a
-    row that is there, an update or delete of one that is not, a version that is not newer than the one before.
+    """Replay the feed's journal: return its rows, its number of changes, and the problems.
+
+    Problems: an insert of an existing row, an update or delete of a missing one, a version that is not newer than the
+    one before.
     """
     state: State = {}
     newest: State = {}
@@ -72,7 +74,7 @@ def told(path: Path) -> tuple[State, int, list[str]]:
 
 
 def _told(scene: Scene, expected: State) -> Iterator[str]:
-    """The feed tells all, as soon as it gets there."""
+    """Wait until the feed has delivered every change; yield the problems."""
     until = time.monotonic() + PATIENCE
     state, _, wrong = told(scene.journal("feed"))
     while state != expected and time.monotonic() < until:
@@ -85,7 +87,7 @@ def _told(scene: Scene, expected: State) -> Iterator[str]:
 
 
 def _ended(scene: Scene, name: str) -> Iterator[str]:
-    """End a process in order: it must end by itself, with exit code 0, and leave no process behind."""
+    """End a process by SIGTERM: it must end with exit code 0, and leave no process behind."""
     kept = scene.kept()[name]
     code = kept.close()
     if code:
@@ -95,7 +97,7 @@ def _ended(scene: Scene, name: str) -> Iterator[str]:
 
 
 def _on_storage(scene: Scene, expected: State) -> Iterator[str]:
-    """The base table has every row, each column as it was written; verify and a collection find nothing."""
+    """Check the base table: every row with every column as written; `verify` and a collection find nothing."""
     made, place = Made(), scene.place
     found = lance.dataset(place.uri, storage_options=dict(place.options)).to_table().to_pylist()
     rows = [made.row(id, version) for id, version in expected.items()]
@@ -111,7 +113,7 @@ def _on_storage(scene: Scene, expected: State) -> Iterator[str]:
 
 
 def _left(scene: Scene) -> Iterator[str]:
-    """Nothing is left in the directory for temporary files but what killed processes could not remove."""
+    """Check that only killed processes left files in the directory for temporary files."""
     names = sorted(each.name for each in scene.temporary.iterdir())
     if ours := [name for name in names if not name.startswith(_ALLOWED_LEFT)]:
         yield f"temporary files are left: {ours[:5]}"

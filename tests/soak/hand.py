@@ -1,8 +1,8 @@
-"""The hand that disturbs: one deed after the other, chosen by a seed, a minute apart on average.
+"""Disturb the soak: one deed after the other, chosen by a seed, a minute apart on average.
 
-Deeds come from a deck that is shuffled whenever it is used up, so that each has its turn. After a quarter of the run
-all daemons are restarted one after the other; from then on daemon 0 is spared: it is neither killed nor ended, so that
-one daemon lives long enough for a slow growth to be seen.
+The deck of deeds is shuffled whenever it is used up, so that each deed has its turn. After a quarter of the run
+all daemons are restarted one after the other; from then on daemon 0 is neither killed nor ended, so that one daemon
+lives long enough to show slow growth.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ DECK = {
     "pause commits": 1,
     "collect": 1,
 }
-"""How often each is in the deck."""
+"""How often each deed is in the deck."""
 _OTHER_REGIONS = 6
 _WHILE = (4.0, 9.0)
-"""Seconds for which something stands still: longer than a lease, and than peers wait; shorter than
+"""Seconds for which a process stands still: longer than a lease and than peers wait, shorter than
 `wal.retry_budget`."""
 
 
 class Hand:
-    """Disturbs a scene in a thread of its own, between `start` and `stop`.
+    """Disturbs a scene in its own thread, between `start` and `stop`.
 
-    Thread safety. `done` and `wrong` may be read meanwhile.
+    Thread safety. `done` and `wrong` may be read during the run.
     """
 
     def __init__(self, scene: Scene, seconds: float, every: float, faults: float, seed: int) -> None:
-        """`seconds`: of the whole run; `every`: between two deeds; `faults`: share of requests that fail anyway."""
+        """`seconds`: length of the run; `every`: seconds between two deeds; `faults`: share of requests that always
+        fail."""
         self.scene, self.every, self.faults = scene, every, faults
         self._chance, self._deck, self._regions = random.Random(seed), list[str](), REGIONS
         self._began, self._roll_at, self.rolled = 0.0, seconds / 4, False
@@ -59,22 +60,22 @@ class Hand:
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.log: list[tuple[float, str]] = []
-        """When each deed began, in seconds since the start of the run."""
+        """The start of each deed, in seconds since the start of the run."""
 
     def start(self) -> None:
-        """Begin; the run is counted from now on."""
+        """Start; the time of the run starts now."""
         self._began = time.monotonic()
         self._thread.start()
 
     def stop(self, meanwhile: Callable[[], None]) -> None:
-        """End it when the deed under way is done; `meanwhile` is called again and again until then."""
+        """Stop after the deed in progress; call `meanwhile` repeatedly until then."""
         self._over.set()
         while self._thread.is_alive():
             meanwhile()
             self._thread.join(1.0)
 
     def kills(self) -> int:
-        """Processes that were killed or ended so far."""
+        """Return the number of processes killed or ended so far."""
         return sum(number for deed, number in self.done.items() if deed.startswith(("kill", "end", "restart")))
 
     def _run(self) -> None:
@@ -88,7 +89,7 @@ class Hand:
             self.log.append((round(time.monotonic() - self._began, 1), deed))
             try:
                 act()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on, and tells it at its end
+            except Exception as error:  # noqa: BLE001 - the run continues after any error, and reports it at its end
                 self.wrong.append(f"{deed}: {type(error).__name__}: {error}")
             self.done[deed] += 1
 
@@ -116,14 +117,14 @@ class Hand:
         }
 
     def _daemon(self) -> Kept:
-        """One that may be killed."""
+        """Choose a daemon that may be killed."""
         return self._chance.choice(self.scene.daemons[1:] if self.rolled else self.scene.daemons)
 
     def _kill_client(self) -> None:
         self.scene.clients[self._chance.choice(sorted(self.scene.clients))].kill()
 
     def _kill_driver(self) -> None:
-        """As soon as it has executors: killed at every start, it would read nothing."""
+        """Kill the driver once it has executors: if it were killed at every start, it would read nothing."""
         wait_until(self.scene.run.executors, PATIENCE, 0.5)
         self.scene.run.kill()
 
@@ -162,7 +163,7 @@ class Hand:
         self._command("regions", "resize", str(self.scene.config), "--to", str(self._regions))
 
     def _roll(self) -> None:
-        """End each daemon in order, and wait until both serve again."""
+        """End each daemon by SIGTERM, and wait until both serve again."""
         for daemon in self.scene.daemons:
             before = daemon.starts
             daemon.signal(signal.SIGTERM)
@@ -172,7 +173,7 @@ class Hand:
         return len(self.scene.epochs()) >= self._regions
 
     def _command(self, *words: str) -> None:
-        """A command that is given again where storage did not answer it, as an operator does."""
+        """Run a command; repeat it up to five times if storage does not answer, as an operator would."""
         said = ""
         for _ in range(5):
             try:

@@ -1,7 +1,7 @@
-"""What a client process noted, line by line: it survives the process, and the next one goes on from it.
+"""A journal of a client process: its lines survive the process, and the next process continues from them.
 
-A line is one JSON object, written by one call: a killed process leaves whole lines, and at most a part of a last one,
-which counts as not written.
+A line is one JSON object, written by one call: a killed process leaves complete lines, and at most a part of a last
+one, which counts as not written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Journal:
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file, none where it does not exist."""
+    """Yield the complete lines of a file; nothing if it does not exist."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -37,5 +37,5 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last(path: Path, name: str) -> Any:
-    """The value of `name` in the last line that has it; None if none does."""
+    """Return the value of `name` in the last line that has it; None if no line has it."""
     return next((line[name] for line in reversed(list(lines(path))) if name in line), None)

@@ -1,4 +1,4 @@
-"""What is measured meanwhile: each process, files of the bucket and requests by kind, files of the local disk."""
+"""Measurements of a run: each process, objects of the bucket and requests by kind, files of the local disk."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ _KINDS = (
     (r"data/", "data files"),
 )
 _DIRECTORIES = {"SSTs", "index segments"}
-"""Kinds whose directories are counted, not their files."""
+"""Kinds that are counted by directory, not by file."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One process at a moment: seconds since the start of the run, its name and the number of its life, bytes of
-    memory of its own (anonymous: not those of mapped files), threads, open descriptors.
+    """One process at one moment.
+
+    `at`: seconds since the start of the run. `life`: number of the process's life. `memory`: anonymous memory in bytes,
+    without mapped files. `descriptors`: open ones.
     """
 
     at: float
@@ -50,17 +52,17 @@ class Sample:
 
 
 def of_process(at: float, name: str, life: int, pid: int) -> Iterable[Sample]:
-    """A sample of a process; none where it has ended."""
+    """Yield a sample of a process; nothing if it has ended."""
     with suppress(OSError, StopIteration):
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
         values = dict(line.split(":", 1) for line in status.splitlines())
         descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-        if "RssAnon" in values:  # not of one that has ended and was not waited for
+        if "RssAnon" in values:  # missing for a process that has ended and was not waited for
             yield Sample(at, name, life, 1024 * int(values["RssAnon"].split()[0]), int(values["Threads"]), descriptors)
 
 
 def java_below(processes: Iterable[psutil.Process]) -> Iterable[tuple[str, int]]:
-    """(name, pid) of the JVMs among processes: of the driver and of executors."""
+    """Yield (name, pid) of the JVMs among processes: the driver's and the executors'."""
     for each in processes:
         with suppress(psutil.NoSuchProcess):
             words = each.cmdline()
@@ -70,12 +72,13 @@ def java_below(processes: Iterable[psutil.Process]) -> Iterable[tuple[str, int]]
 
 
 def files_by_kind(objects: Path) -> Counter[str]:
-    """The objects of a bucket by kind, where the S3 server keeps them: a directory with `xl.meta` for each."""
+    """Count the objects of a bucket by kind in the S3 server's directory: it has a directory with `xl.meta` for
+    each."""
     return count_kinds(os.path.relpath(at, objects) for at, _, files in os.walk(objects) if "xl.meta" in files)
 
 
 def count_kinds(keys: Iterable[str]) -> Counter[str]:
-    """Keys of objects by kind."""
+    """Count keys of objects by kind."""
     found: Counter[str] = Counter()
     directories = set()
     for key in keys:
@@ -93,7 +96,7 @@ def count_kinds(keys: Iterable[str]) -> Counter[str]:
 
 
 def requests_by_kind(requests: Iterable[Request]) -> Counter[str]:
-    """Requests as `get log`, and those of them for entries that are not there as `probed positions`."""
+    """Count requests by kind, such as `get log`; requests for missing entries also as `probed positions`."""
     found: Counter[str] = Counter()
     for each in requests:
         kind = kind_of(each.key)
@@ -104,5 +107,5 @@ def requests_by_kind(requests: Iterable[Request]) -> Counter[str]:
 
 
 def files_below(directory: Path) -> int:
-    """Files below a directory, of which some may go meanwhile."""
+    """Count the files below a directory; files may disappear meanwhile."""
     return sum(len(files) for _, _, files in os.walk(directory))

@@ -1,4 +1,4 @@
-"""What the soak runs: broker, S3 behind a proxy with faults, two daemons, `memwal run`, clients; all limits tiny."""
+"""Processes of the soak: broker, S3 behind a proxy with faults, two daemons, `memwal run`, clients; tiny limits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.soak.stream import Stream
 
 MASTER, PART, WRITERS = "local-cluster[1,1,1024]", 1000, 2
 PATIENCE = 300.0
-"""Seconds in which a command ends."""
+"""Seconds within which a command ends."""
 KEPT = 90
-"""Seconds for which changes can be read again. Whatever is kept for readers is kept about as long."""
+"""Seconds for which changes can be read again. All retention times of the run are about as long."""
 TINY: Sections = {
     "table": {"cache_max": "64MiB"},
     "memtable": {"rows_max": 400, "entries_max": 40, "age_max": "20s", "vector_train_rows": 256},
@@ -49,12 +49,12 @@ TINY: Sections = {
     "source": {"trigger": "1s"},
     "log": {"level": "info"},
 }
-"""Of a real table each is a hundred times as large, or more. `versions_age_min` is longer than any daemon stands
-still."""
+"""Limits of a real table are a hundred times larger, or more. `versions_age_min` is longer than any stop of a
+daemon."""
 
 
 class Scene(Pipeline):
-    """Everything that runs; `place` is on S3 behind a proxy."""
+    """All processes of a run; `place` is on S3 behind a proxy."""
 
     PROGRAM = "tests.soak.command"
 
@@ -71,29 +71,30 @@ class Scene(Pipeline):
 
     def _sections(self, sections: Sections, master: str) -> Sections:
         whole = super()._sections(sections, master)
-        whole["source"]["spark"]["spark.sql.streaming.minBatchesToRetain"] = "10"  # of 100: the checkpoint fills soon
+        # The default is 100: the checkpoint reaches its final size sooner.
+        whole["source"]["spark"]["spark.sql.streaming.minBatchesToRetain"] = "10"
         return whole
 
     @property
     def writers(self) -> list[str]:
-        """Names of the clients that write."""
+        """Names of the writing clients."""
         return [f"writer-{number}" for number in range(WRITERS)]
 
     @property
     def objects(self) -> Path:
-        """Where the S3 server keeps the objects of the table's bucket."""
+        """The S3 server's directory with the objects of the table's bucket."""
         return self.directory / "s3" / "objects" / BUCKET
 
     def journal(self, client: str) -> Path:
-        """The file in which a client notes what it did."""
+        """Return the file of a client's notes."""
         return self.directory / f"{client}.jsonl"
 
     def kept(self) -> dict[str, Kept]:
-        """All processes that are started again when they end, by name."""
+        """Return all processes that are restarted when they end, by name."""
         return {"daemon 0": self.daemons[0], "daemon 1": self.daemons[1], "run": self.run, **self.clients}
 
     def look(self) -> None:
-        """Start what does not run."""
+        """Start every process that is not running."""
         for each in self.kept().values():
             each.look()
 
@@ -103,7 +104,7 @@ class Scene(Pipeline):
             each.close(5.0)
 
     def samples(self, at: float) -> Iterator[Sample]:
-        """Of every process at `at`."""
+        """Sample every process at time `at`."""
         for name, kept in self.kept().items():
             if (process := kept.process) is not None:
                 yield from of_process(at, name, kept.starts, process.pid)
@@ -111,11 +112,11 @@ class Scene(Pipeline):
             yield from of_process(at, name, pid, pid)
 
     def epochs(self) -> dict[str, int]:
-        """The epoch of each region that a daemon says it has."""
+        """Return the epoch of each region that a daemon reports."""
         found: dict[str, int] = {}
         for endpoint in self.endpoints:
             told: dict[str, int] = {}
-            with suppress(flight.FlightError, pa.ArrowException):  # it is dead, stopped or starting
+            with suppress(flight.FlightError, pa.ArrowException):  # the daemon is dead, stopped or starting
                 told = ask(endpoint, "regions", 2.0)["regions"]
             found.update({region: max(epoch, found.get(region, 0)) for region, epoch in told.items()})
         return found

@@ -1,7 +1,7 @@
-"""The rows that the soak writes: an endless stream into Kafka, and the puts of writers, over a bounded number of keys.
+"""Rows of the soak: an endless stream into Kafka, and the puts of writers, over a bounded number of keys.
 
-A row is a function of its key and a version, so versions tell the table. Keys of the stream are 0 to `KEYS` - 1; each
-writer has `OWN_KEYS` of its own.
+A row is a function of its key and a version, so the versions determine the whole table. Keys of the stream are 0 to
+`KEYS` - 1; each writer has `OWN_KEYS` of its own.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.kafka_server import KafkaServer, Record
 KEYS, OWN_KEYS = 2000, 300
 _DELETED, _EVERY = 0.15, 0.5
 State = dict[int, int]
-"""Version by key, of the rows that a table has."""
+"""The version of each key in a table."""
 
 
 class Stream:
-    """Updates, deletes and new rows for a topic, at a steady rate, in a thread of its own between `start` and `stop`.
+    """Updates, deletes and new rows for a topic, at a steady rate, in its own thread between `start` and `stop`.
 
     Thread safety. `state`, `produced` and `version` may be read while it runs; `state` is exact after `stop`.
     """
@@ -42,7 +42,7 @@ class Stream:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; every record is in the topic then. Raises: what ended it earlier."""
+        """Stop; every record is in the topic then. Raises: the error that ended the thread earlier."""
         self._over.set()
         self._thread.join()
         if self.failed is not None:
@@ -52,13 +52,13 @@ class Stream:
         due = time.monotonic()
         try:
             while not self._over.wait(max(0.0, due - time.monotonic())):
-                due = max(due + _EVERY, time.monotonic() - 10 * _EVERY)  # a broker that stood still is not flooded
+                due = max(due + _EVERY, time.monotonic() - 10 * _EVERY)  # do not flood a broker that stood still
                 self._kafka.produce(self._topic, [self._record() for _ in range(int(self._rate * _EVERY))])
         except RuntimeError as error:
             self.failed = error
 
     def _record(self) -> Record:
-        """One more record; its version is its number, so that versions of a key rise."""
+        """Return one more record. Its version is its number, so versions of a key rise."""
         id, self.produced = self._chance.randrange(KEYS), self.produced + 1
         key = json.dumps({"id": id}).encode()
         if self._chance.random() < _DELETED:
@@ -78,19 +78,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a writer writes, a function of its number and that of the step: so a journal has to keep numbers only."""
+    """The writes of a writer as a function of its number and the step's, so that a journal keeps numbers only."""
 
     writer: int
     seed: int
 
     def step(self, n: int) -> Step:
-        """Step n, from 1 on; its rows have version n."""
+        """Return step n, from 1 on; its rows have version n."""
         chance = random.Random(f"{self.seed}/{self.writer}/{n}")
         first = 1_000_000 * (self.writer + 1)
         return Step(tuple(chance.sample(range(first, first + OWN_KEYS), 5)), deletes=chance.random() < _DELETED)
 
     def apply(self, state: State, n: int) -> None:
-        """Step n on what the table had."""
+        """Apply step n to `state`."""
         step = self.step(n)
         for id in step.ids:
             if step.deletes:
@@ -99,7 +99,7 @@ class Plan:
                 state[id] = n
 
     def state(self, upto: int) -> State:
-        """What the table has after steps 1 to `upto`."""
+        """Return the state after steps 1 to `upto`."""
         state: State = {}
         for n in range(1, upto + 1):
             self.apply(state, n)
@@ -107,12 +107,12 @@ class Plan:
 
 
 def version_of(name: str) -> int:
-    """The version of a row, of its column `name`."""
+    """Return the version of a row from its column `name`."""
     return int(name.rpartition(" v")[2])
 
 
 def mismatch(found: Mapping[int, int], expected: Mapping[int, int]) -> str:
-    """What is wrong with the versions of a table, in a line; empty if nothing is."""
+    """Compare the versions of a table; return the differences in a line, "" if both are equal."""
     missing, more = expected.keys() - found.keys(), found.keys() - expected.keys()
     other = {id for id in expected.keys() & found.keys() if expected[id] != found[id]}
     if not missing and not more and not other:

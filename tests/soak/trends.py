@@ -1,8 +1,8 @@
-"""Whether a series of samples is flat: pure.
+"""Pure functions that decide whether a series of samples is flat.
 
-The growth of a series is its Theil–Sen slope (the median of the slopes between all pairs of samples) times its length:
-what comes and goes in waves, and a few samples far off, do not move a median. It is held against a bar: so much that
-may come and go, plus so much for each hour. The first samples of a series, while caches fill, do not count.
+The growth of a series is its Theil-Sen slope (the median of the slopes between all pairs of samples) times its length:
+waves and a few outliers do not move a median. A bar limits the growth: a constant amount, plus an amount for each hour.
+The first samples of a series, while caches fill, do not count.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from itertools import combinations, pairwise
 Points = Sequence[tuple[float, float]]
 """(seconds, value), by rising seconds."""
 FEWEST = 8
-"""Samples, below which nothing is said about the growth of a series."""
+"""Minimum number of samples for a verdict on growth."""
 _PAIRED = 240
-"""Samples that are paired with each other at most; a longer series is thinned out."""
+"""Maximum number of samples that are paired; longer series are thinned out."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """How much a series may grow after `warm_up` seconds: the larger of `slack` and `share` of its level, and
-    `per_hour` in addition for each hour of its length, which must be `shortest` seconds at least; and what it may never
-    exceed.
+    """How much a series may grow after `warm_up` seconds.
+
+    The limit is the larger of `slack` and `share` of its level, plus `per_hour` for each hour of its length. A series
+    shorter than `shortest` seconds is not judged. No value may exceed `most`.
     """
 
     slack: float
@@ -36,13 +37,13 @@ class Bar:
     shortest: float = 240.0
 
     def allows(self, level: float, seconds: float) -> float:
-        """The growth that is allowed to a series of this level and length."""
+        """Return the growth allowed for a series of this level and length."""
         return max(self.slack, self.share * level) + self.per_hour * seconds / 3600
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of a series; `level`, `grown` and `allowed` in its own unit, `seconds` without the warm-up."""
+    """The result for a series; `level`, `grown` and `allowed` in its own unit, `seconds` without the warm-up."""
 
     name: str
     level: float
@@ -53,11 +54,11 @@ class Verdict:
     seconds: float
     picture: str
     judged: bool
-    """Whether the series was long enough to say anything about its growth."""
+    """Whether the series was long enough to judge its growth."""
 
     @property
     def broken(self) -> str:
-        """The bar that the series breaks, in a line; empty if none."""
+        """Describe the violation of the bar in a line; "" if the series keeps it."""
         if self.highest > self.most:
             return f"{self.name}: reached {self.highest:,.1f}, at most {self.most:,.1f} is allowed"
         if self.judged and self.grown > self.allowed:
@@ -69,7 +70,7 @@ class Verdict:
 
 
 def judge(name: str, points: Points, bar: Bar) -> Verdict:
-    """Hold a series against a bar. `warm_up` counts from its first sample."""
+    """Judge a series by a bar. `warm_up` counts from its first sample."""
     settled = [point for point in points if point[0] - points[0][0] >= bar.warm_up]
     seconds = settled[-1][0] - settled[0][0] if settled else 0.0
     level = statistics.median(value for _, value in settled) if settled else 0.0
@@ -87,14 +88,14 @@ def judge(name: str, points: Points, bar: Bar) -> Verdict:
 
 
 def slope(points: Points) -> float:
-    """The Theil–Sen slope of a series per second; 0 for fewer than two samples."""
+    """Return the Theil-Sen slope of a series per second; 0 for fewer than two samples."""
     thinned = points[:: max(1, len(points) // _PAIRED)]
     slopes = [(later[1] - one[1]) / (later[0] - one[0]) for one, later in combinations(thinned, 2) if later[0] > one[0]]
     return statistics.median(slopes) if slopes else 0.0
 
 
 def sparkline(values: Iterable[float], width: int = 32) -> str:
-    """A series as a line of blocks from 0 to its highest value: means of as many parts as `width` at most."""
+    """Draw a series as a line of blocks from 0 to its highest value: means of at most `width` parts."""
     series = list(values)
     parts = min(width, len(series))
     cuts = [len(series) * number // parts for number in range(parts + 1)] if parts else []

@@ -1,4 +1,4 @@
-"""A clock that only the test moves, and ids from a seed: in place of the system's."""
+"""A clock that only the test moves, and ids from a seed, which replace the system's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 
 
 class FakeClock:
-    """A clock that moves only when told to, or when somebody sleeps on it.
+    """A clock that moves only by `advance` or `sleep`.
 
     Thread safety. Any thread.
     Invariants. `sleep(s)` returns at once and moves both readings by `s`; `slept` lists every sleep in order.
@@ -34,7 +34,7 @@ class FakeClock:
             self._elapsed += seconds
 
     def advance(self, seconds: float) -> None:
-        """Move time forward by `seconds` without anybody having slept."""
+        """Move time forward by `seconds` without a sleep."""
         with self._lock:
             self._elapsed += seconds
 

@@ -68,10 +68,10 @@ class MemoryStore:
             self._objects.pop(key, None)
 
     def remove_leftovers(self, prefix: str) -> None:
-        """Nothing to do."""
+        """Do nothing: a put leaves nothing behind."""
 
     def url(self, key: str) -> str:
-        """A name for messages; pylance has no access to this memory."""
+        """Return a name for messages; pylance has no access to this memory."""
         return f"memory://{key}"
 
     def _keep(self, key: str, data: bytes) -> None:

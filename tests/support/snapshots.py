@@ -8,7 +8,7 @@ from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tomb
 
 
 def snapshot(rows: pa.Table, *indexed: str) -> Snapshot:
-    """The snapshot of a memtable with `rows`, whose key is `id`, and a B-tree on each of the columns `indexed`."""
+    """Return the snapshot of a memtable with `rows`, the key `id`, and a B-tree on each of the columns `indexed`."""
     table = MemTable(row_schema(rows.schema, ["id"]), ["id"], [IndexSpec(name, "btree") for name in indexed], 1)
     table.apply(with_tombstone(rows, table.schema))
     return table.snapshot()
