@@ -111,7 +111,7 @@ def _read_all(
                 raise
             return error
 
-    if len(ssts) < 2 or _READERS < 2:
+    if len(ssts) < 2:
         return [read(region_sst) for region_sst in ssts]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="commit-read") as readers:
         return list(readers.map(read, ssts))

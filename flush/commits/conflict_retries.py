@@ -16,8 +16,11 @@ class ConflictRetries:
     Thread safety. One thread only.
     """
 
-    def __init__(self, uri: str, clock: Clock, retries: int) -> None:
-        self._uri, self._clock, self._retries = uri, clock, retries
+    def __init__(
+        self, uri: str, clock: Clock, retries: int, remedy: str = "commit again, or raise commit.retries"
+    ) -> None:
+        """`remedy`: for the message of the error."""
+        self._uri, self._clock, self._retries, self._remedy = uri, clock, retries, remedy
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.conflicts = 0
         """Conflicts since the last successful round."""
@@ -32,7 +35,7 @@ class ConflictRetries:
         self.conflicts += 1
         if self.conflicts > self._retries:
             raise CommitConflict(
-                f"{self._uri}: {self.conflicts} commits in a row met changes by other writers; nothing is "
-                "lost: commit again, or raise commit.retries"
+                f"{self._uri}: {self.conflicts} attempts in a row conflicted with other writers; nothing is lost: "
+                f"{self._remedy}"
             ) from cause
         self._clock.sleep(self._backoff.pause())

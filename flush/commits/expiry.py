@@ -157,7 +157,7 @@ def set_ttl(base: BaseTable, ttl: Ttl | None, clock: Clock) -> BaseTable:
     After it returns, no row is deleted by the previous ttl. If it fails, or its process is killed, call it again.
     Raises InvalidRows for a column or a time that does not fit; CommitConflict; errors of storage.
     """
-    retries, before = ConflictRetries(base.uri, clock, _RETRIES), base.latest()
+    retries, before = ConflictRetries(base.uri, clock, _RETRIES, "run it again"), base.latest()
     if before.ttl == ttl:
         return before
 

@@ -16,12 +16,12 @@ from memwal.flush.errors import FlushError
 from memwal.wal import WalError
 from memwal.wal.panics import is_panic
 
-COMMON = (WalError, FlushError, OSError, RuntimeError, ValueError)
+_COMMON = (WalError, FlushError, OSError, RuntimeError, ValueError)
 
 
 def is_failure(error: BaseException) -> bool:
     """Return whether `error` comes from storage, Lance or memwal, and does not end the process."""
-    return isinstance(error, COMMON) or is_panic(error)
+    return isinstance(error, _COMMON) or is_panic(error)
 
 
 @dataclass

@@ -107,7 +107,7 @@ def drop_undeclared(before: BaseTable, newest: BaseTable) -> bool:
 
 def _retried(base: BaseTable, clock: Clock, attempt: Callable[[BaseTable, lance.LanceDataset], T]) -> T:
     """Return the result of `attempt` for the newest version. Repeat it if a newer version appeared in the meantime."""
-    retries = ConflictRetries(base.uri, clock, _RETRIES)
+    retries = ConflictRetries(base.uri, clock, _RETRIES, "run it again")
     while True:
         newest = base.latest()
         dataset = newest.dataset.checkout_version(newest.version)  # views are not written through

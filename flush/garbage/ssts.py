@@ -193,8 +193,8 @@ class SstCollector:
         if any(sst.path == name for sst in manifest.ssts):
             return Verdict.LISTED
         if generation >= manifest.current_generation:
-            note_older_than_claim = self._outlived.get(name, manifest.writer_epoch + 1) <= manifest.writer_epoch
-            return Verdict.OUTLIVED if note_older_than_claim else Verdict.UNPUBLISHED
+            outlived = self._outlived.get(name, manifest.writer_epoch + 1) <= manifest.writer_epoch
+            return Verdict.OUTLIVED if outlived else Verdict.UNPUBLISHED
         if generation > needs.committed.get(self._region_id, 0):
             double = any(sst.generation == generation for sst in manifest.ssts)
             return Verdict.ABANDONED if double else Verdict.UNACCOUNTED

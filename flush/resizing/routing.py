@@ -184,7 +184,7 @@ def _parsed(key: str, data: bytes) -> Decision:
 
 
 def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, ids: Ids) -> BaseTable:
-    conflict_retries, base = ConflictRetries(base.uri, clock, _RETRIES), base.latest()
+    conflict_retries, base = ConflictRetries(base.uri, clock, _RETRIES, "run it again"), base.latest()
     while base.routing_version < to.routing:
         operation = _of_spec(base, store, to, ids) if base.wal_format == "arrow" else _of_metadata(to)
         transaction = lance.Transaction(read_version=base.version, operation=operation)

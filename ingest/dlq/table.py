@@ -263,12 +263,13 @@ class DeadLetters:
     def _until_alone(self, act: Callable[[], T]) -> T:
         """Run `act()`; repeat it on the newest version after each conflict with another writer."""
         for attempt in range(_SWAPS):
+            if attempt:
+                self._clock.sleep(0.01 * attempt)
+                self.refresh()
             try:
                 return act()
             except OSError as error:
                 last = error
-            self._clock.sleep(0.01 * (attempt + 1))
-            self.refresh()
         said = first_line(last)
         raise Unavailable(f"{self.uri}: not written after {_SWAPS} attempts ({said}); run it again") from last
 

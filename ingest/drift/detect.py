@@ -255,7 +255,8 @@ def add_columns(base: BaseTable, wanted: Sequence[pa.Field]) -> bool:
 
     Raises: Unavailable if other writers were faster in every attempt.
     """
-    for _ in range(_TRIES):
+    last: OSError | None = None
+    for attempt in range(_TRIES + 1):
         newest = base.latest()
         # Another pipeline may have added the column with another case; another program with a type that memwal cannot
         # hold.
@@ -263,6 +264,8 @@ def add_columns(base: BaseTable, wanted: Sequence[pa.Field]) -> bool:
         missing = [column for column in wanted if column.name.lower() not in there]
         if not missing:
             return bool(newest.schema.names != base.schema.names)
+        if attempt == _TRIES:
+            break
         try:
             lance.dataset(base.uri, storage_options=dict(base.storage_options)).add_columns(pa.schema(missing))
         except OSError as error:

@@ -94,7 +94,10 @@ def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
     if not is_remote(settings.checkpoint):
         checkpoint = local_path(settings.checkpoint)
         checkpoint.mkdir(parents=True, exist_ok=True)
-        (checkpoint / MARKER).write_text(f"{base.table_id}\n")
+        # In one step: an empty marker beside offsets would belong to no table.
+        temporary = checkpoint / f".{MARKER}.part"
+        temporary.write_text(f"{base.table_id}\n")
+        temporary.replace(checkpoint / MARKER)
 
 
 def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) -> None:

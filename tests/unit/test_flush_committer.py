@@ -228,7 +228,7 @@ def test_patience_ends_and_nothing_is_lost(world: World, monkeypatch: pytest.Mon
     with monkeypatch.context() as busy:
         ids = iter(range(1000, 2000))
         before_writing(busy, lambda: world.stranger_row(next(ids), 0), times=99)
-        with pytest.raises(CommitConflict, match=r"3 commits in a row.*commit again"):
+        with pytest.raises(CommitConflict, match=r"3 attempts in a row.*commit again"):
             world.commit(retries=2)
     lance.dataset(world.uri).delete("true")
     world.commit()

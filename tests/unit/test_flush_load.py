@@ -424,7 +424,7 @@ def test_conflicts_without_an_end_are_reported(world: World, monkeypatch: pytest
         return upsert(*given, **more)
 
     monkeypatch.setattr(loading, "upsert_pass", overtaken)
-    with pytest.raises(CommitConflict, match="3 commits in a row"):
+    with pytest.raises(CommitConflict, match="3 attempts in a row"):
         load_keyed(world, [1], 1, retries=2)
 
 

@@ -13,8 +13,22 @@ import pytest
 
 from memwal import Invalid
 from memwal.flush.base.setup import Restored
-from memwal.ingest.pipeline.checkpoint import MARKER, locked, noted, refuse_old_checkpoint, refuse_set_back
+from memwal.ingest.pipeline.checkpoint import (
+    MARKER,
+    locked,
+    mark_checkpoint,
+    noted,
+    refuse_old_checkpoint,
+    refuse_set_back,
+)
 from memwal.ingest.settings.load import load
+
+
+@dataclass
+class Marked:
+    """A table as far as its mark in a checkpoint goes."""
+
+    table_id: str
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -44,6 +58,25 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         run.kill()
     with locked([str(tmp_path)]):
         pass
+
+
+def test_a_run_that_is_killed_while_it_marks_the_checkpoint_leaves_a_whole_marker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
+    base = Marked("first")
+    mark_checkpoint(settings, base)  # type: ignore[arg-type]
+    whole = Path.write_text
+
+    def killed(path: Path, text: str) -> int:
+        whole(path, "")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killing:
+        killing.setattr(Path, "write_text", killed)
+        with pytest.raises(KeyboardInterrupt):
+            mark_checkpoint(settings, Marked("second"))  # type: ignore[arg-type]
+    assert (tmp_path / "c" / MARKER).read_text() == "first\n"
 
 
 def test_a_checkpoint_notes_what_was_begun_and_done(tmp_path: Path) -> None:

@@ -249,3 +249,11 @@ def test_columns_are_added_once_by_whoever_is_first(open_small: Callable[..., An
 def test_settings_that_make_no_sense_are_refused(sections: dict[str, Any], says: str) -> None:
     with pytest.raises(Invalid, match=says):
         load({**sections, "table": {"uri": "t.lance", **sections.get("table", {})}}, {})
+
+
+def test_the_last_attempt_to_add_columns_counts(
+    open_small: Callable[..., Any], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_small()
+    monkeypatch.setattr("memwal.ingest.drift.detect._TRIES", 1)
+    assert add_columns(BaseTable.open(uri), [pa.field("grade", pa.int64())])
