@@ -1,44 +1,61 @@
-"""Rooms import each other as the table in their package's README says, and no files import each other in a circle."""
+"""Rooms import each other as the table here says, and no files import each other in a circle."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.house.test_module_tables import named_modules
+ROOMS = {
+    "ingest": {
+        "mapping": "",
+        "settings": "mapping",
+        "api": "mapping",
+        "rpc": "settings api",
+        "ops": "settings rpc",
+        "read": "api",
+        "changes": "api read",
+        "region": "api ops read",
+        "table": "settings api rpc read changes region",
+        "client": "api rpc table",
+        "daemon": "settings api rpc ops region table client",
+        "spark": "settings",
+        "source": "mapping settings api spark",
+        "loads": "mapping api",
+        "drift": "mapping settings spark source",
+        "dlq": "mapping settings api client spark source",
+        "sink": "settings api rpc client daemon spark source dlq",
+        "connector": "settings api rpc read changes client spark source sink",
+        "fleet": "settings rpc ops table daemon spark",
+        "pipeline": "mapping settings api rpc ops table client daemon spark source drift dlq sink fleet",
+        "cli": "settings api rpc ops table client daemon loads dlq fleet pipeline",
+    },
+    "flush": {
+        "base": "",
+        "sst": "base",
+        "commits": "base sst",
+        "resizing": "base sst commits",
+        "garbage": "base commits",
+        "history": "base",
+        "verification": "base sst commits resizing history",
+        "backup": "base commits resizing verification",
+    },
+}
+"""By package and room, the rooms of the package that it imports. A room imports rooms above it only."""
 
 
-def rows(text: str) -> Iterator[list[str]]:
-    """The cells of each row of the first table that has a column `imports`."""
-    inside = False
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
-        if inside and not cells:
-            return
-        if inside and not cells[0].startswith("---"):
-            yield cells
-        inside = inside or "imports" in cells
-
-
-@pytest.fixture(params=["ingest", "flush"])
+@pytest.fixture(params=ROOMS)
 def package(request: pytest.FixtureRequest) -> str:
     """A package that is made of rooms."""
     return str(request.param)
 
 
 @pytest.fixture
-def allowed(root: Path, package: str) -> dict[str, set[str]]:
-    """By room of the package, in their order: the rooms that it may import."""
-    found = {}
-    for cells in rows((root / package / "README.md").read_text(encoding="utf-8")):
-        name = cells[0].partition("](")[0].strip("`[")
-        found[name] = {each.strip() for each in cells[1].split(",")} - {"–"}
-    del found["the root"]
-    return found
+def allowed(package: str) -> dict[str, set[str]]:
+    """By room of the package, the rooms that it may import."""
+    return {room: set(others.split()) for room, others in ROOMS[package].items()}
 
 
 def imports(source: Any, modules: set[str]) -> Iterator[str]:
@@ -90,7 +107,7 @@ def rooms_of(targets: set[str], package: str, allowed: Mapping[str, set[str]]) -
     return {target.split(".")[1] for target in targets if target.startswith(f"{package}.")} & set(allowed)
 
 
-def test_rooms_import_what_the_readme_says(
+def test_rooms_import_what_the_table_says(
     arrows: Mapping[str, set[str]], package: str, allowed: Mapping[str, set[str]]
 ) -> None:
     used: dict[str, set[str]] = {room: set() for room in allowed}
@@ -126,9 +143,3 @@ def test_no_files_import_each_other_in_a_circle(arrows: Mapping[str, set[str]]) 
 def test_a_circle_is_found() -> None:
     assert circle({"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"b"}}) == ["b", "d", "b"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-
-
-def test_the_root_has_the_modules_that_the_readme_names(root: Path, package: str) -> None:
-    named = named_modules((root / package / "README.md").read_text(encoding="utf-8"))
-    loose = sorted(path.stem for path in (root / package).glob("*.py") if path.stem != "__init__")
-    assert [name for name in named if "/" not in name] == loose
