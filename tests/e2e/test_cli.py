@@ -21,7 +21,10 @@ from tests.conftest import environment
 
 @pytest.fixture
 def filled(open_small: Callable[..., Any], small_config: Callable[..., Path], made: Any) -> tuple[Path, dict[int, Any]]:
-    """A configuration of a table that nobody owns, and what the table holds: rows committed, flushed and in the log."""
+    """Return the configuration of a table without an owner, and the table's rows by id.
+
+    Some rows are committed, some are only flushed, some are only in the log.
+    """
     with open_small() as table:
         table.put(made.table(range(30)))
         table.flush()

@@ -41,7 +41,7 @@ def test_what_clients_see_is_linearizable_whoever_was_killed_or_stopped(contenti
 def test_a_deposed_daemon_that_answers_from_memory_is_found(
     contention: Callable[..., Contention], tmp_path: Path
 ) -> None:
-    """Without commits, nothing tells it that it was deposed: it answers the probers until it ends."""
+    """Without commits the deposed daemon does not detect its loss: it answers the probers until it ends."""
     run = contention(2, serve=("tests.histories.stale_daemon", "serve"), commit="0s", clients=1)
     run.begin()
     run.take("stop")

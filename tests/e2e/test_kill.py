@@ -1,7 +1,8 @@
-"""kill -9 in the middle of `memwal run`, several times in a row; then the same command again: the same final table.
+"""Kill `memwal run` with SIGKILL several times in a row, then run the same command to its end: the final table is the
+same as without kills.
 
-All the while the packages are read at level `latest`: what was seen once, which only happens to acknowledged rows, is
-seen in every later read, at this version or a newer one, whoever was killed in between.
+Meanwhile a reader reads the packages at level `latest`, which returns only acknowledged rows. Each package that one
+read returns is in every later read, at the same or a newer version, whichever process is killed in between.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Versions = dict[str, str]
 
 
 class Life:
-    """One `memwal run … --once` and its child daemon, whichever process that is by now."""
+    """One `memwal run … --once` and its current child daemon."""
 
     def __init__(self, running: Any, uri: Path, wait_until: Callable[..., Any]) -> None:
         self.running, self._uri, self._wait_until = running, uri, wait_until
@@ -38,8 +39,8 @@ class Life:
         return self.running.process.poll() is not None
 
     def daemon(self) -> psutil.Process | None:
-        """The child daemon's process, if there is one at this moment."""
-        with suppress(psutil.Error):  # some of Spark's live for a moment only
+        """Return the child daemon's process, or None while no child daemon runs."""
+        with suppress(psutil.Error):  # some processes of Spark end at once
             self.processes = psutil.Process(self.running.process.pid).children(recursive=True)
             for each in self.processes:
                 with suppress(psutil.Error):
@@ -48,12 +49,12 @@ class Life:
         return None
 
     def kill_daemon(self) -> None:
-        """SIGKILL to the child daemon."""
+        """Send SIGKILL to the child daemon, once it runs."""
         daemon = self._wait_until(self.daemon)
         daemon.kill()
 
     def reads(self) -> Iterator[Versions]:
-        """What the daemon returns at level latest, again and again, until the run ends."""
+        """Read the table at level `latest` again and again, until the run ends."""
         while not self.ended:
             table = self._wait_until(lambda: self._connected() or self.ended)
             with suppress(memwal.MemWalError):
@@ -62,7 +63,7 @@ class Life:
                     time.sleep(0.1)
 
     def _connected(self) -> Any:
-        """A client of this very daemon: the note may still be of one that was killed."""
+        """Return a client of the current daemon, or None: an owner note may still name a killed daemon."""
         daemon = self.daemon()
         with suppress(psutil.Error, memwal.MemWalError, ValueError, OSError):
             connections = [] if daemon is None else daemon.net_connections("tcp")
@@ -75,7 +76,7 @@ class Life:
 
 
 def versions(rows: list[dict[str, str]]) -> Versions:
-    """Version by package, each package once."""
+    """Return the version of each package; assert that no package occurs twice."""
     found = {row["package"]: row["version"] for row in rows}
     assert len(found) == len(rows), "a package came back twice"
     return found
@@ -85,7 +86,7 @@ def versions(rows: list[dict[str, str]]) -> Versions:
 def start_run(
     tmp_path_factory: pytest.TempPathFactory, start_for_module: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> Callable[[], tuple[Life, Path, dict[str, str]]]:
-    """Starts the command: each time the same, on the same table."""
+    """Return a function that starts the command, always with the same arguments and on the same table."""
     directory = tmp_path_factory.mktemp("kill")
     config = directory / CONFIG.name
     shutil.copy(CONFIG, config)
@@ -107,14 +108,17 @@ def start_run(
 
 
 class Seen:
-    """Everything that was ever returned at level latest."""
+    """The newest version of each package that a read at level `latest` has returned."""
 
     def __init__(self, packages: Any) -> None:
         self.newest: Versions = {}
         self._packages = packages
 
     def check(self, found: Versions) -> None:
-        """Nothing seen before is missing or older now, nothing is invented; from now on all of it is expected."""
+        """Assert that a read misses no package, that no version went back and that no version is invented.
+
+        Later calls expect everything in `found`.
+        """
         missing = set(self.newest) - set(found)
         assert not missing, f"{len(missing)} packages that were there are gone, such as {sorted(missing)[:3]}"
         for name, version in found.items():
@@ -125,7 +129,7 @@ class Seen:
 
 
 LIVES = ((("daemon", 1), ("run", 2000)), (("daemon", "updated"),))
-"""Who is killed in which run, and how many packages (or that updates) are seen when it happens."""
+"""Per run, the kills in order: the process to kill, and when: at a number of packages read, or at the first updates."""
 
 
 @pytest.mark.timeout(1800)

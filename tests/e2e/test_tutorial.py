@@ -1,8 +1,8 @@
-"""configs/tutorial: every command of its README is run in the order in which it stands there, on a real broker, and
-prints what stands there.
+"""Run every command of the README of configs/tutorial, in its order and on a real broker, and compare the output with
+the output that the README shows.
 
-MEMWAL_REWRITE_GOLDEN=1 writes what the commands printed into the README. MEMWAL_PICTURES=configs/tutorial takes its
-picture anew.
+MEMWAL_REWRITE_GOLDEN=1 writes the output of the commands into the README. MEMWAL_PICTURES=configs/tutorial takes the
+picture of the README again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LASTING = (
     "python configs/tutorial/send_flights.py",
     "memwal run configs/tutorial/flights.toml",
 )
-"""Commands for which the reader takes a terminal of their own, by the last line of their block."""
+"""Commands that keep running and need a terminal each, by the last line of their block."""
 BROKER, PAGE = "9092", "9464"
 """Ports of the tutorial; a test has others."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -62,13 +62,13 @@ def alike(text: str) -> list[str]:
 
 @dataclass
 class Reader:
-    """Somebody who works through the tutorial in a checkout of their own."""
+    """A reader who works through the tutorial in a separate checkout."""
 
     home: Path
     env: Mapping[str, str]
     start: Callable[..., Running]
     changes: Callable[[str], str]
-    """Gives commands the ports of this test."""
+    """Replaces the ports in a command by the ports of this test."""
     terminals: list[tuple[Block, Running]] = field(default_factory=list)
 
     def run(self, block: Block) -> str:
@@ -169,7 +169,7 @@ def noise(terminal: Running) -> list[str]:
 
 
 def wait_for_broker(reader: Reader, block: Block) -> None:
-    """A reader goes on when the broker says that it answers, and when the topic is there."""
+    """Wait until the broker reports that it answers, and until the topic exists."""
     if "make broker" in block.text:
         wait_until(lambda: "Kafka answers" in told(reader.terminal("make broker")))
     if "send_flights" in block.text:

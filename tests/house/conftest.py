@@ -54,7 +54,7 @@ def test_sources() -> list[Source]:
 
 @pytest.fixture(scope="session")
 def texts() -> dict[str, str]:
-    """Every text file that is, or is about to be, under version control; all files where there is no git."""
+    """Return every text file by name: those that git tracks or would add, and all files where git is not available."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )

@@ -27,7 +27,7 @@ FIELDS = {"machine", "cores", "memory", "system"}
 
 
 class Fixed(Contender):
-    """A contender whose rounds take the seconds and find the digest it is told; notes its turns in `turns`."""
+    """A contender whose rounds report the given seconds and digest. Each round appends the name to `turns`."""
 
     def __init__(self, name: str, seconds: Sequence[float], digest: str, turns: list[str], side: str = "lance") -> None:
         super().__init__(name, "memwal" if side == "memwal" else "lance", {"seconds": list(seconds)})

@@ -1,4 +1,4 @@
-"""A panic of a Rust library is known by its name in one place; everybody else uses that place."""
+"""Only wal/panics.py names the exception type of a panic in a Rust library; all other modules call wal/panics.py."""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ from memwal.ingest.settings.load import load_every
 
 
 def unknown(text: str, file: Path) -> list[str]:
-    """What a configuration says that no setting is called, or that is no TOML; what it leaves out is no matter here."""
+    """Return the errors of a configuration about unknown settings, wrong values and invalid TOML.
+
+    Errors about missing settings are ignored: an example may show a part of a configuration.
+    """
     file.write_text(text)
     try:
         load_every(file, {})

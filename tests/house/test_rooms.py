@@ -59,7 +59,7 @@ def allowed(package: str) -> dict[str, set[str]]:
 
 
 def imports(source: Any, modules: set[str]) -> Iterator[str]:
-    """The modules of ours that a file imports, in functions and for types only too."""
+    """Yield the modules of memwal that a file imports, including imports in functions and imports for types only."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             names = [alias.name.removeprefix("memwal.") for alias in node.names]
@@ -72,19 +72,19 @@ def imports(source: Any, modules: set[str]) -> Iterator[str]:
 
 
 def name_of(source: Any) -> str:
-    """`ingest.api.rows`: as it is imported, without the `memwal.` that all have."""
+    """Return the import name of a module without the prefix `memwal.`, such as `ingest.api.rows`."""
     return str(source.path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 @pytest.fixture
 def arrows(sources: Sequence[Any]) -> dict[str, set[str]]:
-    """Which module imports which."""
+    """Return, for each module, the modules that it imports."""
     modules = {name_of(source) for source in sources}
     return {name_of(source): set(imports(source, modules)) - {name_of(source)} for source in sources}
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:
-    """Modules that import each other in a circle, in its order; none where there is no circle."""
+    """Return the modules of one import cycle in order, the first one also last; an empty list if there is no cycle."""
     done: set[str] = set()
     for start in arrows:
         path: list[str] = []
@@ -103,7 +103,7 @@ def circle(arrows: Mapping[str, set[str]]) -> list[str]:
 
 
 def rooms_of(targets: set[str], package: str, allowed: Mapping[str, set[str]]) -> set[str]:
-    """The rooms of `package` among imported modules."""
+    """Return the rooms of `package` that the imported modules belong to."""
     return {target.split(".")[1] for target in targets if target.startswith(f"{package}.")} & set(allowed)
 
 

@@ -34,7 +34,7 @@ def benchmark(
     figure: Figure = "p50_ms",
     puts: int = 90,
 ) -> BenchmarkResult:
-    """One setting of memwal, beside one of Lance unless `theirs` is None."""
+    """Return a result with one contender of memwal and, unless `theirs` is None, one of Lance."""
     contenders = [contender("memwal, default", "memwal", ours)]
     if theirs is not None:
         contenders.append(contender("ShardWriter, best", "lance", theirs[: len(ours)]))

@@ -252,7 +252,7 @@ def test_rows_that_a_version_does_not_hold_are_missed(world: AppendWorld, monkey
 
 
 def test_rows_whose_writing_failed_are_written_again(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Storage fails behind the first file, and a stranger's version makes the commit begin again."""
+    """Storage fails after the files are written, and another program's append makes the commit start again."""
     world.put(range(30))
     write = append_pass.write_fragments
 

@@ -23,7 +23,7 @@ def route(buckets: int, rows: pa.Table) -> Any:
 
 
 class Regions:
-    """The maps of a table's regions, and which rows of which batch were applied."""
+    """The applied maps of a table's regions, and the applied keys of each batch."""
 
     def __init__(self, buckets: int) -> None:
         self.maps: list[dict[str, int]] = [{} for _ in range(buckets)]
@@ -134,13 +134,13 @@ def test_exceptions_of_older_releases_are_read_and_joined() -> None:
 
 
 def test_a_resize_keeps_the_order_of_the_last_changes() -> None:
-    """Whatever the alphabet says; as new as in the region in which a name is newest."""
+    """A name keeps the position that it has in the region that changed it most recently, not the alphabetical one."""
     found = merged_map([{"z": 1, "m": 1, "a": 2}, {"a": 1, "z": 1, "k": 1, "m": 1}])
     assert [key for key in found if not key.startswith(PREFIX)] == ["z", "k", "a", "m"]
 
 
 def test_after_a_resize_the_names_that_were_changed_last_are_kept() -> None:
-    """Each region has names of its own, none retired so far, and a query that wrote to all of them at last."""
+    """Each region has its own names, none of them retired, and the name of a query that wrote to all regions last."""
     names = [[f"{region} file {number:03}" for number in range(600)] for region in "ab"]
     maps = [AppliedMap({"0 query of old": 7, **dict.fromkeys(own, 1), "0 query": 7}) for own in names]
     with patch("memwal.wal.applied.NAMES_MAX", 1_000):

@@ -715,7 +715,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Moment]:
 
 
 def check_beside(uri: str, places: tuple[str, str], acknowledged: dict[int, str]) -> None:
-    """Back up and restore; every row that was acknowledged before is there, at the same or a newer version."""
+    """Back up and restore; assert that the copy holds every acknowledged row, at the same or a newer version."""
     backed_up(uri, places[0])
     restored(*places)
     found = names(places[1])
@@ -887,7 +887,7 @@ def test_a_resize_between_any_two_steps(
     places: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The copy is of the routing before the resize, or of the one after it, and nothing in it is of both."""
+    """The copy has either the routing before the resize or the routing after it, never a mixture."""
     with opened(table) as before:
         before.put(rows(range(500, 520), 7), token="loader:1")
     wanted = rows_of(table)
@@ -955,7 +955,7 @@ def test_a_half_commit_is_copied_with_its_plan(
 def test_a_half_commit_of_generations_behind_the_look_is_not_copied(
     written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its deletes pass is in the base, and its rows are in no SST of the manifest that was looked at."""
+    """The base holds the commit's deletes pass; no SST of the manifest that the backup read holds the commit's rows."""
     uri = beside(places)
     acknowledged = names(uri)
 
@@ -973,7 +973,7 @@ def test_a_half_commit_of_generations_behind_the_look_is_not_copied(
     restored(*places)
     found = names(places[1])
     assert (500 in found) != (1 in found), "the later put and the later delete are both in it, or neither"
-    # Planted: a plan that reaches beyond the manifest is not looked at.
+    # Planted fault: the backup ignores a commit plan with generations beyond the manifest.
     with opened_again(written, uri) as table:
         table.commit()
         table.put(rows(range(20), 7))

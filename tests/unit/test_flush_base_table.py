@@ -214,7 +214,7 @@ LANCES = pa.schema(
 
 
 def initialised(uri: str, schema: pa.Schema = LANCES, **sharding: Any) -> lance.LanceDataset:
-    """A table whose MemWAL somebody else initialised."""
+    """Create a table whose MemWAL Lance has initialised, not memwal."""
     dataset = lance.write_dataset(schema.empty_table(), uri, schema=schema)
     dataset.initialize_mem_wal(**sharding)
     return dataset
@@ -375,7 +375,8 @@ def test_a_broken_manifest_is_named(uri: str, monkeypatch: pytest.MonkeyPatch) -
 def test_a_version_that_is_cleaned_up_while_it_is_opened_is_no_damage(
     how: str, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program supersedes it, and cleans up, between Lance's look at it and ours."""
+    """Another program writes a newer version and deletes this one while memwal opens the table: after Lance opened the
+    version, before memwal reads it."""
     base = create(uri)
     lance.dataset(uri).update_config({"a": "b"})
     really, left = lance.dataset, [3]

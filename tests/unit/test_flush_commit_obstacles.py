@@ -1,4 +1,5 @@
-"""What may not stop a commit or a collection: an index that cannot be built, what a stranger cleans up beside it."""
+"""Obstacles that must not stop a commit or a collection: an index that cannot be built, and versions and tags that
+another program deletes meanwhile."""
 
 from __future__ import annotations
 

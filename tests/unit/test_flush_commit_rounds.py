@@ -44,9 +44,9 @@ def test_the_report_says_what_became_of_every_row(world: World) -> None:
     world.put(range(20), 1)
     world.commit()
     files, version = data_files(world.uri), world.version()
-    world.put(range(10, 25), 2)  # 10 rows that are there, 5 that are not
-    world.put([24], 3)  # instead of one of those
-    world.delete([0, 1, 23, 99])  # two that are there, one of those 5, one that nobody has
+    world.put(range(10, 25), 2)  # 10 existing keys, 5 new ones
+    world.put([24], 3)  # replaces one of the new rows
+    world.delete([0, 1, 23, 99])  # two existing keys, one new key, one unknown key
     report = world.commit()
     new = [size for name, size in data_files(world.uri).items() if name not in files]
     assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (4, 10, 2)

@@ -146,7 +146,8 @@ def test_two_committers_at_once_commit_everything_once(world: World) -> None:
 
 
 def test_committers_do_not_keep_each_other_from_committing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other's deletes pass comes between in every round; ours, empty by then, must not answer it."""
+    """Another committer's deletes pass lands first in every round. This committer's deletes pass is then empty, and
+    must not write a version: the two would keep each other from committing."""
     world.put(range(20), 1)
     world.commit()
     world.put(range(30, 40), 2)

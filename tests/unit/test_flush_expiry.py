@@ -327,7 +327,8 @@ def test_nothing_is_deleted_by_a_ttl_that_changes_while_rows_are_looked_at(aged:
 def test_nothing_is_deleted_by_a_ttl_that_changes_just_before_the_deletion(
     tmp_path: Path, indexed: bool, ttl: Ttl | None
 ) -> None:
-    """As where the process that deletes is stopped there; for Lance a change of the ttl alone is no conflict."""
+    """The process that deletes may be suspended before the commit of the deletion. The change of the ttl must be a
+    conflict then, although Lance sees none in a change of the ttl alone."""
     aged = Aged(tmp_path, indexes=INDEXES if indexed else None)
     aged.put({1: 20, 2: 5})
     base, commit = BaseTable.open(aged.uri), lance.LanceDataset.commit

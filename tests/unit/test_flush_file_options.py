@@ -68,7 +68,7 @@ def test_the_storage_version_may_be_another_than_the_bases(tmp_path: Path, versi
 def test_pages_are_of_the_size_asked_for(tmp_path: Path) -> None:
     small, large = (Written(tmp_path / str(size), FileOptions(page_size=size)) for size in (8 << 10, 1 << 20))
     pages = [len(each.inside.columns[2].pages) for each in (small, large)]
-    assert pages == [4, 1]  # 12 times 500 numbers of 8 bytes, three of which are more than 8 KiB
+    assert pages == [4, 1]  # 12 batches of 500 numbers of 8 bytes; three of them together exceed 8 KiB
 
 
 def test_columns_are_compressed_by_the_first_pattern_that_fits(tmp_path: Path) -> None:

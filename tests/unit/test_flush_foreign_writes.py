@@ -1,4 +1,4 @@
-"""Other programs that write into the base table in the very moment of a commit: nothing doubled, nothing lost."""
+"""Other programs write into the base table during a commit: no row is doubled, and no row is lost."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from memwal.wal import bucket_region
 from tests.commit_world import World, crash
 
 BLIND = [pa.int8(), pa.uint16()]
-"""Types of keys, as bool and the others of 8 and 16 bits, of which Lance lets two inserts at once pass."""
+"""Key types whose concurrent inserts of one key Lance accepts without a conflict, as it does for bool and for all other
+types of 8 and 16 bits."""
 
 
 def after_looking(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
-    """Run `act` once, after a commit has looked for strangers and before it writes."""
+    """Run `act` once, after a commit has searched for writes of other programs and before it writes."""
     left = [act]
 
     def looked(*args: Any) -> Any:
@@ -74,7 +75,8 @@ STRANGERS: dict[str, Callable[[World], Any]] = {
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a_commit_meets_every_kind_of_stranger(world: World, monkeypatch: pytest.MonkeyPatch, stranger: str) -> None:
-    """As if the stranger had come just before us: our rows stand, and its own beside them."""
+    """The result is the same as if the other program had written just before the commit: the commit's rows win, and
+    the other program's rows for other keys remain."""
     world.put(range(20, 30), 0)  # another fragment, for the compaction
     world.delete(range(20, 30))
     world.commit()
@@ -156,7 +158,7 @@ def test_a_crash_before_the_second_look_is_made_good_by_the_next_commit(
 
 
 def test_a_strangers_merge_that_saw_nothing_of_our_commit_stands(blind: World) -> None:
-    """It was planned before our commit and landed after it: the later version wins, here the stranger's."""
+    """The merge was planned before the commit and landed after it. The later version wins: the other program's row."""
     late = lance.dataset(blind.uri)
     blind.put(range(25, 30), 2)
     blind.commit()
@@ -253,7 +255,7 @@ def test_a_commit_that_does_not_meet_the_rows_it_read_is_reported(
 def test_what_was_to_be_read_is_compacted_and_cleaned_up_meanwhile(
     world: World, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No damage: the commit begins again at the version that is there."""
+    """The missing versions do not count as damage: the commit starts again at the newest version."""
     for id in range(100, 100 + rows):
         world.stranger_row(id, 5)
         world.oracle[id] = 5

@@ -268,7 +268,8 @@ def test_a_dry_run_says_the_same_and_deletes_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("moment", range(1, 8))
 def test_a_publication_and_a_commit_in_the_middle_of_a_look_are_seen_whole(world: World, moment: int) -> None:
-    """At whichever call the others act: what they published is never taken for what somebody abandoned."""
+    """A publication and a commit happen before each of the collector's calls in turn. The collector never takes the
+    published SST for an abandoned one."""
     world.flush(1)
     acting = _Acting(world.store, moment, lambda: (world.publish(second), world.commit(1)))
     second = world.write(2, 2)

@@ -51,12 +51,12 @@ class Case:
         return {str(each.relative_to(root)): each.stat().st_size for each in root.rglob("*") if each.is_file()}
 
     def date(self, age: float, *keys: str) -> None:
-        """Make files so many seconds old, by default all."""
+        """Set the modification time of files to `age` seconds ago; without `keys`, of all files."""
         for key in keys or self.files():
             os.utime(Path(self.uri, key), (self.clock.now() - age, self.clock.now() - age))
 
     def orphan(self, age: float) -> str:
-        """The data file of an append that was never committed."""
+        """Write the data file of an append that is never committed; return its key."""
         before = self.files().keys()
         LanceFragment.create(self.uri, self.rows(99), mode="append")
         (key,) = self.files().keys() - before

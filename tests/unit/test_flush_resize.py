@@ -1,4 +1,5 @@
-"""A resize: every row once and as new as acknowledged, whatever it is killed at; nobody writes by the old routing."""
+"""A resize keeps every row once and at its acknowledged version, at whichever step it is killed, and no writer can use
+the old routing afterwards."""
 
 from __future__ import annotations
 
@@ -177,7 +178,7 @@ def test_the_sharding_spec_that_lance_reads_is_the_new_one(tmp_path: Path) -> No
     (spec,) = dataset.mem_wal_index_details()["sharding_specs"]
     assert (spec["spec_id"], spec["fields"][0]["parameters"]) == (2, {"num_buckets": "3"})
     region = world.base.regions[2]
-    with dataset.mem_wal_writer(str(region)) as writer:  # Lance's own writer goes on where we left off
+    with dataset.mem_wal_writer(str(region)) as writer:  # Lance's writer continues the log of the region
         keys = [id for id in range(500, 600) if world.base.route(pa.table({"id": [id]}))[0] == 2]
         writer.put(pa.table({"id": keys, "n": [7] * len(keys)}, schema=dataset.schema))
     world.oracle |= dict.fromkeys(keys, 7)
@@ -223,12 +224,12 @@ def send(table: Table, rows: pa.Table, *, first_only: bool = False) -> int:
 
 
 def finished(world: Resized, buckets: int | None) -> None:
-    """Whoever comes next: resizes again, to `buckets`; opens the table where that is None."""
+    """Recover as the next process does: resize to `buckets` unless that is None, then open and check the table."""
     assert_clean(world.store, world.uri, deep=False)
     if buckets is not None and world.base.buckets != buckets:
         world.resize(buckets)
     elif buckets is not None:
-        with suppress(flush.InvalidResize):  # it came as far as that, or did not get to begin
+        with suppress(flush.InvalidResize):  # the killed resize had finished, or had not begun
             world.resize(buckets)
     with world.open() as table:
         for number, first in enumerate((0, 20, 40), 1):
@@ -244,7 +245,10 @@ def finished(world: Resized, buckets: int | None) -> None:
 
 
 def writes_of_a_resize(world: Resized) -> list[Call]:
-    """Without the hints, whose loss does nothing, and the parts of an SST, that one test kills at before another."""
+    """Return the writes of a resize, without the version hints and the parts of an SST.
+
+    The loss of a hint has no effect, and a separate test kills the resize between the parts of an SST.
+    """
     store = FaultyStore(world.store, FakeClock())
     world.resize(3, store)
     calls = [call for call in dict.fromkeys(store.calls) if call.method in WRITES]
@@ -286,7 +290,7 @@ def test_killed_at_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
 
 
 class Interrupted:
-    """A store that lets somebody else act just before one of its calls."""
+    """A store that runs `act` just before call number `at`."""
 
     def __init__(self, inner: wal.ObjectStore, at: int, act: Callable[[], Any]) -> None:
         self._inner, self._at, self._act, self._calls = inner, at, act, 0

@@ -1,4 +1,4 @@
-"""`flush.history.row_diff`: which rows of two tables differ, by key, whatever the types."""
+"""`flush.history.row_diff` finds the rows that differ between two tables, by key and for every column type."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIFFERENT: list[tuple[pa.DataType, list[Any]]] = [
     (pa.dictionary(pa.int32(), pa.string()), ["a", "b", None]),
     (pa.null(), [None]),
 ]
-"""Per type, values each of which equals only itself."""
+"""Per type, values that are pairwise different."""
 
 
 def table(ids: list[int], **columns: Any) -> pa.Table:

@@ -114,7 +114,7 @@ def test_a_missing_sst_is_corruption(store: LocalStore, sst: SsTable, part: str)
 
 
 def failing_reads(monkeypatch: pytest.MonkeyPatch, failures: int, error: Exception) -> None:
-    """Lance fails to open a dataset so many times, and then opens it."""
+    """Make the first `failures` attempts to open a dataset raise `error`."""
     real, left = lance.dataset, iter(range(failures))
 
     def dataset(*args: Any, **more: Any) -> Any:
@@ -127,7 +127,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch, failures: int, error: Excepti
 
 
 def both_ways(store: LocalStore, sst: SsTable) -> list[list[int]]:
-    """The ids of the rows that it holds, as a table and as a stream; the stream leaves tombstones out."""
+    """Return the ids of an SST's rows, read as a table and read as a stream. The stream omits tombstones."""
     stream = sst_batches(store, REGION, sst, BASE, ROWS)
     return [read_sst(store, REGION, sst)["id"].to_pylist(), [i for batch in stream for i in batch["id"].to_pylist()]]
 

@@ -54,7 +54,8 @@ def test_batches_without_superseded_rows_are_not_copied() -> None:
 
 
 def test_rows_of_all_kinds_of_batches_come_out_newest_and_in_order(tmp_path: Path) -> None:
-    """Large batches in slices, batches with superseded rows, one all of whose rows are superseded, tombstones."""
+    """The memtable has batches large enough for several slices, partly superseded batches, a wholly superseded batch
+    and tombstones."""
     table = MemTable(ROWS, ["id"], [], 1)
     table.apply(rows(list(range(40_000))))
     table.apply(rows(list(range(40_000, 45_000)), version=1))
@@ -97,7 +98,8 @@ def test_a_file_is_synced_while_it_grows(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_sync_that_fails_fails_the_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error is told once: a second sync of the same file would succeed, over lost bytes."""
+    """The operating system reports a failed sync once; a second sync of the file would succeed although bytes are lost,
+    so the flush must not retry."""
 
     def failing(path: str) -> None:
         raise OSError(5, "Input/output error", path)

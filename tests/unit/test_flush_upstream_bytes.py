@@ -96,7 +96,7 @@ def test_bloom_filter_and_sidecar_are_lances(case: str, tmp_path: Path) -> None:
     assert bloom_bytes(keys, UPSTREAM_BLOCKS) == (theirs / "bloom_filter.bin").read_bytes()
     assert contains((theirs / "bloom_filter.bin").read_bytes(), keys).all()
     data, lookup = "_pk_index/page_data.lance", "_pk_index/page_lookup.lance"
-    # Once in some hundred runs Lance's writer encodes the same texts into other bytes; so up to three files of ours.
+    # In about one of several hundred runs Lance's writer encodes the same texts into other bytes: try three times.
     for _ in range(3):
         shutil.rmtree(ours, ignore_errors=True)
         ours.mkdir()

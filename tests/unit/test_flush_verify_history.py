@@ -1,4 +1,4 @@
-"""Rows that come back when a stranger writes from a handle that is older than all versions kept."""
+"""Deleted rows that come back when another program writes from a handle older than all kept versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa
 
 
 class Scene:
-    """A table of rows 1 to 6, of which 2 and 6 are deleted while another program has it open."""
+    """A table with rows 1 to 6; rows 2 and 6 are deleted while another program has the table open."""
 
     def __init__(self, path: Path) -> None:
         self.uri = str(path / "t.lance")
@@ -44,7 +44,7 @@ class Scene:
         lance.dataset(self.uri).cleanup_old_versions(older_than=timedelta(0))
 
     def thin_out(self) -> int:
-        """Delete all versions but the newest and tagged ones."""
+        """Delete all versions except the newest and tagged ones."""
         rules = VersionRules(age_min=1e-6, hourly=0, daily=0, newest=1)
         return clean_up(LocalStore(self.uri), lance.dataset(self.uri), rules, time.time())
 
