@@ -1,9 +1,9 @@
-"""The bytes that outlive a release: a region manifest, Lance's own of the same content, a commit plan, and the MemWAL
-state of a base table in each storage version.
+"""Golden files of the bytes that outlive a release: a region manifest, Lance's manifest of the same content, a commit
+plan, and the MemWAL state of a base table in each storage version.
 
-Each golden file is asked two things: does this build still write it, byte for byte, and does it, and Lance, still read
-it. On an intended change run this module with MEMWAL_REWRITE_GOLDEN=1 and read the difference before you commit it; see
-"When a byte format changes" in the README of flush for what else such a change takes.
+The tests check two things for each golden file: this build still writes the same bytes, and this build and Lance still
+read them. After an intended change, run this module with MEMWAL_REWRITE_GOLDEN=1 and read the difference before you
+commit it. Section "When a byte format changes" in the README of flush lists the other steps of a format change.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SPECS = (IndexSpec("n", "btree"),)
 
 
 def golden(name: str, found: bytes) -> bytes:
-    """The golden file `name`, written anew from `found` where that is asked for."""
+    """Return the golden file `name`; with MEMWAL_REWRITE_GOLDEN=1, write `found` into it first."""
     path = GOLDEN / name
     if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
         path.write_bytes(found)
@@ -100,7 +100,8 @@ def test_a_region_manifest_is_written_and_read_as_ever(name: str, manifest: Regi
 
 
 def test_lance_reads_our_manifest_and_writes_its_own_of_the_same_content(tmp_path: Path) -> None:
-    """Its writer claims the region above ours: one epoch more, the same SSTs with the same sizes."""
+    """Lance's writer claims the region after memwal: its manifest has the next epoch, and the same SSTs with the same
+    sizes."""
     base = BaseTable.create(str(tmp_path), SCHEMA, ["id"], 1, [], wal_format="arrow")
     store = LocalStore(base.uri)
     store.put(manifest_key(REGION, 1), (GOLDEN / "wal/region_manifest.binpb").read_bytes())
@@ -159,7 +160,7 @@ def test_the_decision_of_a_resize_is_written_and_read_as_ever() -> None:
 
 
 def committed_table(uri: str, version: str, wal_format: WalFormat) -> BaseTable:
-    """Of storage version `version`, one region, an index; generations 1 and 2 committed one by one."""
+    """Create a table with one region and an index, and commit generations 1 and 2 in two commits."""
     lance.write_dataset(SCHEMA.empty_table(), uri, schema=SCHEMA, data_storage_version=version)
     BaseTable.adopt(uri, ["id"], 1, SPECS, wal_format=wal_format)
     with memwal.open(uri, settings={"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}) as table:
@@ -171,9 +172,9 @@ def committed_table(uri: str, version: str, wal_format: WalFormat) -> BaseTable:
 
 
 def wire(data: bytes, depth: int = 0) -> Iterator[str]:
-    """A protobuf message as it is on the wire, one field a line, in its own order; needs no description of it.
+    """Yield the fields of a protobuf message, one line each, in wire order. Needs no description of the message.
 
-    Raises IndexError, AssertionError where it is none.
+    Raises: IndexError, AssertionError if `data` is not a protobuf message.
     """
     at = 0
     while at < len(data):
@@ -197,7 +198,7 @@ _FIXED = {1: 8, 5: 4}
 
 
 def _nested(inner: bytes, depth: int) -> list[str]:
-    """The fields in `inner`, none where it is no message."""
+    """Return the fields of a nested message, or an empty list if `inner` is not a message."""
     try:
         return list(wire(inner, depth))
     except (AssertionError, IndexError):
@@ -205,7 +206,7 @@ def _nested(inner: bytes, depth: int) -> list[str]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where the next byte is."""
+    """Return the number at `at`, and the position of the byte after it."""
     number = shift = 0
     while True:
         number |= (data[at] & 0x7F) << shift
@@ -215,7 +216,8 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def state_of(base: BaseTable, data: bytes) -> str:
-    """What a manifest file of the base table holds of ours: MemWAL state, set-up, config; without its random id."""
+    """Return what memwal keeps in a base table: the MemWAL state in its manifest file and the set-up, without the
+    table's random id."""
     lines = ["MemWAL state", *wire(mem_wal_state(data)), "", "set-up"]
     metadata = {name.decode(): value.decode() for name, value in metadata_of(base.dataset).items()}
     metadata["memwal:table"] = "{random}"
@@ -224,7 +226,7 @@ def state_of(base: BaseTable, data: bytes) -> str:
 
 
 def mem_wal_state(data: bytes) -> bytes:
-    """The bytes of MemWalIndexDetails in a manifest file, found by the name that Lance gives the type."""
+    """Return the bytes of MemWalIndexDetails in a manifest file, found by Lance's name of the type."""
     name = b"MemWalIndexDetails\x12"
     length, at = varint(data, data.index(name) + len(name))
     return data[at : at + length]
@@ -244,7 +246,7 @@ def test_the_state_in_a_base_table_is_written_as_ever(version: str, wal_format: 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_state_in_a_base_table_of_an_earlier_build_is_read(version: str, tmp_path: Path) -> None:
-    """The golden manifest file alone is a table to whoever reads no row: our parser, and Lance."""
+    """The golden manifest file alone is enough for memwal's parser and for Lance, as long as they read no row."""
     data = (GOLDEN / f"flush/base_table_{version}.manifest").read_bytes()
     number = version_of(data)
     store = LocalStore(str(tmp_path))
@@ -262,7 +264,7 @@ def test_the_state_in_a_base_table_of_an_earlier_build_is_read(version: str, tmp
 
 
 def version_of(manifest: bytes) -> int:
-    """The version number in a golden manifest file, field 3 of the message that its footer points to."""
+    """Return the version number in a golden manifest file: field 3 of the message that the footer points to."""
     at = int.from_bytes(manifest[-16:-8], "little")
     return next(int(line[3:]) for line in wire(manifest[at + 4 : -16]) if line.startswith("3: "))
 

@@ -1,4 +1,4 @@
-"""Rows are checked and copied once per group, and a fault is told with the row number of its own write."""
+"""Admission checks and copies the rows of a group once; an error names the row by its number in its own write."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ COLUMNS: dict[str, pa.Array] = {
 
 
 def admission(*columns: pa.Field) -> Admission:
-    """Of a table with the key `id`; columns declared not null are required."""
+    """Return the admission of a table with the key `id`; columns declared not null are required."""
     required = tuple(field.name for field in columns if not field.nullable)
     return Admission(region_context(MemoryStore(), pa.schema([ID, *columns]), required=required))
 
 
 def addresses(column: pa.ChunkedArray) -> set[int]:
-    """Where the buffers of a column lie."""
+    """Return the memory addresses of a column's buffers."""
     stored = (chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk for chunk in column.chunks)
     return {buffer.address for chunk in stored for buffer in chunk.buffers() if buffer is not None and buffer.size}
 

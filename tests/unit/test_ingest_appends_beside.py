@@ -1,4 +1,5 @@
-"""Lingering rows are appended beside the region's thread: it goes on meanwhile, and waits where it needs the log."""
+"""Another thread appends lingering rows. Meanwhile the region's thread serves writes; it waits only where it needs the
+log."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.unit.test_ingest_region_core import BASE, REGION, Scripted, refuse, s
 
 
 class Later:
-    """Stands for the other thread: does its work when the test says so, or when it is waited for."""
+    """A stand-in for the other thread: it works when the test says so, or when the region waits for it."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
@@ -37,7 +38,7 @@ class Later:
         return wait
 
     def do(self) -> None:
-        """Do what is left to do."""
+        """Do the remaining work."""
         while self.work:
             self.work.pop()()
 
@@ -51,7 +52,7 @@ class Region:
         self.core = RegionCore.open(self.context, REGION, beside=self.later)
 
     def lingering(self, *ids: int, v: str = "") -> None:
-        """Put rows that are not durable, and let their time be up; the append of them has only begun."""
+        """Put non-durable rows and let their linger time pass: their append has begun and has not ended."""
         self.core.serve([write(*ids, v=v, durable=False)])
         self.clock.advance(LIMITS.linger_max)
         self.core.keep_limits()
@@ -62,7 +63,7 @@ class Region:
         return put
 
     def again(self) -> dict[int, str]:
-        """What a newer claim of the region finds."""
+        """Return what a newer claim of the region replays."""
         return seen(RegionCore.open(self.context, REGION))
 
 
@@ -115,7 +116,7 @@ def test_a_frozen_memtable_covers_the_append_under_way(region: Region) -> None:
 
 
 def test_rows_behind_an_append_linger_until_it_has_ended(region: Region) -> None:
-    """However long it takes: the region serves on, and has no duty meanwhile but the age of the memtable."""
+    """However long the append takes, the region serves writes; its only duty meanwhile is the age of the memtable."""
     region.lingering(1)
     region.lingering(2)
     assert (region.store.entries, region.later.waits) == (0, 0)

@@ -1,4 +1,4 @@
-"""One run at a time with a checkpoint: the second is told, a run that was killed is in nobody's way."""
+"""A checkpoint serves one run at a time: a second run is refused, and a killed run does not block the next one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memwal.ingest.settings.load import load
 
 @dataclass
 class Marked:
-    """A table as far as its mark in a checkpoint goes."""
+    """A table with only the attributes that a mark in a checkpoint needs."""
 
     table_id: str
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_without_the_offsets_of_what_regions_have_is_refused(
 
 @dataclass
 class Table:
-    """What is asked of a base table."""
+    """A base table with only the attributes that the check reads."""
 
     table_id: str
     restored: Restored | None

@@ -1,4 +1,5 @@
-"""CSV as RFC 4180 has it: which texts are records of so many values, and which options leave that to Spark."""
+"""CSV records by RFC 4180: which texts are records of a given number of values, and which options leave this check to
+Spark's parser."""
 
 from __future__ import annotations
 

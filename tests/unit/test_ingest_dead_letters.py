@@ -1,4 +1,4 @@
-"""The table of dead letters: each letter once, whoever writes it how often, and no look at old letters on the way."""
+"""The table of dead letters holds each letter once, however often it is written, and a write reads no old letters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(at: str) -> DeadLetters:
 
 
 def there(at: str) -> list[int]:
-    """The numbers of the letters that plain Lance finds."""
+    """Return the numbers of the letters, as plain Lance reads them."""
     return sorted(int(value[1:]) for value in lance.dataset(at).to_table(["raw_value"])["raw_value"].to_pylist())
 
 
@@ -50,7 +50,7 @@ def test_a_replayed_micro_batch_writes_no_letter_twice(at: str) -> None:
     assert opened(at).append(letters(range(10)), "q", 0) == 10
     assert opened(at).append(letters(range(9, -1, -1)), "q", 0) == 0
     assert opened(at).append(letters(range(10, 12), 1), "q", 1) == 2
-    assert opened(at).append(letters(range(10)), "q", 0) == 0  # a task of long ago that goes on
+    assert opened(at).append(letters(range(10)), "q", 0) == 0  # an old task that still runs
     assert there(at) == list(range(12))
 
 

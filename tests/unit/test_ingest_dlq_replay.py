@@ -1,4 +1,4 @@
-"""Dead letters into a table again: each once, whatever ends a replay where, and whoever else replays."""
+"""A replay puts each dead letter into the table once, wherever it is killed and however many replays run at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64(
 
 
 class World:
-    """A table without a key, in which a row that is put twice is there twice, and letters beside it."""
+    """A table and its dead letters. `given`: more arguments of `memwal.open`. A table without a key (`key=()`) shows a
+    row that is put twice."""
 
     def __init__(self, at: Path, **given: Any) -> None:
         self.uri = str(at / "t.lance")
@@ -39,7 +40,10 @@ class World:
     def write(
         self, *raws: Any, topic: str | None = None, headers: list[dict[str, Any]] | None = None, batch: int = 0
     ) -> None:
-        """Letters of a file, or of records with the keys 0, 1, …; `headers`: of each, None where they were not kept."""
+        """Write letters of a file, or with `topic` of records with the keys 0, 1, ….
+
+        `headers`: the headers of each record, None if they were not kept.
+        """
         rows = [
             {
                 "id": f"{batch * 1000 + number * 977 + 1:020x}",
@@ -87,7 +91,7 @@ def world(tmp_path: Path) -> Any:
 
 
 class Dying:
-    """A table at which the process dies: before the put, or after it."""
+    """A table whose put ends the process, before or after the rows are written."""
 
     def __init__(self, table: Any, after: bool) -> None:
         self._table, self._after, self.applied = table, after, table.applied
@@ -194,7 +198,7 @@ def test_a_replay_that_was_cut_off_is_finished_by_the_next_one(world: Callable[.
 def test_what_was_applied_before_is_gone_though_less_of_it_fits_now(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, fit: int
 ) -> None:
-    """And though the put of the second replay is answered as the first that applies: an attempt had no answer."""
+    """The put of the second replay reports that it applied the rows, since an earlier attempt got no answer."""
     at = world(key=())
     at.write(*({"id": n, "n": n} for n in range(20)))
     with pytest.raises(KeyboardInterrupt):
@@ -240,7 +244,7 @@ def test_a_replay_that_dies_before_it_deletes_leaves_letters_that_are_not_put_ag
 
 
 def test_letters_of_a_table_that_was_put_back_are_put_and_not_only_removed(world: Callable[..., World]) -> None:
-    """Lance's restore puts the counter of replays back too: its next numbers are applied already."""
+    """Lance's restore also sets the counter of replays back, so the table has already applied its next numbers."""
     at = world(key=())
     at.write({"id": 1})
     before = at.opened().dataset.version
@@ -253,7 +257,8 @@ def test_letters_of_a_table_that_was_put_back_are_put_and_not_only_removed(world
 
 
 def test_a_replay_that_was_under_way_in_a_table_that_was_put_back_begins_anew(world: Callable[..., World]) -> None:
-    """Whether its number was applied, or the rows were refused and a later number was, nobody can tell."""
+    """The table cannot show whether the replay's number was applied, or its rows were refused and a later number was
+    applied."""
     at = world(key="id")
     at.table.put([{"id": 1, "n": 1}])
     at.write({"id": 1, "n": 2})

@@ -1,4 +1,4 @@
-"""New fields in a source: which they are, of which type, and columns that are added once."""
+"""New fields in a source: their names, their types, and that each one is added as a column once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.kafka_server import Record
 
 
 def columns(*records: Any, known: tuple[str, ...] = ("id",), **how: str) -> tuple[dict[str, str], list[str]]:
-    """The columns that fields of records become, and the names of those that become none."""
+    """Return the columns that the fields of records become, and the names of the fields that become no column."""
     raw = [record if isinstance(record, bytes | None) else json.dumps(record).encode() for record in records]
     task = FieldsTask(frozenset(known), **how)
     (told,) = task(iter([pa.record_batch({"value": pa.array(raw, pa.binary())})]))

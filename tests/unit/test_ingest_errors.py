@@ -1,4 +1,4 @@
-"""The six kinds: which package error is of which kind, and that they survive pickling and the wire."""
+"""The six kinds of errors: the kind of each package error, and that kinds survive pickling and the wire."""
 
 from __future__ import annotations
 

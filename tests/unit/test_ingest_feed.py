@@ -1,4 +1,4 @@
-"""The feed: files land whole, in order, once."""
+"""The feed lands each file whole, in order and once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def landed(target: Path) -> list[str]:
-    """Names in the order in which Spark reads the files: by modification time in milliseconds."""
+    """Return the file names in Spark's reading order: by modification time in milliseconds."""
     return [file.name for file in sorted(visible_files(target), key=lambda file: file.stat().st_mtime_ns // 1_000_000)]
 
 

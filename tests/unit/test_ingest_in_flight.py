@@ -1,4 +1,4 @@
-"""Bounds on what is under way: rows of several callers, steps of one."""
+"""Limits on concurrent work: on the rows of several callers, and on the steps of one caller."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_results_come_in_order_and_only_as_many_bytes_are_under_way_as_may_be() 
         gates[1].set()
         gates[0].set()
         results += pipelined.begin(lambda: step(2), 60)
-        assert results == [0, 1]  # there was no room before both had ended
+        assert results == [0, 1]  # step 2 had to wait until both had ended
         gates[2].set()
         gates[3].set()
         results += pipelined.begin(lambda: step(3), 1000)

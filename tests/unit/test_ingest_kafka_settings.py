@@ -1,4 +1,4 @@
-"""`[source]` for Kafka: every mistake is told when it is loaded, in one line that says how to mend it."""
+"""`[source]` for Kafka: loading the configuration reports every mistake in one line that names the fix."""
 
 from __future__ import annotations
 

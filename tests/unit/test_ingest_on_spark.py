@@ -1,4 +1,4 @@
-"""What of daemons on Spark needs no Spark: slots, ports, settings, the channel to the driver, what is said of a job."""
+"""Parts of daemons on Spark that need no Spark: slots, ports, settings, the channel to the driver, messages."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_new_attempt_ends_the_connections_of_the_one_before(
     wait_until(lambda: told)
     channel.expect(2, 1, told.append)
     assert task.ended.wait(90)
-    task.serves(["b"])  # nobody hears it
+    task.serves(["b"])  # ignored: the driver expects attempt 2
     task.close()
 
 

@@ -43,7 +43,7 @@ def test_the_first_of_two_operators_pauses_and_the_other_is_told_of_it(store: Me
 def test_a_resume_ends_the_pause_that_it_has_read_and_no_later_one(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look of a resume and its write another operator ends the same pause, and makes the next one."""
+    """Between the read and the write of a resume, another operator ends the same pause and begins the next one."""
     one, two, clock = Pauses(store, FakeClock()), Pauses(store, FakeClock()), FakeClock()
     one.pause("ingestion", "one@here", "upgrade")
     left = [1]
@@ -101,7 +101,7 @@ def test_a_note_that_cannot_be_read_pauses_and_can_be_removed(store: MemoryStore
 
 @pytest.mark.parametrize("since", ["NaN", "Infinity", "-Infinity", "1e300", "1e17", "1" + "0" * 400, '"noon"', "null"])
 def test_a_time_that_is_none_is_left_out(store: MemoryStore, since: str) -> None:
-    """Everybody may write a note; who tells of it is the main thread of a run."""
+    """Any program may write a note. The main thread of a run prints it, so a broken time must not raise."""
     note = f'{{"since": {since}, "by": "one@here", "reason": "moved", "id": "a"}}'
     store.put(paused_key("ingestion"), note.encode())
     told = Pauses(store, FakeClock()).now()["ingestion"]
@@ -142,7 +142,7 @@ def test_storage_is_looked_at_only_so_often(store: MemoryStore, caplog: pytest.L
 
 
 class Failing:
-    """Storage whose next `reads` fail; any number once it is `away`."""
+    """Storage that fails the next `reads` reads, and every read while it is `away`."""
 
     def __init__(self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads, self.away, self.asked, self._get = 0, False, 0, store.get
@@ -282,7 +282,7 @@ def test_a_closed_gate_holds_a_micro_batch_until_it_is_opened() -> None:
 
 
 def test_a_micro_batch_whose_query_is_stopped_fails_and_never_counts_as_written() -> None:
-    """Spark notes a micro-batch as done whose function returns."""
+    """Spark records a micro-batch as done when its function returns, so the function must raise."""
     batches = Batches()
     batches.gate.close()
     waiting = batches.begin(0)

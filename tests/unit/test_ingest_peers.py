@@ -1,4 +1,4 @@
-"""What a daemon makes of the answers of its peers."""
+"""How a daemon interprets the answers of its peers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_owner_that_releases_a_region_tells_what_it_knows(ended: object, told
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-4] + "0000", lambda text: text[:7], lambda text: "no hex"])
 def test_what_cannot_be_read_counts_as_not_told(damage: Callable[[str], str]) -> None:
-    """The peer has released the region by then, so the claim goes on and asks storage."""
+    """The peer has already released the region, so the claim continues and reads storage."""
     told = RELEASED.to_json()
     assert Answering({"epoch": 2, "ended": told | {"manifest": damage(told["manifest"])}}).ask(REGION, read=0) is None
     assert Answering({"epoch": 2, "ended": told}).ask(OTHER, read=0) is None
@@ -78,7 +78,8 @@ REGIONS: dict[str, Any] = {
 def test_a_peer_of_another_protocol_lives_and_keeps_its_regions(
     told: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It answers who has what in every version, so nobody takes its regions for those of a dead daemon."""
+    """A peer reports its regions in every version of the protocol, so no daemon takes them for regions of a dead
+    daemon."""
     monkeypatch.setattr(protocol, "OURS", protocol.Version(1, 1))
     stated = REGIONS if told is None else REGIONS | {"protocol": told}
     peer = Answering(stated)
@@ -102,7 +103,7 @@ GUARANTEED = {name: REGIONS[name] for name in ("table", "regions", "claiming", "
     ],
 )
 def test_of_a_peer_of_another_protocol_only_that_is_read_which_never_changes(answer: dict[str, Any]) -> None:
-    """Else it would count as silent, and its regions would be taken while it lives."""
+    """Otherwise the peer would count as silent, and other daemons would take its regions while it lives."""
     peer = Answering(REGIONS)
     assert peer._look()
     assert (peer.waiting, peer.version) == (Backlog(1, 2, None), 7)

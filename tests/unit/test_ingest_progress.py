@@ -1,4 +1,4 @@
-"""What a run shows: whole lines where there is no terminal, a panel of 80 columns where there is one."""
+"""The progress output of a run: whole lines without a terminal, a panel of 80 columns on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown while regions are opened: nothing that is quick, nothing where nobody looks."""
+"""Progress output while regions are opened: none for a quick replay, and none without a terminal."""
 
 from __future__ import annotations
 

@@ -65,13 +65,13 @@ class Region:
         return Write(pa.table({"id": list(ids), **nothing}, schema=schema), deletes=True)
 
     def serve(self, *writes: Write) -> list[Any]:
-        """Serve a group; errors as they are told, of acks what was skipped."""
+        """Serve the writes as one group. Return for each write its error, or the skipped rows of its ack."""
         self.core.serve(list(writes))
         return [write.done.exception() or write.done.result().skipped for write in writes]
 
     @property
     def rows(self) -> dict[int, Any]:
-        """What the region's memtables show."""
+        """The live rows of the region's memtables, by key."""
         return {key: row for key, row in seen(self.core.view()).items() if row is not None}
 
     def entries(self) -> int:
@@ -79,7 +79,7 @@ class Region:
 
 
 def seen(view: RegionView) -> dict[int, dict[str, Any] | None]:
-    """Newest row per key of the memtables of a view, None where it is deleted."""
+    """Return the newest row per key of a view's memtables, None for a deleted key."""
     found: dict[int, Any] = {}
     for snapshot in view.memtables:
         rows = snapshot.take(np.flatnonzero(snapshot.newest()), [*BASE.names, "_tombstone"]).to_pylist()
@@ -186,7 +186,8 @@ def test_a_write_that_lacks_what_it_needs_is_refused_alone_and_what_built_on_it_
 
 
 def test_a_chain_of_refused_writes_is_refused_link_by_link(merges: Region) -> None:
-    """Of writes of one token the next is no repeat once the one before it is refused: a thousand rounds."""
+    """All writes have one token. Once a write is refused, the next one is not a repeat but the token's first write, so
+    the group needs more than a thousand rounds."""
     writes = [merges.put([{"id": 1, "v": str(n)}], token=Token("p", 1)) for n in range(1200)]
     told = merges.serve(*writes, whole := merges.put([row(1, "whole")]))
     assert all(isinstance(error, InvalidRows) for error in told[:-1])

@@ -65,7 +65,7 @@ def test_headers_are_read_as_before() -> None:
 
 
 class File:
-    """A token in a file, and the clock by which it is looked at."""
+    """A token in a file, and the clock that decides when the file is read again."""
 
     def __init__(self, at: Path) -> None:
         self.path, self.clock = at / "token", FakeClock()
@@ -144,7 +144,7 @@ def test_a_file_that_can_be_read_again_is_read_again(file: File, monkeypatch: py
 
 
 def test_two_tokens_may_change_places(tmp_path: Path) -> None:
-    """The writers get what the readers had, in one change of both files."""
+    """One change of both files gives the readers' token to the writers, and a new token to the readers."""
     reader, writer, clock = tmp_path / "reader", tmp_path / "writer", FakeClock()
     reader.write_text("one")
     writer.write_text("two")
@@ -162,7 +162,8 @@ def test_two_tokens_may_change_places(tmp_path: Path) -> None:
 
 
 def test_the_token_of_admins_is_read_once(tmp_path: Path) -> None:
-    """Daemons send it to one another: one that took another at once would be alone."""
+    """Daemons send the token of admins to one another. A daemon that switched to a new token before the others would be
+    cut off."""
     path, clock = tmp_path / "admin", FakeClock()
     path.write_text("first")
     found = Tokens(DaemonSettings(token=f"file:{path}"), {}, clock)

@@ -1,4 +1,4 @@
-"""A write that a daemon acked for some regions only: whose rows are sent again, and whose are not."""
+"""A write that a daemon acked for some regions only: which rows the client sends again, and which it does not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = pa.table({"id": list(range(8))})
 
 
 class ByRest:
-    """A splitter of as many regions as `count`: a row's is its id's rest."""
+    """A splitter with `count` regions: the region of a row is its id modulo `count`."""
 
     def __init__(self, routing: int, count: int) -> None:
         self.routing, self.regions = routing, tuple(f"r{number}" for number in range(count))
@@ -33,7 +33,7 @@ class ByRest:
 
 
 class Alone:
-    """A router and the one daemon behind it, which answers as `answers` say; remembers what it was sent."""
+    """A router and its only daemon, which gives `answers` in order and records the rows that it receives."""
 
     def __init__(self, answers: Sequence[Any]) -> None:
         self.sole, self.alone, self.routing, self.regions = self, False, 1, ("r0", "r1")
@@ -79,7 +79,8 @@ def test_only_the_rows_of_the_other_regions_are_sent_again() -> None:
 
 
 def test_regions_of_another_routing_tell_nothing_of_our_rows() -> None:
-    """Of 4 regions r0 has the rows 0 and 4, of 2 it has 2 and 6 too, which nobody has: all are sent again."""
+    """With 4 regions r0 has applied the rows 0 and 4. With 2 regions r0 also has the rows 2 and 6, which no region has
+    applied. So the ack of r0 cannot be used, and the client sends all rows again."""
     alone = Alone([in_part(routing=2), acked(["r0", "r1", "r2", "r3"])])
     writing = write(alone)
     assert isinstance(attempted(writing), UnknownOutcome)
@@ -120,7 +121,7 @@ def test_what_an_earlier_call_applied_is_told(first: list[MemWalError]) -> None:
 
 
 class Daemon:
-    """The owner of one region, which has applied so much of a producer."""
+    """The owner of one region, which has applied the numbers of a producer up to `applied`."""
 
     def __init__(self, region: str, applied: int | None) -> None:
         self.endpoint = self.region = region
@@ -192,7 +193,7 @@ def test_a_client_asks_about_each_name_once() -> None:
 
 
 class Several(Alone):
-    """As `Alone`, of a table with another daemon; remembers by which routing each call was meant."""
+    """Like `Alone`, for a table that has another daemon too. Records the routing that each call states."""
 
     def __init__(self, answers: Sequence[Any]) -> None:
         super().__init__(answers)
@@ -218,7 +219,7 @@ class Several(Alone):
 
 
 def test_rows_are_meant_by_the_routing_that_has_split_them() -> None:
-    """Another thread's call may have taken over a resize since: under the same id a region has other rows now."""
+    """Another thread's call may have adopted a resize meanwhile: a region with the same id then has other rows."""
     several = Several([acked(["r0", "r1"])])
     several.routing = 2
     writing = write(several)  # its splitter knows routing 1

@@ -1,4 +1,4 @@
-"""Who owns what, as a client believes it: what it is told, by whom, and what it asks again."""
+"""The client's knowledge of the owners of regions: which answers of daemons it trusts, and when it asks again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answer(regions: Mapping[str, int], **more: Any) -> dict[str, Any]:
 
 
 class Daemons:
-    """What each endpoint would answer, None where nobody listens, and how often it was asked."""
+    """The answer of each endpoint, None where no daemon listens, and the requests in order."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers: dict[str, Any] = {f"grpc://{name}:1": said for name, said in answers.items()}
@@ -38,7 +38,7 @@ class Daemons:
 
 
 class Daemon:
-    """In place of a `Connection`."""
+    """A stand-in for a `Connection`."""
 
     def __init__(self, daemons: Daemons, endpoint: str) -> None:
         self._daemons, self.endpoint = daemons, endpoint
@@ -123,7 +123,7 @@ def test_a_read_that_ended_two_daemons_is_not_sent_to_a_third() -> None:
 
 @pytest.mark.parametrize(("table", "told"), [("t", True), ("other", False)])
 def test_a_daemon_of_another_protocol_is_told_of_if_it_serves_this_table(table: str, told: bool) -> None:
-    """Its regions would be looked for until the deadline, and nobody would know why."""
+    """Otherwise the client would search for the daemon's regions until the deadline, without naming the reason."""
     daemons = Daemons(a=answer({"r0": 1}), b=Invalid("speaks protocol 9.0", {"reason": "protocol", "table": table}))
     router = daemons.router()
     if not told:
@@ -237,7 +237,7 @@ def test_another_name_of_the_same_daemon_is_not_another_daemon() -> None:
 
 
 def test_one_that_is_alone_is_asked_whatever_it_owned_when_it_was_looked_at() -> None:
-    """It says itself what is wrong."""
+    """The daemon itself reports what is wrong."""
     daemons = Daemons(a=answer({}, endpoints=[]))
     router = daemons.router()
     assert router.alone
@@ -293,7 +293,7 @@ def test_a_call_is_given_up_when_its_regions_have_another_owner_and_not_before()
 
     def stands_still() -> str:
         daemons.answers[A] = None
-        looked.wait(60)  # it is not given up while nobody else has its regions
+        looked.wait(60)  # the call must not be abandoned while no other daemon owns its regions
         daemons.answers[B] = answer({"r0": 2, "r1": 1})
         released.wait(60)
         return "late"
@@ -334,7 +334,7 @@ def test_a_daemon_that_lives_may_say_what_became_of_a_call_when_its_region_has_m
 
 
 def test_a_description_that_comes_late_is_dropped() -> None:
-    """The regions would be those of one daemon, and the routing of rows to them that of another."""
+    """Otherwise the client would have the regions of one daemon and the routing of another."""
     described, answered = threading.Event(), threading.Event()
     wide = {f"r{number}": 1 for number in range(4)}
 

@@ -89,7 +89,8 @@ def test_a_source_that_reads_local_files_only(source: dict[str, str], local: boo
 
 
 def test_on_a_cluster_files_are_cut_alike_however_many_executors_there_are() -> None:
-    """A letter of a file's row is told by the part that the row is in."""
+    """The id of a dead letter depends on the partition of its row, so the partitions must not depend on the number of
+    executors."""
     name, cluster = "spark.sql.files.minPartitionNum", {"spark": {"spark.master": "spark://host:7077"}}
     assert name in configuration(load({"table": {"uri": "t"}, "source": cluster}, {}), 1, once=True)
     assert name not in configuration(load({"table": {"uri": "t"}}, {}), 1, once=True)

@@ -49,7 +49,7 @@ def refused(task: Any, batches: Sequence[pa.RecordBatch]) -> MemWalError:
 
 @pytest.fixture
 def route(open_small: Callable[..., Any], uri: str) -> RouteTask:
-    """The first task, on a table with two regions that exists and is owned by nobody."""
+    """Return the first task, on an existing table with two regions and without an owner."""
     open_small().close()
     return RouteTask(uri, ())
 
@@ -153,7 +153,7 @@ def test_the_row_of_the_newer_file_wins_inside_a_micro_batch(
 def test_columns_that_are_changed_between_two_micro_batches_are_found_by_workers_and_owner(
     route: RouteTask, owner: tuple[Any, str], made: Any, uri: str
 ) -> None:
-    """Both have the table open, and neither is told."""
+    """The workers and the owner have the table open, and get no message about the change."""
     table, endpoint = owner
 
     def send(rows: pa.Table, batch: int) -> None:
@@ -219,7 +219,7 @@ def test_rows_that_delete_travel_with_those_that_put_and_need_only_their_key(
     put = made.table(range(5, 15), version=1)
     lists = [field.with_type(pa.list_(pa.float32())) if field.name == "vector" else field for field in put.schema]
     schema = pa.schema([field.with_nullable(True) for field in lists])  # as Spark has them
-    gone = [{"id": id, "vector": [1.0]} for id in range(8)]  # of another width: nobody looks at it
+    gone = [{"id": id, "vector": [1.0]} for id in range(8)]  # a vector of another width, which a delete ignores
     rows = [
         placed(deleting(put.cast(schema), [None] * 10), landed=1_000),
         placed(deleting(pa.Table.from_pylist(gone, schema), [True] * 8), landed=2_000),

@@ -173,7 +173,7 @@ def test_a_frame_that_lacks_columns_needs_a_choice_in_its_first_micro_batch(uri:
             world.writer(one).commit(world.tasks(ids, 1), 0)
         world.writer(one, missing="keep").commit(world.tasks(ids, 1), 0)
         assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 6}]
-        # Later, a column may have been added by another program: values are kept, and the query goes on.
+        # In a later micro-batch another program may have added the column: keep its values and do not fail.
         world.writer(one).commit(world.tasks(ids, 1), 1)
         world.writer(missing="null").commit(world.tasks(added, 1), 2)
         assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 7}]

@@ -84,7 +84,7 @@ def test_what_spark_refuses_by_itself_names_the_setting() -> None:
 
 
 class JavaThrown:
-    """A Java exception as py4j hands it over, of which only some are Spark's own."""
+    """A Java exception as py4j presents it. Only Spark's own exceptions have a condition."""
 
     def __init__(self, said: str | None, condition: str | None = None, cause: JavaThrown | None = None) -> None:
         self._said, self._condition, self._cause = said, condition, cause

@@ -1,4 +1,5 @@
-"""Spark's Python workers do not look for garbage among what was imported, and nobody else is told anything."""
+"""`task_edge` excludes imported objects from garbage collection in Spark's Python workers, and does nothing in other
+processes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from memwal.ingest.spark.task import task_edge
 
 @pytest.fixture
 def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A collector like that of a new process, before and after."""
+    """Give the garbage collector the state of a new process, before and after the test."""
     monkeypatch.setattr(task_memory, "_frozen_with", 0)
     gc.unfreeze()
     yield

@@ -32,7 +32,7 @@ def test_what_is_no_token_is_refused_with_the_forms(given: object) -> None:
 
 @pytest.mark.parametrize("name", ["\udcff", "file \ud800 a", "\ude00\ud83d"])
 def test_a_name_that_is_no_utf8_is_refused_in_one_line(name: str) -> None:
-    """Such a name comes of a file name that is no UTF-8; a region could not retire it."""
+    """A file name that is not valid UTF-8 gives this name; a region could not retire it."""
     with pytest.raises(Invalid, match=r"^token '.*': the name cannot be written as UTF-8 .*$") as refused:
         Token(name, 1)
     refused.value.message.encode()

@@ -1,4 +1,4 @@
-"""A task that is cut short at any boundary of its batches closes nothing; the same input, whole, does."""
+"""A task whose input is cut short at any batch boundary applies nothing; a task with the whole input applies all."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def applied_of(table: Any) -> set[int | None]:
 
 
 def check(table: Any, uri: str, bad: bool) -> None:
-    """Every row is there once, and every letter."""
+    """Assert that the table holds every good row once and, with `bad`, that every bad row is a letter once."""
     expected = [at for at in range(ROWS) if at % EACH or not bad]
     assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == expected
     if bad:

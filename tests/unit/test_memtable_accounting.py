@@ -1,19 +1,23 @@
-"""usage() against what the process really grew by, in processes of their own: within 20 %, and 30 % with texts.
+"""Compare `usage()` with the growth of a process that holds the memtable: within 20 %, and within 30 % with texts.
 
-It drives freeze and back-pressure: counting too little runs out of memory, too much freezes memtables too early. The
-process is warmed up first with a memtable of the same shape, so that code, threads and allocator pools are there (its
-text index of ten rows only: tantivy goes on using what an earlier writer left). The rows are made before the first
-reading and copied into the memtable, as a region does.
+`usage()` drives freeze and back-pressure: a count that is too low runs out of memory, and a count that is too high
+freezes memtables too early.
 
-Cases are large, since a process has some MiB of slack whatever it holds. What malloc keeps of what was freed is growth
-too, and with texts most of it: tantivy uses ten times what it keeps and frees it in pieces all over malloc's arenas.
-They go back neither when the writer ends nor when a memtable is dropped, and the next memtable makes the process grow
-nearly as much again. So that is its price, for whoever must not run out of memory. There two memtables are filled, one
-frozen and one active, as in a region that flushes; how threads fall on arenas is luck, 20 % either way and more on a
-busy machine, so 30 % are allowed, and where one process does not decide, the mean of up to nine is taken. Texts
-counted at half or at twice their price are still found, by every case with nothing but texts. The constants were fitted
-to a grid of text indexes alone that had real descriptions and positions in it, then adjusted by the cases here: these
-guard the figures, and are no proof for texts of other kinds.
+Method. Each case runs in separate processes. A process first fills a memtable of the same shape, so that code, threads
+and allocator pools are loaded before the first reading. The text index of that memtable has ten rows only, because
+tantivy reuses the memory that an earlier writer left. The rows are made before the first reading and copied into the
+memtable, as a region does. Cases are large, because a process has some MiB of slack whatever it holds.
+
+Texts. Freed memory that malloc keeps counts as growth, and with texts it is most of the growth: tantivy uses ten times
+the memory that it keeps, and frees it in pieces in all of malloc's arenas. The pieces return to the system neither when
+the writer ends nor when the memtable is dropped, and the next memtable makes the process grow nearly as much again. A
+limit on memory must therefore include them. Cases with texts fill two memtables, one frozen and one active, as in a
+region that flushes. The assignment of threads to arenas is random: it changes the growth by 20 % either way, more on a
+busy machine. So 30 % are allowed, and if one process is outside of this range, the mean of up to nine decides. The
+cases that have only texts still fail when texts are counted at half or at twice their size.
+
+Constants. The constants of `usage()` were fitted to a grid of text indexes alone, with real descriptions and positions,
+and then adjusted by the cases here. The cases guard the constants; they prove nothing about other kinds of texts.
 """
 
 from __future__ import annotations
@@ -200,7 +204,7 @@ MORE_RUNS, MOST_RUNS = 2, 9
 
 
 def measure(case: str, runs: int = 1) -> tuple[float, list[float], str]:
-    """MiB counted, MiB that each run grew by, and all of that in words."""
+    """Return the MiB counted, the MiB that each run grew by, and both as text."""
     rows = (TEXT_CASES | CASES)[case]
     command = [sys.executable, "-c", CHILD, case, str(PACKAGES), str(rows), str(runs)]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -234,7 +238,7 @@ def test_usage_with_texts_is_what_the_process_grew_by(case: str) -> None:
     assert within(WITH_TEXTS, counted, grown), said
 
 
-if __name__ == "__main__":  # the figures, for whoever mends them
+if __name__ == "__main__":  # print the figures, for work on the constants
     for name in sys.argv[1:] or [*CASES, *TEXT_CASES]:
         began = time.monotonic()
         print(measure(name)[-1], f"{time.monotonic() - began:.1f} s", flush=True)

@@ -151,7 +151,8 @@ def test_other_filters_are_for_datafusion(snapshot: Snapshot, predicate: str) ->
     ],
 )
 def test_what_only_our_parser_understands_is_refused(snapshot: Snapshot, predicate: str) -> None:
-    """Lance reads some of these up to what it does not understand; a level above must not read more."""
+    """Lance evaluates some of these predicates only up to the part that it cannot parse. A memtable must not evaluate
+    more than Lance, so it refuses them."""
     for _ in range(2):
         with pytest.raises(InvalidRows):
             snapshot.where(predicate, snapshot.live())

@@ -1,4 +1,4 @@
-"""What a memtable says of its reads: which indexes serve them, and how many rows are looked at one by one."""
+"""The explanation of reads of a memtable: which indexes serve them, and how many rows are compared one by one."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 class Oracle:
-    """What a key index must say, by a dict of lists of rows."""
+    """The expected answers of a key index, from a dict of lists of rows."""
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self.schema = pa.schema([pa.field(f"k{at}", kind) for at, kind in enumerate(types)])
@@ -99,7 +99,8 @@ def test_columns_of_a_composite_key_are_not_run_together() -> None:
 
 @pytest.fixture(params=[1, 2, 7])
 def weak_hash(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few codes that nearly every key shares its own; one of them is the code that the table cannot hold."""
+    """Reduce the hash codes to a few, so that nearly every key shares its code; one is the code that the table cannot
+    hold."""
 
     def weak(ends: Any, data: Any) -> Any:
         strong = key_column_hashes(ends, data).view(np.uint64) % np.uint64(request.param)
@@ -122,7 +123,7 @@ def test_keys_whose_codes_clash_are_told_apart() -> None:
 @pytest.mark.parametrize("place", ["find", "link", "put", "after put", "exact"])
 @pytest.mark.parametrize("codes", [3, 2**40])
 def test_a_block_that_was_broken_off_is_indexed_again(place: str, codes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by an interrupt in the thread of a reader."""
+    """An interrupt in a reader's thread has this effect."""
     strong = key_column.hashes
     monkeypatch.setattr(
         key_column, "hashes", lambda *given: (strong(*given).view(np.uint64) % np.uint64(codes)).view(np.int64)
@@ -176,7 +177,7 @@ def test_the_table_grows_and_keeps_every_row() -> None:
 
 
 def test_a_put_leaves_few_keys_to_index() -> None:
-    """Where nobody takes steps beside it, so that no reader has more than that to index."""
+    """No other thread calls `step`. A put must still bound the keys that wait, because the next reader indexes them."""
     oracle = Oracle([pa.int64()])
     for first in range(0, 3 * MOST_WAITING, 1000):
         oracle.add([(key,) for key in range(first, first + 1000)])

@@ -75,7 +75,7 @@ class Rows:
         return self._ids(lambda _, mask: np.flatnonzero(mask), filter)
 
     def got(self, ids: list[int]) -> list[int]:
-        """Those of the ids that are there."""
+        """Return those of `ids` that have a live row."""
         snapshot = self.table.snapshot()
         positions = snapshot.lookup(pa.table({"id": np.asarray(ids, dtype=np.int64)}))
         live = snapshot.live()
@@ -104,7 +104,7 @@ def spread(count: int, seed: int = 1, at: float = 5.0) -> np.ndarray:
 
 @pytest.mark.parametrize(("mode", "older", "newer"), [("sync", 0, 0), ("async", 1, 1), ("half", 0, 1)])
 def test_the_modes_leave_waiting_what_they_say(mode: str, older: int, newer: int) -> None:
-    """Else the cases below would all be one case."""
+    """Otherwise all modes would test the same case."""
     rows = Rows(mode)
     rows.put(np.arange(3_000), spread(3_000), body="harbor")
     rows.index()

@@ -102,7 +102,7 @@ def test_each_column_has_its_own_tokenizer() -> None:
     snapshot = build(texts, parameters)  # type: ignore[arg-type]
     assert set(answer(snapshot, asked("server", None, parameters))) == {0}
     assert set(answer(snapshot, asked("+c++", None, parameters))) == {2, 3}
-    assert set(answer(snapshot, asked("+the", None, parameters))) == {2}  # of the title it is no word
+    assert set(answer(snapshot, asked("+the", None, parameters))) == {2}  # a stop word in title
     assert set(answer(snapshot, asked("c+*", None, parameters))) == {2, 3}
 
 

@@ -46,7 +46,7 @@ def batch_rows(batch: int) -> pa.Table:
 
 
 def expected(batches: int) -> dict[int, int]:
-    """id -> batch of its live row after so many batches."""
+    """Return the batch number of each id's live row after the first `batches` batches."""
     state: dict[int, int] = {}
     for batch in range(batches):
         for key in ids_of(batch).tolist():
@@ -58,7 +58,7 @@ def expected(batches: int) -> dict[int, int]:
 
 
 def check(snapshot: Snapshot, query: np.ndarray) -> None:
-    """Everything a snapshot answers agrees with the batches it holds."""
+    """Assert that every read of a snapshot agrees with the batches that it holds."""
     assert snapshot.n % BATCH == 0
     wanted = expected(snapshot.n // BATCH)
     live = snapshot.live()
@@ -77,7 +77,7 @@ def check(snapshot: Snapshot, query: np.ndarray) -> None:
 
 
 class Threads:
-    """Threads whose first failure is the test's."""
+    """Threads; the first failure of any of them fails the test."""
 
     def __init__(self) -> None:
         self.failures: list[BaseException] = []
@@ -100,7 +100,7 @@ class Threads:
 
 
 def read_until(written: threading.Event, table: MemTable, reader: int) -> None:
-    """Check snapshots until all is written, five at the least; in the end again those that were kept."""
+    """Check snapshots until all batches are written, at least five; at the end, check the kept ones again."""
     query = np.random.default_rng(reader).standard_normal(WIDTH).astype(np.float32)
     kept: list[Snapshot] = []
     checked = 0

@@ -102,7 +102,7 @@ def test_what_comes_first_does_not_spoil_what_follows(first: str) -> None:
 @pytest.mark.parametrize("kind", ["half of them long", "heavy tails"])
 @pytest.mark.parametrize("first", [0, 9_000])
 def test_rows_that_no_code_tells_apart_are_searched_exactly(kind: str, first: int) -> None:
-    """Lengths that differ a thousandfold; `first`: so many ordinary rows come before."""
+    """The lengths of the vectors differ a thousandfold, after `first` ordinary rows."""
     vectors = random_numbers(30_000, 4)
     if kind == "heavy tails":
         vectors[first:] = np.random.default_rng(2).standard_cauchy((30_000 - first, WIDTH))

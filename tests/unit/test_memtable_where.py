@@ -264,7 +264,7 @@ def comparisons(draw: st.DrawFn) -> str:
     name = draw(st.sampled_from(sorted(VALUES)))
     finite = VALUES[name].filter(lambda value: not isinstance(value, float) or abs(value) < 100)
     values = [literal(draw(finite)) for _ in range(2)]
-    if name == "z" and draw(st.booleans()):  # a date with a time, of which DataFusion keeps the day
+    if name == "z" and draw(st.booleans()):  # a date literal with a time: DataFusion keeps only the day
         values = [value.replace("timestamp", "date") for value in values]
     shape = draw(st.sampled_from(["compare", "mirror", "between", "in", "null", "special"]))
     if shape == "compare":

@@ -1,4 +1,4 @@
-"""How the soak judges: a leak that is planted in samples is found, what comes and goes is none."""
+"""The bars of the soak: they detect a leak planted in samples, and accept values that rise and fall again."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MIB = 1 << 20
 
 
 def daemon(minutes: int, memory: Callable[[float], float], descriptors: Callable[[float], float]) -> list[Sample]:
-    """Samples of one life of a daemon, every 5 s; memory in MiB."""
+    """Return the samples of one life of a daemon, one every 5 s; `memory` in MiB."""
     times = [5.0 * number for number in range(12 * minutes)]
     return [Sample(at, "daemon 0", 1, int(MIB * memory(at)), 40, int(descriptors(at))) for at in times]
 
 
 def broken(samples: list[Sample]) -> list[str]:
-    """The bars that a run of these samples breaks."""
+    """Return the bars that a run with these samples breaks."""
     return [verdict.broken for verdict in verdicts(Series(samples), 0) if verdict.broken]
 
 

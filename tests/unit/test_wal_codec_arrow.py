@@ -1,4 +1,5 @@
-"""Entries as Arrow streams: ours are what ShardWriter would write, its own are understood, damage is found."""
+"""Entries as Arrow streams: memwal writes what ShardWriter would write, reads ShardWriter's entries, and detects
+damage."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ ROWS = pa.Table.from_pylist([{**row, "_tombstone": False} for row in VALUES], sc
 
 
 def stream(schema: pa.Schema, *batches: pa.RecordBatch) -> bytes:
-    """A stream as another program would write it."""
+    """Return a stream as another program would write it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
@@ -79,7 +80,7 @@ def theirs(metadata: dict[str, str], schema: pa.Schema = ROW_SCHEMA, rows: pa.Ta
 
 
 def written_by_shard_writer(uri: str) -> list[bytes]:
-    """The entries of a put, a claim's sentinel, and a delete."""
+    """Return the entries that ShardWriter writes for a put, a claim's sentinel and a delete."""
     dataset = lance.write_dataset(BASE.empty_table(), uri, schema=BASE)
     dataset.initialize_mem_wal(bucket_column="id", num_buckets=1)
     region = str(bucket_region(0))
@@ -211,7 +212,7 @@ def damages(whole: bytes) -> Iterator[bytes]:
 
 
 def read_damaged(whole: bytes) -> tuple[int, int]:
-    """How many damaged copies of another program's entry were refused, and how many read."""
+    """Return how many damaged copies of another program's entry were refused, and how many were read."""
     rng, refused, read = random.Random(7), 0, 0
     several = (bytearray(whole) for _ in range(3000))
     for damaged in several:
@@ -230,7 +231,7 @@ def read_damaged(whole: bytes) -> tuple[int, int]:
 
 
 def test_damage_to_an_entry_without_checksum_never_ends_the_process() -> None:
-    """In a process of its own, because that is what bytes that point outside their buffers would end."""
+    """Runs in a separate process, because offsets that point outside their buffers would end the process."""
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     refused, read = map(int, done.stdout.split())

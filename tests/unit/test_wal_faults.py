@@ -74,21 +74,22 @@ log_of_two_entries(BEFORE)
 
 @dataclass(frozen=True)
 class Stores:
-    """Empty stores of one kind, as many as are asked for."""
+    """Creates empty stores of one kind."""
 
     make: Callable[[], ObjectStore]
     every: int = 1
-    """Of the calls that a fault can happen to, every how many-th is tried."""
+    """Try the fault at every n-th call that it can happen to."""
 
     def places(self, fault: str) -> list[Call]:
-        """The calls of a life at which a fault is tried."""
+        """Return the calls of a life at which a fault is tried."""
         possible = [call for call in LIFE.calls if call.method in FAULTS[fault].calls]
         return possible[:: self.every]
 
 
 @pytest.fixture(params=["memory", "local", "s3"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
-    """Every adapter. On S3, where the wire has every call and every fault (test_failure_matrix.py), some calls do."""
+    """Run the test on every adapter. On S3 a part of the calls is enough: test_failure_matrix.py tries every call and
+    every fault on the wire."""
     numbers = itertools.count()
     if request.param == "memory":
         return Stores(MemoryStore)
@@ -99,7 +100,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
 
 
 def lived(inner: ObjectStore, fault: str, at: Call, *, lasting: bool = False) -> LogLife:
-    """A life over the log BEFORE, copied to `inner`, with one fault; late answers have come when it returns."""
+    """Run a life over the log BEFORE, copied to `inner`, with one fault. Late answers have landed when it returns."""
     clock = FakeClock()
     store = FaultyStore(inner, clock)
     copy_objects(BEFORE, store)
@@ -131,7 +132,7 @@ def test_a_fault_that_stays_from_any_store_call_on(stores: Stores, fault: str) -
 
 @pytest.mark.parametrize("fault", HARMLESS)
 def test_a_single_lost_answer_stops_nobody(fault: str) -> None:
-    """The writer goes on; the life ends as if nothing had happened, without a row twice."""
+    """The writer continues, and the life ends as it does without the fault, with no row doubled."""
     for at in Stores(MemoryStore).places(fault):
         inner = MemoryStore()
         life = lived(inner, fault, at)
@@ -160,7 +161,7 @@ def test_a_second_writer_with_a_fault_after_a_first_one(first: str, second: str)
 
 
 def local_life(root: Path, calls: SystemCalls) -> tuple[ObjectStore, LogLife]:
-    """A life over the log BEFORE on local files, whose system calls are `calls`."""
+    """Run a life over the log BEFORE on local files, with the system calls `calls`."""
     inner, clock = LocalStore(root), FakeClock()
     copy_objects(BEFORE, inner)
     with calls.installed():
@@ -168,7 +169,7 @@ def local_life(root: Path, calls: SystemCalls) -> tuple[ObjectStore, LogLife]:
 
 
 def test_an_error_after_the_effect_of_every_system_call(tmp_path: Path) -> None:
-    """Every step of every put may be done and fail: no row is lost, and none that was refused is there."""
+    """Each step of each put takes effect and then fails: no row is lost, and no refused row is in the log."""
     _, whole = local_life(tmp_path / "whole", dry := SystemCalls())
     assert tuple(whole.acked) == LogLife.WHOLE
     assert set(dry.calls) == STEPS
@@ -181,7 +182,7 @@ def test_an_error_after_the_effect_of_every_system_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ESTALE, errno.ENOENT])
 def test_an_error_after_the_link_stops_nobody(tmp_path: Path, code: int) -> None:
-    """The same bytes again find their own, and the life ends as if nothing had happened."""
+    """The next attempt finds its own bytes in the slot, and the life ends as it does without the fault."""
     local_life(tmp_path / "whole", dry := SystemCalls())
     links = [number for number, name in enumerate(dry.calls) if name == "link"]
     for number in links:
@@ -215,7 +216,7 @@ def collect(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_at_every_store_call_of_a_collection(stores: Stores, fault: str) -> None:
-    """Whatever it deleted by then, nothing that is needed is gone; and the next one ends the work."""
+    """Whatever the collection deleted before the fault, all needed entries remain, and the next one finishes."""
     before = log_with_garbage()
     dry = FaultyStore(log_with_garbage(), FakeClock())
     collect(dry)
@@ -408,7 +409,7 @@ def test_two_processes_taking_the_region_from_each_other(tmp_path: Path) -> None
     rows_found = found(take(LocalStore(tmp_path), 5))
     assert len(rows_found) == len(set(rows_found))
     assert sorted(rows_found) == sorted(acked)
-    assert len(acked) >= 30  # nobody fences the last claim of all
+    assert len(acked) >= 30  # no newer claim fences the last one
     check_chain(LocalStore(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Claims: who owns a region, what a claim finds, and that there is one owner however many race."""
+"""Claims: the owner of a region, what a claim replays, and that a race of any number of claims has one winner."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def found(claimed: Claim) -> list[int]:
 
 
 class Recording(MemoryStore):
-    """Writes down every call, with numbers in place of reversed binary."""
+    """Records every call, with positions and versions as numbers instead of reversed binary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def test_a_hole_in_the_log_stops_the_claim() -> None:
 
 
 class Forgetful(LanceCodec):
-    """Reads the map of no entry in `foreign`, as if another program had written it."""
+    """Reads no applied map from the entries in `foreign`, as if another program had written them."""
 
     def __init__(self, *foreign: int) -> None:
         super().__init__(SCHEMA)
@@ -303,7 +303,10 @@ class Forgetful(LanceCodec):
 
 
 def with_foreign(foreign: set[int], missing: set[int], replay_after: int, store: MemoryStore | None = None) -> Claim:
-    """Claims a region of four entries, of which each of ours carries {"q": position}."""
+    """Claim a region with four entries, each of which carries the applied map {"q": position}.
+
+    The claim sees no map in the entries in `foreign`; the entries in `missing` are deleted.
+    """
     store = store or MemoryStore()
     first = take(store)
     for position in range(1, 5):
@@ -347,7 +350,7 @@ def test_a_hole_above_the_cursor_does_not_end_the_search_for_the_map() -> None:
 
 
 class Unlisted(MemoryStore):
-    """Its listings lag behind: they show no entry at all."""
+    """A store whose listings lag: they show no entry."""
 
     def list(self, prefix: str) -> list[str]:
         return [key for key in super().list(prefix) if parse_entry_key(key) is None]
@@ -363,7 +366,7 @@ def test_collected_entries_are_not_asked_for_nor_their_positions_used_again(make
 
 
 class Unavailable(FailingReads):
-    """Its reads fail while `failures` last."""
+    """A store whose next `failures` reads fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -380,7 +383,7 @@ class Unavailable(FailingReads):
 @pytest.mark.parametrize("failures", [1, 5])
 @pytest.mark.parametrize("readers", [1, 4])
 def test_a_read_that_fails_for_a_moment_does_not_fail_the_claim(failures: int, readers: int) -> None:
-    """At each read of the claim in turn."""
+    """The failure happens at each read of the claim in turn."""
     options, at = WalOptions(readers=readers), 0
     while True:
         store, clock = Unavailable(), FakeClock()
@@ -457,8 +460,8 @@ def test_an_append_that_beats_the_sentinel_is_replayed() -> None:
 
 
 def test_an_append_that_learns_of_the_fence_after_it_wrote_has_an_unknown_outcome() -> None:
-    """The newer writer replays the entry if its sentinel comes behind it. A client that is told of a fence sends the
-    rows again, as surely not applied."""
+    """The newer writer replays the entry if its sentinel lands behind the entry, so the older writer must not report
+    `Fenced`: on a fence a client sends the rows again, as rows that were not applied."""
     told: list[BaseException] = []
 
     def append(_: ObjectStore) -> None:
@@ -531,7 +534,7 @@ def test_of_many_racing_claims_one_owns_the_region(make: Callable[[Path], Object
     for thread in threads:
         thread.join()
     epochs = [each.guard.epoch for each in claims] + [each.ours for each in fenced]
-    assert len(set(epochs)) == 6  # a claim that cannot tell whether its manifest was written takes one more
+    assert len(set(epochs)) == 6  # a claim that does not know whether its manifest was written takes another epoch
     won = []
     for claimed in claims:
         try:
@@ -559,7 +562,7 @@ def test_the_order_of_store_calls() -> None:
 
 
 class Together(MemoryStore):
-    """Answers each call of `pairs` only once the other call of its pair has begun, as if both were under way."""
+    """Answers each call of `pairs` only after the other call of its pair has begun: the two must run concurrently."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         super().__init__()
@@ -587,7 +590,7 @@ class Together(MemoryStore):
 
 
 def test_a_claim_asks_at_once_what_need_not_wait() -> None:
-    """On object storage a claim takes as long as the requests that wait for one another."""
+    """On object storage the time of a claim is the time of its longest chain of dependent requests."""
     manifests, sentinel = manifest_prefix(REGION), 81
     pairs = [
         (f"list {wal_prefix(REGION)}", f"get {manifests}version_hint.json"),

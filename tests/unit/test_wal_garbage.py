@@ -1,4 +1,4 @@
-"""Garbage collection of WAL entries: what goes, what stays, and that a writer who sleeps cannot be fooled by it."""
+"""Garbage collection of WAL entries: what it deletes, what it keeps, and that a suspended writer stays safe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AGE = 600.0
 
 
 class World:
-    """A store and a clock, and what the tests do with them."""
+    """A store, a clock, and the steps of the tests."""
 
     def __init__(self, codec: EntryCodec = CODEC) -> None:
         self.clock = FakeClock()
@@ -59,7 +59,7 @@ class World:
         return self.writer(self.take())
 
     def flushed_up_to(self, position: int) -> None:
-        """As if everything up to `position` were in SSTs."""
+        """Set the cursor as if every row up to `position` were in SSTs."""
         manifests = ManifestStore(self.store, REGION, ids=self.ids, clock=self.clock)
         manifests.edit_unowned(lambda current: replace(current, replay_after=position))
 
@@ -178,8 +178,9 @@ class SleepsBefore(MemoryStore):
 def test_a_claimer_that_sleeps_before_its_sentinel_acks_nothing_after_the_collection(
     world: World, settle: bool
 ) -> None:
-    """The fence of a later claim stands further on: the older writer went on and filled the slot of our sentinel, and
-    what it wrote was flushed and collected since. So slots from there on are empty, and puts there prove nothing."""
+    """While the claimer sleeps, the older writer fills the slot of the claimer's sentinel. A later claim puts its fence
+    at a higher position, and the entries below are flushed and collected. The claimer's slots are then empty again, so
+    a successful put there proves nothing."""
     world.store = store = SleepsBefore(world, 2)
     older = world.open()
     put(older, 1)
@@ -203,7 +204,7 @@ def test_a_claimer_that_sleeps_before_its_sentinel_acks_nothing_after_the_collec
 
 
 def test_a_claim_proves_itself_once(world: World) -> None:
-    """By the note of its sentinel's position; without it by the first append."""
+    """The note of the sentinel's position is the proof; without the note, the first append is."""
     world.open()
     store = world.store
     for settle, looks in ((True, 0), (False, 1)):
@@ -216,7 +217,8 @@ def test_a_claim_proves_itself_once(world: World) -> None:
 
 
 def test_even_with_the_fences_deleted_by_hand_nothing_is_acked_into_nothing(world: World) -> None:
-    """An operator or a lifecycle rule deletes everything below the boundary, the fence in the sleeper's slot too."""
+    """An operator or a lifecycle rule deletes every entry below the boundary, including the fence in the slot of the
+    suspended writer."""
     sleeper = world.open()
     put(sleeper, 1)
     put(world.open(), 2, 3)
@@ -232,7 +234,7 @@ def test_even_with_the_fences_deleted_by_hand_nothing_is_acked_into_nothing(worl
 
 
 def test_a_table_made_anew_in_the_same_place_ends_the_older_ones_writer(world: World) -> None:
-    """Both at epoch 1: only the manifest that the writer claimed tells the tables apart."""
+    """Both tables are at epoch 1: only the manifest that the writer claimed distinguishes them."""
     writer = world.open()
     put(writer, 1)
     for key in world.store.list(""):
@@ -295,7 +297,7 @@ def test_objects_of_others_are_left_alone(world: World) -> None:
 
 @pytest.mark.parametrize("codec", [CODEC, ArrowCodec(SCHEMA)], ids=["lance", "arrow"])
 def test_a_fence_larger_than_any_sentinel_of_today_stays(codec: EntryCodec) -> None:
-    """A resize lets the applied map shrink: the sentinels of before are larger than any that is written now."""
+    """A resize shrinks the applied map, so older sentinels are larger than any sentinel that is written now."""
     world = World(codec)
     names = {f"memwal:before:2/1:{number:040}": 1 for number in range(3000)}
     with patch("memwal.wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
@@ -311,13 +313,14 @@ def test_a_fence_larger_than_any_sentinel_of_today_stays(codec: EntryCodec) -> N
 
 
 def sleeper_is_fenced(world: World, sleeper: WalAppender) -> None:
-    """By its slot alone: it looks at no manifest."""
+    """Assert that the slot alone fences the suspended writer: it reads no manifest."""
     with patch.object(WalAppender, "_prove_ownership", lambda *_: None), pytest.raises(Fenced):
         put(sleeper, 9)
 
 
 def test_a_fence_is_the_first_entry_of_its_epoch_whatever_its_form(world: World) -> None:
-    """A writer without sentinels fences by its first rows; a writer's own note of no rows fences nobody."""
+    """A writer without a sentinel fences by its first rows. An entry without rows that a writer appends later is not a
+    fence."""
     first = world.open()
     put(first, 1)
     first.append(None, generation=1, applied={"query": 1})
@@ -334,8 +337,8 @@ def test_a_fence_is_the_first_entry_of_its_epoch_whatever_its_form(world: World)
 
 
 def test_a_refused_sentinel_that_lands_once_its_slot_is_collected_does_not_pass_for_the_fence(world: World) -> None:
-    """The put of a sentinel got no answer, and its next attempt found the older writer's entry in the slot. The first
-    attempt lands when that entry was collected: below the fence, with the fence's epoch."""
+    """The put of a sentinel got no answer, and the next attempt found the older writer's entry in the slot. The first
+    attempt lands after that entry is collected: below the fence, with the epoch of the fence."""
     sleeper = world.open()
     put(sleeper, 1)
     put(world.open(), 2)
@@ -358,7 +361,8 @@ def test_a_refused_sentinel_that_lands_once_its_slot_is_collected_does_not_pass_
 
 
 def test_nor_does_it_where_the_collection_was_cut_short(world: World) -> None:
-    """Between it and the fence older entries are left, so the epochs at both ends of this stretch are the same."""
+    """Older entries remain between the late sentinel and the fence, so the epochs at both ends of this range are
+    equal."""
     sleeper = world.open()
     put(sleeper, 1, 2, 3)
     put(world.open(), 4)
@@ -393,7 +397,8 @@ class Overtaken(MemoryStore):
 
 
 def test_nor_does_it_where_it_lands_behind_the_listing_of_a_collector(world: World) -> None:
-    """Another collector empties the slot meanwhile; the epochs are read after that, the times were listed before."""
+    """Another collector empties the slot meanwhile. The first collector listed the times before that, and reads the
+    epochs after it."""
     world.store = store = Overtaken(world)
     sleeper = world.open()
     put(sleeper, 1)
@@ -417,7 +422,8 @@ def test_nor_does_it_where_it_lands_behind_the_listing_of_a_collector(world: Wor
 
 
 def test_nor_does_it_where_another_collector_deletes_it_before_the_verdict(world: World) -> None:
-    """A collector has read its epoch, and lists again when it is gone: nothing tells that it was younger."""
+    """A collector has read the epoch of the late sentinel, and lists again after the sentinel is deleted: the new
+    listing does not show that it was younger."""
     sleeper = world.open()
     put(sleeper, 1)
     put(world.open(), 2)
@@ -446,7 +452,7 @@ def test_nor_does_it_where_another_collector_deletes_it_before_the_verdict(world
 
 
 class Unanswered(MemoryStore):
-    """Calls `meanwhile` when the first put of an entry is taken, and then does not answer it."""
+    """Accepts the first put of an entry, calls `meanwhile`, and then gives no answer."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.clock.now)
@@ -465,8 +471,9 @@ class Unanswered(MemoryStore):
 def test_an_append_that_finds_anothers_entry_in_a_collected_slot_may_have_been_written(
     world: World, readable: bool
 ) -> None:
-    """Its first attempt got no answer. A newer owner replayed the row and flushed it, a collection emptied the slot,
-    and a refused sentinel came late. A client that is told of a fence sends the rows again, as surely not applied."""
+    """The first attempt of the append got no answer. A newer owner replayed and flushed the row, a collection emptied
+    the slot, and a refused sentinel landed in it late. The append must not report a plain fence: a client would send
+    the rows again, as rows that were not applied."""
     world.store = store = Unanswered(world)
     older, newer = world.open(), list[Claim]()
 
@@ -490,7 +497,8 @@ def test_an_append_that_finds_anothers_entry_in_a_collected_slot_may_have_been_w
 
 
 def test_rows_are_collected_though_storage_tells_times_in_another_order(world: World) -> None:
-    """As in a log that was copied without its times, or after a claim by a machine whose clock was ahead."""
+    """The times are in another order in a log that was copied without them, and after a claim by a machine whose clock
+    was ahead."""
     log = world.open()
     put(log, *range(1, 9))
     world.clock.advance(1e7)
@@ -542,7 +550,8 @@ def test_fences_are_found_by_few_reads_and_not_read_again(world: World) -> None:
 
 
 def test_entries_without_the_map_stay_as_far_down_as_the_map(world: World) -> None:
-    """Another program's entries above ours carry no map: the next claim walks down through them to ours."""
+    """Entries of another program carry no applied map. The next claim reads down through them to the newest entry of
+    memwal, so the collector must keep them."""
 
     class Foreign(LanceCodec):
         def header(self, data: bytes) -> EntryHeader:

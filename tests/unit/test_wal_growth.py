@@ -1,4 +1,4 @@
-"""What a year leaves behind must not be paid for at every step: store requests, counted."""
+"""The number of store requests per step must not grow with the age of a region."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IDS, CLOCK = SeededIds(), FakeClock()
 
 
 class Counting(MemoryStore):
-    """Counts requests as S3 does: a listing is one per thousand keys."""
+    """Counts requests as S3 does: a listing takes one request per thousand keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Counting(MemoryStore):
 
 
 def aged(claims: int, tail: int = 3) -> Counting:
-    """A region as `claims` claims leave it: each a sentinel and two manifest versions; `tail` entries behind them."""
+    """Return a region after `claims` claims (a sentinel and two manifest versions each) and `tail` more entries."""
     store = Counting()
     for version in range(1, 2 * claims):
         epoch = 1 + version // 2

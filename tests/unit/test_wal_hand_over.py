@@ -1,4 +1,4 @@
-"""A claimer that the former owner told where its manifest and its log end: it asks less, and finds the same."""
+"""A claimer that knows the ends of manifest and log from the former owner sends fewer requests and finds the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEASE = WalOptions(read_lease=2.0)
 
 
 class Noting(MemoryStore):
-    """Notes the calls, with numbers in place of reversed binary."""
+    """Records the calls, with positions and versions as numbers instead of reversed binary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Owner:
 
     @property
     def told(self) -> Known:
-        """What it would tell the next owner."""
+        """What the owner would report to the next one."""
         return Known(released=Released(self.manifest, self._log.next_position - 1))
 
     @property
@@ -145,7 +145,7 @@ def _claimed(former: Owner) -> None:
 
 
 def _claimed_and_died(former: Owner) -> None:
-    """Before it put its sentinel."""
+    """Claim the region and die before the sentinel is put."""
     current = former.manifests.latest()
     assert current is not None
     assert former.manifests.create(
@@ -158,7 +158,7 @@ def _edited(former: Owner) -> None:
 
 
 def _pruned(former: Owner) -> None:
-    """The slot behind the version told is free again."""
+    """Prune, so that the slot after the reported version is free again."""
     for _ in range(3):
         _edited(former)
     for version in range(1, former.manifest.version + 2):
@@ -194,7 +194,8 @@ def test_a_seal_in_between_is_seen() -> None:
 
 
 def test_a_publication_that_the_owner_knows_nothing_of_is_found() -> None:
-    """Its answer was lost, and the generation was committed; the manifest told would be too old for the table."""
+    """The answer to the publication was lost, and the generation was committed: the manifest that the former owner
+    reports is too old for the table."""
     store = MemoryStore()
     former = Owner(store)
     former.put(1)
@@ -242,7 +243,8 @@ def test_an_answer_goes_through_a_message() -> None:
 @pytest.mark.parametrize("readers", [1, 4])
 @pytest.mark.parametrize("seed", range(20))
 def test_who_was_told_finds_what_others_find(seed: int, readers: int) -> None:
-    """What is told is used at once, late, twice, or never, while others claim, flush and edit the manifest."""
+    """Claimers use the report of a former owner at once, late, twice or never, while others claim, flush and edit the
+    manifest."""
     rng, store, options = random.Random(seed), MemoryStore(), WalOptions(readers=readers, read_lease=1.0)
     owner, acked, told = Owner(store, options=options), list[int](), list[Known]()
     for number in range(80):

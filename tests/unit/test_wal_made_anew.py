@@ -1,8 +1,8 @@
-"""A table that is deleted and made anew at the same place, while a writer of the deleted one still runs.
+"""A table is deleted and created again at the same place while a writer of the deleted table still runs.
 
-On object storage nothing tells that writer at once: the new table has the same keys, and its epochs begin at 1 again.
-Whatever it writes meanwhile is known by the id of its log, and refused by name: it is neither replayed, nor does its
-epoch fence anybody, nor are its producers' tokens taken over.
+On object storage the writer does not notice at once: the new table has the same keys, and its epochs begin at 1 again.
+The entries that it writes carry the id of the old log. Readers refuse each of them and name its key: they do not replay
+the entry, its epoch fences no writer, and they do not adopt the tokens of its producers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPLACED = "deleted and made anew"
 
 
 class Place:
-    """Storage on which one table is deleted, and another made, each of which has a writer."""
+    """Storage on which one table is deleted and a new one is created; both have a writer."""
 
     def __init__(self, claims: int, appends: int) -> None:
         """The old table was claimed `claims` times, and its last writer has appended `appends` entries."""
@@ -69,13 +69,13 @@ class Place:
         self.manifests.edit(self.guard, lambda current: replace(current, replay_after=upto, last_seen=upto))
 
     def late(self) -> str:
-        """The old writer appends before it has looked at the manifest again. Returns the key of its entry."""
+        """Append with the old writer before it reads the manifest again; return the key of the entry."""
         self.clock.advance(1.0)
         position = self.old.append(rows(999), generation=1, applied={"old": 999})
         return entry_key(REGION, position, "lance")
 
     def fill_up_to(self, key: str) -> None:
-        """The new writer appends until its next slot is `key`."""
+        """Append with the new writer until its next slot is `key`."""
         while entry_key(REGION, self.new.next_position, "lance") != key:
             self.put(100 + self.new.next_position)
 
@@ -144,7 +144,7 @@ def _collected(place: Place) -> object:
 def test_who_reads_it_refuses_it_and_nothing_is_lost(
     read: Callable[[Place], object], flushed: bool, appends: int
 ) -> None:
-    """The collector too: the newest applied map is in our newest entry, not in theirs."""
+    """The collector refuses the entry too: the newest applied map is in the new writer's newest entry."""
     place = Place(1, appends)
     place.put(101)
     late = place.late()
@@ -168,7 +168,7 @@ def test_a_tail_that_reads_on_refuses_it_too() -> None:
 
 
 def test_a_tail_of_the_deleted_table_begins_anew_and_condemns_nothing() -> None:
-    """An entry of the new table is not of its log, but of that of the newest manifest."""
+    """An entry of the new table does not belong to the log of the tail, but to the log of the newest manifest."""
     place = Place(1, 2)
     for _ in range(4):
         place.put(101)

@@ -1,4 +1,5 @@
-"""Pruning manifest versions: what goes, what stays, and that no sleeper is fooled by a slot that is empty again."""
+"""Pruning of manifest versions: what it deletes, what it keeps, and that a suspended writer stays safe when its slot is
+empty again."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ AGE = 86_400.0
 
 
 class World:
-    """A region whose newest version is 100, each a second older than the next one."""
+    """A region whose newest version is 100; each version is a second older than the next one."""
 
     def __init__(self, versions: int = 100) -> None:
         self.clock, self.ids = FakeClock(), SeededIds(3)
@@ -133,7 +134,7 @@ def test_nothing_goes_while_the_hint_cannot_be_written(world: World) -> None:
 
 
 def asleep_before(world: World, method: str, key: str, meanwhile: Callable[[], None]) -> MemoryStore:
-    """The store of a process that sleeps before its first call of `method` with `key`."""
+    """Return the store of a process that sleeps before its first call of `method` with `key`."""
     state = {"asleep": True}
 
     class Sleeping(MemoryStore):
@@ -156,7 +157,7 @@ def asleep_before(world: World, method: str, key: str, meanwhile: Callable[[], N
 
 def overtaken(world: World) -> Callable[[], None]:
     def meanwhile() -> None:
-        """Another writer claims, writes on, and all that the sleeper knows is pruned."""
+        """Let another writer claim and write, and prune every version that the sleeping process knows."""
         claim(world.store, REGION, spec_id=1, codec=CODEC, ids=world.ids, clock=world.clock)
         world.write(50)
         world.prune()
@@ -166,7 +167,7 @@ def overtaken(world: World) -> Callable[[], None]:
 
 @pytest.mark.parametrize("method", ["put_if_absent", "exists", "get"])
 def test_a_writer_that_sleeps_and_finds_its_slot_empty_is_fenced(world: World, method: str) -> None:
-    """It sleeps before the put of version 101, before it looks whether there is one, or after that."""
+    """The writer sleeps before the put of version 101, before the check that the slot is empty, or after that check."""
     key = manifest_key(REGION, 100 if method == "get" else 101)
     sleeper = ManifestStore(
         asleep_before(world, method, key, overtaken(world)), REGION, ids=SeededIds(9), clock=world.clock
@@ -202,7 +203,8 @@ def test_a_first_claim_that_sleeps_is_no_first_claim() -> None:
 
 @pytest.mark.parametrize("hint", ["lost", "of the version before", "of the false one", "of the true one"])
 def test_a_false_version_is_never_taken_for_the_newest(world: World, hint: str) -> None:
-    """A sleeper is killed after its put: nobody looked at the version before, and then the hint is set back."""
+    """A sleeping writer puts version 101 into a pruned slot and is killed before it checks the version below. The
+    version hint is then lost, set back or correct."""
     before = world.manifests.read(100)
     assert before is not None
     hints = {"of the version before": world.store.get(version_hint_key(REGION))}
@@ -227,8 +229,8 @@ def test_a_false_version_is_never_taken_for_the_newest(world: World, hint: str) 
 
 
 def test_a_false_version_that_comes_behind_a_listing_is_not_taken_for_the_newest(world: World) -> None:
-    """Without a hint. The reader listed version 100 and found no 101; before it reads 100, that is pruned and a put of
-    long ago lands there."""
+    """There is no hint. A reader lists version 100 and finds no 101. Before it reads 100, that version is pruned and an
+    old put lands in the slot."""
     before = world.manifests.read(100)
     assert before is not None
 

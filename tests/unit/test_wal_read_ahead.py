@@ -1,4 +1,4 @@
-"""What was read of a log before a claim is not read again, and never takes the place of what the log has."""
+"""A claim does not read again what was read ahead of it, and never prefers it to the content of the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLOCK, IDS = FakeClock(), SystemIds()
 
 
 class Noting(MemoryStore):
-    """Notes the positions of the entries that are read; does not answer for those of `failing`."""
+    """Records the positions of the entries that are read; gives no answer for those in `failing`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_a_look_reads_at_most_so_many_and_forgets_what_was_flushed() -> None:
 
 
 def test_several_readers_read_in_growing_steps() -> None:
-    """An idle region costs one read, a busy one no more than as many in vain as there are readers."""
+    """An idle region costs one read; a busy region costs at most one read in vain per reader."""
     log = Log()
     ahead = ReadAhead(log.store, REGION, CODEC, clock=CLOCK, options=WalOptions(readers=4))
     for number in range(1, 21):
@@ -193,7 +193,7 @@ def test_nothing_is_read_of_a_region_without_a_manifest() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_claim_finds_the_same_with_and_without(seed: int) -> None:
-    """Batches in parts, broken off by take-overs; flushes; looks of any size at any moment."""
+    """The steps are random: batches in parts that take-overs break off, flushes, and reads ahead of any size."""
     rng, log = random.Random(seed), Log()
     parts: list[BatchPart] = []
     for number in range(1, 61):

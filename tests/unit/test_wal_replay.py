@@ -1,4 +1,4 @@
-"""Which entries replay returns, in which order, and what it refuses."""
+"""Replay: the entries that it returns, their order, and the logs that it refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REGION = bucket_region(1)
 
 
 class Log:
-    """Writes entries by hand; the row's id is the position."""
+    """A log written by hand; the id of each row is its position."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -177,7 +177,7 @@ def test_read_tail_gives_rows_and_map_and_writes_nothing() -> None:
 
 
 class Gated(MemoryStore):
-    """Calls `before(position, n-th call)` ahead of each read of an entry, and remembers who read what."""
+    """Calls `before(position)` ahead of each read of an entry, and records the thread of each read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def test_what_is_read_ahead_is_bounded_in_entries(gated: tuple[Log, Gated]) -> N
 
 
 def test_what_is_read_ahead_is_bounded_in_bytes(gated: tuple[Log, Gated], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of 9 bytes, a bound of 20: at most two are held, the one being taken among them."""
+    """Rows have 9 bytes and the limit is 20: replay holds at most two, including the one that the caller takes."""
     monkeypatch.setattr(entry_reader, "_BYTES_AHEAD", 20)
     _, store = gated
     with closing(EntryReader(store, REGION, CODEC, readers=8).each(count(1))) as entries:
@@ -246,7 +246,7 @@ def test_what_is_read_ahead_is_bounded_in_bytes(gated: tuple[Log, Gated], monkey
 
 @pytest.mark.parametrize("readers", [1, 4])
 def test_errors_come_in_the_order_of_positions(gated: tuple[Log, Gated], readers: int) -> None:
-    """The hole at 7 is known long before the damage at 5, and the damage is what is told."""
+    """A reader finds the hole at 7 long before another one finds the damage at 5; replay reports the damage."""
     log, store = gated
     later = threading.Event()
     store.before = lambda position: (later.wait(0.2) and None) if position == 5 else None
@@ -283,7 +283,8 @@ def test_a_consumer_that_stops_early_stops_the_readers(gated: tuple[Log, Gated])
 
 
 def flushed(log: Log, replay_after: int, epoch: int = 1) -> None:
-    """Manifests that say so; as the region's own writers leave them, epochs by claims and the cursor by flushes."""
+    """Write manifests up to this epoch and cursor as the region's writers do: claims raise the epoch, flushes move the
+    cursor."""
     manifests = ManifestStore(log.store, REGION)
     assert manifests.create(None, RegionManifest(1, 1, REGION))
     for _ in range(epoch - 1):

@@ -1,7 +1,7 @@
 """The log against a list: claims, appends, faults, flushes, collection and old writers that wake, in any order.
 
-What is in the list is what replay must give: everything acknowledged, in order, and of what was left open only what the
-log holds. Rows are numbers; each is appended once.
+Replay must return the list: every acknowledged row, in order, and of the rows without an answer only those that the log
+holds. Rows are numbers; each is appended once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FAULTS = st.lists(
 
 
 class FaultyStore(MemoryStore):
-    """Plays the faults it was given, one per put; those "for long" until they are taken away."""
+    """A store that plays the given faults, one per put; faults "for long" last until the test removes them."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock.now)
@@ -68,7 +68,7 @@ class FaultyStore(MemoryStore):
 
 @dataclass
 class Writer:
-    """One claim; a newer one makes it an old one, whether it has noticed or not."""
+    """The writer of one claim; it is old after a newer claim, whether it has noticed that or not."""
 
     claimed: Claim
     appender: WalAppender
@@ -78,7 +78,7 @@ class Writer:
 
 
 class LogAgainstList(RuleBasedStateMachine):
-    """Rules are what happens to one region; `log` is what was acknowledged, in order."""
+    """A state machine of one region; `log` holds the acknowledged rows in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class LogAgainstList(RuleBasedStateMachine):
         self.open: set[int] = set()
         """Rows whose writer got no answer."""
         self.never: set[int] = set()
-        """Rows of which the writer was told that they were not written."""
+        """Rows whose writer got the answer that they were not written."""
         self.next_row = 0
 
     @rule(faults=FAULTS)
@@ -109,7 +109,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @precondition(lambda self: self.writers)
     @rule(which=st.integers(0, 3), faults=FAULTS, rows=st.integers(1, 3))
     def appends(self, which: int, faults: list[str], rows: int) -> None:
-        """By any writer, old ones included."""
+        """Append with any writer, including old ones."""
         writer = self.writers[max(0, len(self.writers) - 1 - which)]
         self.put(writer, rows, faults, None)
 
@@ -152,7 +152,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @precondition(lambda self: self.writers and self.log)
     @rule(back=st.integers(0, 3))
     def flushes(self, back: int) -> None:
-        """The owner says that everything up to the end of some write is in an SST."""
+        """Let the owner record that every row up to the end of some write is in an SST."""
         writer = self.writers[-1]
         covers = self.log[-1 - min(back, len(self.log) - 1)][0]
         manifests = ManifestStore(self.store, REGION, ids=self.ids, clock=self.clock, options=OPTIONS)
@@ -185,7 +185,8 @@ class LogAgainstList(RuleBasedStateMachine):
         self.compare(rows, manifest.replay_after)
 
     def compare(self, found: list[int], after: int) -> None:
-        """`found` are the acknowledged rows of the positions above `after`, in order, and open ones among them."""
+        """Assert that `found` holds the acknowledged rows above position `after`, in order, and no other rows than open
+        ones."""
         acked = [row for position, row in self.log if position > after]
         everything = {row for _, row in self.log}
         assert len(found) == len(set(found)), "a row twice"
