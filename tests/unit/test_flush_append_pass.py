@@ -1,4 +1,5 @@
-"""Commits into a table without a key: each row exactly once, whatever others do to the table and wherever it stops."""
+"""Commits into a table without a key write each row exactly once, whatever other programs write and wherever a commit
+stops."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def world(tmp_path: Path) -> AppendWorld:
 
 
 def settled(world: AppendWorld) -> None:
-    """Everything is in the base once, and nothing is left to do."""
+    """Assert that the base holds every row once and that no commit, SST or error is left."""
     assert world.found() == world.oracle
     ours, lances = world.progress()
     assert ours == lances
@@ -78,7 +79,7 @@ def test_indexes_stay_and_are_caught_up(tmp_path: Path) -> None:
 
 
 def test_field_ids_with_gaps_and_new_columns(tmp_path: Path) -> None:
-    """Columns dropped and added since: SSTs flushed before and after go into the columns that they mean."""
+    """Columns are dropped and added between two flushes; the values of each SST go into the right columns."""
     world = AppendWorld(str(tmp_path / "table"), buckets=1)
     world.put([1, 2])
     lance.dataset(world.uri).add_columns(pa.schema([("later", pa.int32())]))
@@ -181,7 +182,7 @@ def test_a_lost_race_leaves_orphans_that_are_collected(world: AppendWorld, monke
 
 
 def test_committers_at_once(world: AppendWorld) -> None:
-    """Threads that all commit what all put: Lance lets one of any two through."""
+    """Several threads commit the same SSTs: of any two commits Lance accepts one."""
     for n in range(6):
         world.put([1, n, *range(40)])
     failures: list[BaseException] = []
@@ -205,7 +206,7 @@ def test_committers_at_once(world: AppendWorld) -> None:
 
 
 def test_without_the_swap_rows_would_double(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault that the tests above must find: a plain append, which conflicts with no other."""
+    """Planted fault that the tests above must detect: a plain append conflicts with no other append."""
 
     def plain(self: Any, base: Any) -> Any:
         operation = lance.LanceOperation.Append(self._fragments)
@@ -293,7 +294,7 @@ def test_the_log_names_commits_and_their_rows(world: AppendWorld) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> AppendWorld:
-    """Two generations in each of two regions over a base that has rows, one of them committed before."""
+    """Return a base with rows and two generations in each of two regions, one of them already committed."""
     world = AppendWorld(str(tmp_path_factory.mktemp("prepared") / "table"), indexes=[IndexSpec("n", "btree")])
     world.put(range(20))
     world.commit()

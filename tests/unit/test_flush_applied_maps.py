@@ -1,4 +1,4 @@
-"""What was applied, carried over a resize: a model of batches that reach some regions only, resized again and again."""
+"""Applied maps over resizes: a model in which batches reach some regions only and the table is resized repeatedly."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_names_of_producers_come_through(name: str) -> None:
 
 @pytest.mark.parametrize("between", [0, 1])
 def test_resizes_leave_one_exception_of_a_producer_however_many_there_were(between: int) -> None:
-    """One producer, one row put between two resizes, or none: the map was 4.4 MB after the fifth."""
+    """One producer puts one row, or none, between two resizes. With one exception per resize and bucket the map would
+    have 4.4 MB after the fifth resize."""
     regions, batch = Regions(8), 0
     for number in range(16):
         if number * between % 2 == 0:
@@ -115,7 +116,7 @@ def test_a_batch_that_stays_half_applied_over_many_resizes_has_one_set_per_numbe
 
 
 def test_exceptions_of_older_releases_are_read_and_joined() -> None:
-    """One key for every bucket, of sequences of their own."""
+    """Older releases wrote one key per bucket, each with its own sequence."""
     old = {"q": 7, **{f"memwal:before:4/2+8/{n}:q": 6 for n in (5, 6)}, "memwal:before:8/1:q": 3, "a": 1}
     found = merged_map([old, {**old, "a": 2}])
     assert found == {

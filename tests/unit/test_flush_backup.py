@@ -1,4 +1,4 @@
-"""Backup and restore: what a copy holds, crashes at every call, damage, and writers between any two steps."""
+"""Backup and restore: the content of a copy, crashes at every call, damage, and writers between any two steps."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tests.support.clock import FakeClock
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[str, str]:
-    """Where a backup goes, and where it is restored to."""
+    """Return the place of the backup and the place of the restored table."""
     return str(tmp_path / "backup"), str(tmp_path / "restored")
 
 
 @pytest.fixture
 def table(grown: Path, tmp_path: Path) -> str:
-    """A copy of a table with one generation committed, two published, and a tail that two claims wrote."""
+    """Return a copy of a table with one committed generation, two published ones, and a log tail from two claims."""
     shutil.copytree(grown, tmp_path / "table")
     return str(tmp_path / "table")
 
@@ -124,7 +124,7 @@ def test_an_empty_region_and_a_table_that_nobody_claimed(tmp_path: Path, places:
 
 @pytest.mark.parametrize("append_only", [False, True])
 def test_tables_of_other_kinds(append_only: bool, tmp_path: Path, places: tuple[str, str]) -> None:
-    """A log in arrow format, which Lance's own writer shares; a table without a key."""
+    """A table with a log in arrow format, which Lance's writer shares, and a table without a key."""
     uri, new = str(tmp_path / "table"), rows(range(40), 1)
     key = () if append_only else "id"
     settings = SETTINGS | ({} if append_only else {"wal": {"format": "arrow"}})
@@ -317,14 +317,14 @@ def test_a_damaged_record_is_refused_in_one_line(table: str, places: tuple[str, 
 
 @pytest.fixture
 def small(prepared: dict[str, Path], tmp_path: Path) -> str:
-    """One region: a generation committed, two published, an entry in the log."""
+    """Return a table of one region with one committed generation, two published ones and one log entry."""
     shutil.copytree(prepared["commit"], tmp_path / "table")
     return str(tmp_path / "table")
 
 
 @pytest.fixture
 def dies(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
-    """Runs what must be killed on its way: a killed process removes no tag."""
+    """Return a function that runs `work`, which must be killed. As a killed process does, it removes no tag."""
     untag = take._untag
 
     def run(work: Callable[[], Any]) -> None:
@@ -341,7 +341,7 @@ BEFORE = StoreFault(frozenset({"put_if_absent", "put", "delete", "list", "descri
 
 
 def calls_of(work: Callable[[FaultyStore], Any], store: ObjectStore) -> list[Call]:
-    """The calls of a store during `work`."""
+    """Return the store calls of `work`."""
     counting = FaultyStore(store, FakeClock())
     work(counting)
     return counting.calls
@@ -402,7 +402,7 @@ def test_a_backup_killed_at_any_call_of_the_table_leaves_a_tag_that_goes(
 def test_a_resumed_backup_that_is_killed_at_its_marker_can_be_resumed(
     lands: bool, small: str, tmp_path: Path, dies: Callable[[Callable[[], Any]], None]
 ) -> None:
-    """There is a marker at any time, and the tag of the first backup goes before the marker that names it."""
+    """A marker exists at any time, and the tag of the first backup is deleted before the marker that names it."""
     killed = str(tmp_path / "killed")
     store = FaultyStore(open_store(killed), FakeClock())
     store.arm(BEFORE, Call("put_if_absent", RECORD, 1))
@@ -475,7 +475,7 @@ def test_a_restore_killed_at_any_call_is_no_table_and_goes_on(small: str, tmp_pa
 
 
 def other_table(uri: str) -> None:
-    """Another program makes a table, which does not look for markers."""
+    """Create a table as another program does, which does not check for markers."""
     lance.write_dataset(pa.table({"other": [1]}), uri)
 
 
@@ -516,7 +516,8 @@ def test_no_table_is_created_where_a_restore_begins_meanwhile(
 def test_a_restore_that_is_resumed_while_it_works_stops(
     step: str, looks: bool, small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newer one has made a table, whose manifest must stay; without the looks the put of step 5 is refused."""
+    """The resumed restore has created the table, and its manifest must stay. Without the checks (`looks`) the put of
+    step 5 is refused."""
     backed_up(small, places[0])
     made: list[bytes] = []
 
@@ -536,7 +537,7 @@ def test_a_restore_that_is_resumed_while_it_works_stops(
 
 
 def test_a_resumed_restore_leaves_a_table_that_lives_alone(small: str, places: tuple[str, str]) -> None:
-    """What looks like a leftover is the put of a writer under way."""
+    """The file that resembles a leftover is the running put of a writer."""
     record = backed_up(small, places[0])
     restored(*places)
     Path(places[1], RESTORING).write_text(json.dumps({"id": record.id}))
@@ -585,7 +586,7 @@ def test_a_backup_that_is_resumed_while_it_works_stops(
 def test_an_older_backup_leaves_a_finished_one_as_it_is(
     small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It captures no other moment, and does not replace a region manifest of the newer one."""
+    """The older backup captures no other moment, and replaces no region manifest of the newer one."""
     for ends in (True, False):
         dest = str(tmp_path / f"dest-{ends}")
         finished: dict[str, bytes] = {}
@@ -666,7 +667,7 @@ def once(
 
 @pytest.fixture
 def written(tmp_path: Path) -> Iterator[Any]:
-    """An open table of two regions with rows in its base, in an SST and in its log."""
+    """Return an open table of two regions with rows in the base, in an SST and in the log."""
     table = opened(str(tmp_path / "table"))
     table.put(rows(range(20), 1))
     table.flush()
@@ -679,12 +680,12 @@ def written(tmp_path: Path) -> Iterator[Any]:
 
 
 def beside(places: tuple[str, str]) -> str:
-    """Where the table of `written` is."""
+    """Return the place of the table of `written`."""
     return str(Path(places[0]).parent / "table")
 
 
 def names(uri: str) -> dict[int, str]:
-    """The name of each row."""
+    """Return the name of each row by id."""
     return {row["id"]: row["name"] for row in rows_of(uri)}
 
 
@@ -703,7 +704,7 @@ def commit_all(table: Any) -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Moment]:
-    """The moments that backups capture from now on."""
+    """Return a list that records the moments that later backups capture."""
     captures: list[Moment] = []
 
     def noted(*args: Any) -> Moment:
@@ -756,7 +757,8 @@ def test_a_flush_commit_and_collection_between_any_two_steps(
 def test_a_base_opened_before_the_looks_is_found(
     written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted fault: rows that are committed and pruned before the looks are in neither."""
+    """Planted fault: the backup opens the base first and reads the manifests later. Rows that are committed and pruned
+    in between are in neither."""
     uri = beside(places)
     monkeypatch.setattr(moment, "newest_base", lambda begun: begun)
     once(monkeypatch, moment, "_look", lambda: commit_all(written))
@@ -774,7 +776,7 @@ def test_a_base_opened_before_the_looks_is_found(
 def test_the_tag_keeps_the_ssts_and_the_base_version(
     written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commits, compaction, clean-ups and collections of SSTs after the tag cost no second capture."""
+    """Commits, compactions, clean-ups and collections of SSTs after the tag require no second capture."""
     uri, captures = beside(places), counted(monkeypatch)
     acknowledged = names(uri)
 
@@ -799,7 +801,7 @@ def test_the_tag_keeps_the_ssts_and_the_base_version(
 def test_no_region_is_more_than_one_batch_ahead(
     written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of one producer, each sent when the one before is durable, arrive between the looks at two regions."""
+    """Batches of one producer arrive between the reads of two regions. Each is sent once the one before is durable."""
     uri = beside(places)
     query = "6f1c2f8e-6f0a-4d0e-9c8e-0a3a5d0c7f11"
 
@@ -823,7 +825,7 @@ def test_no_region_is_more_than_one_batch_ahead(
         again.put(rows(range(7000, 7020), 1), token=f"{query}:7")
     found = names(places[1])
     assert all(1000 * batch + n in found for batch in range(1, 8) for n in range(20))
-    # Planted: without the second looks, one region has batch 3 and the other one 6.
+    # Planted fault: without the second read, one region has batch 3 and the other one batch 6.
     monkeypatch.setattr(moment, "_end", lambda *args: args[-1])
     send(range(10, 12))
     once(monkeypatch, moment, "_look", lambda: send(range(12, 15)), after=True)
@@ -835,7 +837,7 @@ def test_no_region_is_more_than_one_batch_ahead(
 def test_a_table_that_is_first_claimed_while_a_moment_is_captured(
     tmp_path: Path, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows in the base without the log of their region: their token would be forgotten."""
+    """A copy with the rows in the base but without the log of their region would not know the rows' token."""
     uri = str(tmp_path / "table")
     BaseTable.create(uri, SCHEMA, ["id"], 2, [])
 
@@ -854,7 +856,7 @@ def test_a_table_that_is_first_claimed_while_a_moment_is_captured(
 def test_a_region_that_is_first_claimed_while_a_moment_is_captured(
     written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batch 1 is durable in both regions before 2 is sent to them, so a copy with 2 has the whole of 1."""
+    """Batch 1 is durable in both regions before batch 2 is sent, so a copy with batch 2 must hold all of batch 1."""
     uri, query = beside(places), "6f1c2f8e-6f0a-4d0e-9c8e-0a3a5d0c7f11"
     for batch in (1, 2):
         written.put(rows(range(1000 * batch, 1000 * batch + 20), 1), token=f"{query}:{batch}")

@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
     metadata={"pandas": "noise"},
 )
 ROUTED_BY_WHOLE_KEY = [3, 2, 3, 1, 0, 2, 1, 0, 0, 2, 0, 3]
-"""Buckets of the ids 0 to 11 with one name, of a key of both."""
+"""Buckets of the ids 0 to 11 with one name; the key has both columns."""
 INDEXES = [
     IndexSpec("price", "btree"),
     IndexSpec("name", "fts", {"with_position": True}),
@@ -80,7 +80,8 @@ def test_nothing_is_there(uri: str) -> None:
 def test_a_table_that_another_process_creates_between_two_looks_is_found(
     uri: str, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    """Daemons that are started together all look, and one creates it; `begun`: its first version is not there yet."""
+    """Daemons that start together all search for the table, and one creates it. `begun`: at the first search its
+    first version is not written yet."""
     looks: list[str] = []
 
     def late(store: Any, at: str, version: int | None = None) -> Any:
@@ -315,7 +316,7 @@ def test_a_table_that_cannot_be_shared_is_refused_untouched(
 def test_a_newer_storage_version_is_refused_wherever_it_is_written(
     uri: str, schema_metadata: str | None, config: str | None, beside_another_program: bool
 ) -> None:
-    """Whoever raises it may be a later memwal, which knows better than this one where it can be written."""
+    """A later release may raise the storage version, and may write it to another of the possible places."""
     if beside_another_program:
         initialised(uri, bucket_column="id", num_buckets=3)
         BaseTable.adopt(uri, [], 3, [])

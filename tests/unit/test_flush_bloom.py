@@ -1,4 +1,4 @@
-"""The bloom filter: never a false no, few false yeses, and a size that follows the keys."""
+"""The bloom filter has no false negatives, few false positives, and a size that depends on the number of keys."""
 
 from __future__ import annotations
 

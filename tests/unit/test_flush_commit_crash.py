@@ -1,4 +1,4 @@
-"""A commit killed at any call of its storage or of Lance: the next one gives the same table, nothing twice."""
+"""A commit is killed at each call of storage or Lance: the next commit gives the same table, with no row doubled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LANCES = ("delete_pass", "upsert_pass", "catch_up", "sync_table")
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Two SSTs to commit over a base that has rows: inserts, updates, deletes, and an upsert that a delete replaces."""
+    """Return a base with rows and two SSTs to commit: inserts, updates, deletes, and an upsert replaced by a delete."""
     world = World(str(tmp_path_factory.mktemp("prepared") / "table"), buckets=1, key_type=pa.int16())
     world.put(range(20), 1)
     world.commit()
@@ -33,7 +33,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def copied(world: World, to: Path) -> World:
-    """The same table at another place."""
+    """Copy the table to another place."""
     other = copy.copy(world)
     other.uri, other.oracle = str(to / "table"), dict(world.oracle)
     shutil.copytree(world.uri, other.uri)
@@ -50,7 +50,7 @@ def calls_of_a_commit(world: World, at: Path) -> list[Call]:
 
 
 def finished(world: World) -> CommitReport:
-    """The commit after a crash; nothing is wrong before it, and nothing is left over after it."""
+    """Commit after a crash. Assert that the table is valid before the commit, and that nothing is left after it."""
     assert_clean(world.store, world.uri)
     report = world.commit()
     assert world.found() == world.oracle

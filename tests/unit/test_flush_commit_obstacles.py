@@ -27,7 +27,7 @@ def zero_vectors(world: World, ids: range) -> None:
 
 
 def test_an_index_that_cannot_be_built_stops_no_commit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """No vector of length 0 has an angle, so there is nothing to train on; the SSTs are pruned all the same."""
+    """A vector of length 0 has no angle, so the index has no vectors to train on. The SSTs are pruned nevertheless."""
     by_angle = IndexSpec("vector", "ivf_pq", {"metric": "cosine"})
     world = World(str(tmp_path / "table"), indexes=[by_angle, IndexSpec("n", "btree")])
     zero_vectors(world, range(300))
@@ -62,7 +62,7 @@ def test_a_damaged_index_stops_no_commit_and_no_other_index(tmp_path: Path, capl
 def test_a_stranger_that_compacts_and_cleans_up_at_once_is_a_conflict_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: int
 ) -> None:
-    """The files of the version that the commit has read are gone when it writes: it reads again."""
+    """The files of the version that the commit has read are deleted before it writes, so the commit reads again."""
     world = World(str(tmp_path / "table"))
     world.put(range(20), 1)
     world.commit()

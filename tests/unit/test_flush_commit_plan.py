@@ -1,4 +1,4 @@
-"""What a commit takes: everything contiguous above what is committed, one range for all committers."""
+"""A commit plan: all contiguous generations above the committed one, the same range for all committers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one commit takes at once, what it says it did, and how much two committers do twice."""
+"""Rounds of a commit: their size, the report, and the work that two committers do twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def world(tmp_path: Path) -> World:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """Rows handed to each call of the function `name`."""
+    """Return a list that records the number of rows of each call of the function `name`."""
     call, seen = getattr(rounds, name), list[int]()
 
     def counted(dataset: Any, rows: pa.Table, *more: Any) -> Any:
@@ -76,7 +76,8 @@ def test_memory_bounds_what_one_round_takes(world: World, monkeypatch: pytest.Mo
 
 
 def test_a_commit_ends_while_others_go_on_to_publish(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With many regions one of them publishes an SST in each round; indexes and manifests wait for the commit's end."""
+    """With many regions, one of them publishes an SST in each round. The commit must end nevertheless: catching up
+    indexes and pruning manifests follow only at its end."""
     read, published = rounds.read_changes, list[int]()
 
     def published_meanwhile(*args: Any) -> Any:
@@ -130,7 +131,7 @@ def test_rows_that_lance_did_not_add_are_reported(world: World, monkeypatch: pyt
 
 
 def test_the_committer_that_planned_first_is_given_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second finds the plan of the first, waits, and finds everything done: nothing is merged twice."""
+    """The second committer finds the plan of the first one, waits, and finds the commit done: it merges nothing."""
     world.put(range(100), 1)
     world.delete([5])
     passes = [counting(monkeypatch, "delete_pass"), counting(monkeypatch, "upsert_pass")]
@@ -184,7 +185,7 @@ def test_nobody_waits_for_a_plan_of_its_own(world: World, monkeypatch: pytest.Mo
 
 
 def test_rows_keep_their_stable_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that was made with stable row ids, and adopted or not, keeps them through upserts and compactions."""
+    """A table that was created with stable row ids keeps them through upserts and compactions."""
     create: Callable[..., Any] = lance.write_dataset
     with monkeypatch.context() as making:
         making.setattr(lance, "write_dataset", lambda *a, **k: create(*a, **k, enable_stable_row_ids=True))

@@ -1,4 +1,4 @@
-"""Commit: every published row once, the newest per key, whoever else writes and whatever crashes."""
+"""A commit writes every published row once and the newest per key, whichever programs write beside it and crash."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_committers_do_not_keep_each_other_from_committing(world: World, monkeyp
 
 
 def test_a_committer_that_slept_through_a_newer_commit_changes_nothing(world: World) -> None:
-    """It planned before a newer generation was published, and wakes when that is committed."""
+    """It made its plan before a newer generation was published, and wakes after that generation is committed."""
     world.put(range(20), 1)
     world.commit()
     world.put([1, 2, 30], 2)
@@ -324,7 +324,7 @@ def test_a_commit_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[st
     ids=lambda keys: str(keys.type),
 )
 def test_one_range_is_accepted_once_whatever_the_key_type(tmp_path: Path, keys: pa.Array) -> None:
-    """What the commit relies on: of two upserts of one range, from one version, the second is refused."""
+    """The commit relies on this: of two upserts of one range on the same version, Lance refuses the second one."""
     schema = pa.schema([pa.field("k", keys.type, nullable=False), pa.field("n", pa.int64())])
     uri = str(tmp_path / "table")
     base = BaseTable.create(uri, schema, ["k"], 2, [])

@@ -1,4 +1,4 @@
-"""Deletion files of Lance: whole, cut off, with blocks of zeros."""
+"""Deletion files of Lance: undamaged, cut off, and with blocks of zeros."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DELETED = {"arrow": "id % 223 = 1", "arrays": "id % 20 = 0", "bits": "id % 7 < 3
 
 @pytest.fixture(scope="module", params=DELETED)
 def deletions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, int]:
-    """Name and bytes of a deletion file, and the number of deleted rows."""
+    """Return the name and the bytes of a deletion file, and the number of deleted rows."""
     root = tmp_path_factory.mktemp("table")
     dataset = lance.write_dataset(pa.table({"id": pa.array(range(MANY), pa.int64())}), str(root))
     dataset.delete(DELETED[request.param])

@@ -1,4 +1,4 @@
-"""What is made durable of the base table before its SSTs are forgotten."""
+"""The files of the base table that are synced before the SSTs are pruned."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.conftest import SCHEMA, Made
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
-    """Every file and directory that would be synced."""
+    """Return a set that records every file and directory that memwal syncs."""
     found: set[Path] = set()
     monkeypatch.setattr(os, "fsync", lambda descriptor: found.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
     return found
@@ -97,7 +97,7 @@ def test_many_files_are_synced_side_by_side_before_any_directory(uri: str, monke
 
 @contextmanager
 def disk_without(*names: str) -> Iterator[None]:
-    """While it lasts, the disk does not take files of these names, and says so once, as a kernel does."""
+    """Make the first sync of each file with one of these names fail. As a kernel does, report each failure once."""
     left = set(names)
 
     def failing(descriptor: int) -> None:
@@ -112,7 +112,7 @@ def disk_without(*names: str) -> Iterator[None]:
 
 
 def copied(path: Path) -> None:
-    """Put a copy of a file in its place."""
+    """Replace a file by a copy of itself."""
     shutil.copy2(path, copy := path.with_name("copy"))
     copy.replace(path)
 
@@ -227,7 +227,7 @@ def test_the_first_object_makes_the_names_of_directories_durable_that_another_pr
 def test_the_newest_version_is_on_the_disk_before_older_ones_are_deleted(
     open_small: Callable[..., Any], uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a power cut that takes back all newer versions, a burst of another program's, leaves none."""
+    """Otherwise a power cut that loses all newer versions, such as a burst of another program, leaves no version."""
     with open_small(regions=1) as table:
         table.put(made.rows(range(5)))
         table.flush()

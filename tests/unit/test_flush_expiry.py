@@ -1,4 +1,4 @@
-"""Collecting expired rows of the base table: what is deleted, what is read for it, who else writes, and every crash."""
+"""Deletion of expired rows of the base table: the rows, the reads that it needs, concurrent writers, and crashes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NO_OTHER_STEPS = MaintenanceRules(optimize_interval=0, compact_interval=0, versi
 
 
 class Aged:
-    """A table whose rows are put by their age in hours, committed at once, and expire after ten."""
+    """A table whose rows are put with an age in hours, committed at once, and expire after ten hours."""
 
     def __init__(self, path: Path, *, keyed: bool = True, indexes: dict[str, str] | None = None) -> None:
         self.uri, self.clock = str(path / "table.lance"), FakeClock()
@@ -110,7 +110,7 @@ def test_rows_go_a_grace_after_they_expired_and_no_others(tmp_path: Path, keyed:
 
 @contextmanager
 def reads() -> Iterator[list[int]]:
-    """The fragments whose times are read."""
+    """Yield a list that records the fragments whose times are read."""
     found, real = list[int](), expiry_module._oldest
 
     def counted(dataset: lance.LanceDataset, fragment: lance.LanceFragment, column: str) -> int | None:
@@ -188,7 +188,7 @@ def test_indexes_find_what_is_left(tmp_path: Path) -> None:
 
 
 def merged_by_another(aged: Aged, id: int) -> Callable[[], None]:
-    """A merge by a program that opened the table now."""
+    """Open the table as another program; return its merge of row `id` for later."""
     handle, row = lance.dataset(aged.uri), lance.dataset(aged.uri).to_table(filter=f"id = {id}")
     merge = handle.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().use_index(False)
     return lambda: merge.conflict_retries(0).execute(row) and None

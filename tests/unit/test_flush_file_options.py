@@ -1,4 +1,4 @@
-"""Settings of the file writer: what they do to the file of an SST, and what they refuse."""
+"""Settings of the file writer: their effect on the file of an SST, and the values that are rejected."""
 
 from __future__ import annotations
 

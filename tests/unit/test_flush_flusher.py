@@ -1,4 +1,4 @@
-"""Flush: strictly in order, published whole or not at all, fenced."""
+"""A flush runs strictly in order, publishes an SST whole or not at all, and stops when it is fenced."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Region:
         )
 
     def rows(self) -> list[list[int]]:
-        """The ids in each published SST."""
+        """Return the ids in each published SST."""
         manifest = self.manifests.latest()
         assert manifest is not None
         return [read_sst(self.store, REGION, sst)["id"].to_pylist() for sst in manifest.ssts]
@@ -82,7 +82,7 @@ class Region:
 
 
 class FailingStore(LocalStore):
-    """Fails once, after or before the put, at the first key that holds `at`."""
+    """A store that fails once, before or after the put, at the first key that contains `at`."""
 
     def __init__(self, root: str, at: str, outcome: PutOutcome, lands: bool) -> None:
         super().__init__(root)
@@ -167,8 +167,8 @@ def test_an_edit_without_an_answer_publishes_once(tmp_path: Path) -> None:
 
 
 class AnsweredStore(LocalStore):
-    """Answers every conditional create whose key holds `at` by `answer`; the first `lands` of them land all the same,
-    and `late` keeps the others."""
+    """A store that answers every conditional create of a key with `at` by `answer`. The first `lands` of these puts
+    land nevertheless; `late` keeps the others."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -241,7 +241,7 @@ def test_a_system_call_that_fails_after_the_link_of_the_manifest_costs_no_row(
 
 @pytest.mark.parametrize("answer", [StoreRefused("no permission"), StoreUnavailable("full")])
 def test_nothing_is_discarded_on_the_word_of_an_error(answered: Region, answer: WalError) -> None:
-    """A store that calls a manifest refused which is there."""
+    """The store reports an error for a manifest that it has written."""
     store = faults(answered)
     store.at, store.lands, store.answer = "/manifest/", 1, answer
     with suppress(StoreRefused, StoreUnavailable):
@@ -254,7 +254,7 @@ def test_nothing_is_discarded_on_the_word_of_an_error(answered: Region, answer: 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same attempts", "another life of the flusher"])
 def test_a_publication_that_lands_late_is_recognised(answered: Region, same: bool) -> None:
-    """Attempt 1 gets no answer, and lands while attempt 2 is under way."""
+    """Attempt 1 gets no answer, and lands while attempt 2 runs."""
     store, attempts = faults(answered), FlushAttempts()
     store.at = "/manifest/"
     with pytest.raises(OutcomeUnknown):
@@ -344,7 +344,7 @@ def test_a_fenced_flush_keeps_what_was_published_late(answered: Region) -> None:
 
 
 def test_an_sst_of_which_nothing_is_known_stays(answered: Region) -> None:
-    """The edit may still land: its slot is free."""
+    """The edit of the manifest may still land, because its slot is free."""
     store = faults(answered)
     store.at = "/manifest/"
     with pytest.raises(OutcomeUnknown):

@@ -107,7 +107,7 @@ def test_a_commit_meets_every_kind_of_stranger(world: World, monkeypatch: pytest
     ids=lambda keys: str(keys.type),
 )
 def test_the_types_that_lance_tells_apart(tmp_path: Path, keys: pa.Array) -> None:
-    """Tried, alone and beside a second key column: another pylance may know others."""
+    """Check each type on Lance, alone and with a second key column: another release of pylance may differ."""
     for names in (["k"], ["other", "k"]):
         rows = pa.table({"other": pa.array(["same"]), "k": keys, "n": [1]})
         schema = pa.schema([pa.field(each.name, each.type, nullable=each.name == "n") for each in rows.schema])

@@ -1,4 +1,4 @@
-"""Garbage collection of SST directories: each rule alone, crashes at every call, collectors beside each other."""
+"""Garbage collection of SST directories: each rule alone, crashes at every call, and concurrent collectors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FILES = (
     "bloom_filter.bin",
     "data/rows.lance",
 )
-"""Of an SST of Lance's own writer, whose second version hides rows; 10 bytes each."""
+"""Files of an SST of Lance's writer, whose second version hides rows; each has 10 bytes."""
 
 
 class World:
-    """A region, its clock, and what the base table holds."""
+    """A region, its clock, and the progress of the base table."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -50,7 +50,7 @@ class World:
         return BaseNeeds({REGION: self.committed}, {REGION: opened}, self.indexed, self.tagged)
 
     def write(self, token: int, generation: int) -> str:
-        """An SST directory that nothing refers to."""
+        """Write an SST directory without a reference to it; return its name."""
         name = f"{token:08x}_gen_{generation}"
         for file in FILES:
             self.store.put_if_absent(sst_key(REGION, name, file), b"0123456789")
@@ -68,7 +68,7 @@ class World:
         return name
 
     def commit(self, generation: int) -> None:
-        """The base table holds everything up to `generation`; the manifest drops it."""
+        """Record every generation up to `generation` as committed, and drop them from the manifest."""
         self.committed = generation
         self.manifests.edit_unowned(
             lambda m: replace(m, ssts=tuple(sst for sst in m.ssts if sst.generation > generation))
@@ -137,7 +137,7 @@ def test_it_goes_once_the_region_was_claimed_after_it_was_seen(world: World) -> 
 
 
 def test_one_seen_before_a_claim_that_never_came_to_be_stays(world: World) -> None:
-    """The epoch it is said to be older than is not in the manifest: its writer may still publish."""
+    """The directory is noted as older than an epoch that is not in the manifest, so its writer may still publish it."""
     name = world.write(7, 1)
     collector = world.collector()
     collector.note_older_than_claim([name], 2)
@@ -166,7 +166,7 @@ def test_a_committed_one_goes(world: World) -> None:
 
 
 def test_one_that_is_neither_published_nor_committed_stays(world: World) -> None:
-    """The base table was restored to a version from before the commit: the directories are all that is left."""
+    """The base table was restored to a version from before the commit, so only the directories hold the rows."""
     names = {world.flush(1), world.flush(2)}
     world.commit(2)
     world.committed = 1
@@ -322,7 +322,7 @@ class _Crash(Exception):
 
 
 class _Acting:
-    """A store at whose n-th call something happens first."""
+    """A store that runs `act` before its n-th call."""
 
     def __init__(self, inner: ObjectStore, at: int = 0, act: Callable[[], object] = lambda: None) -> None:
         self.inner, self.at, self.act, self.calls = inner, at, act, 0
@@ -342,7 +342,7 @@ class _Acting:
 
 
 def prepared() -> World:
-    """One of each: listed, committed, abandoned, perhaps under way."""
+    """Return a region with one SST of each kind: listed, committed, abandoned, and possibly in progress."""
     world = World()
     world.flush(1)
     world.write(9, 2)
@@ -373,7 +373,7 @@ def test_a_crash_at_any_call_leaves_what_the_next_collection_deletes() -> None:
 
 
 def test_a_table_is_clean_after_a_crash_at_any_call_of_a_collection(tmp_path: Path) -> None:
-    """Of a real table: 1 committed, 2 published, beside it what crashed flushes of 2 and 3 left."""
+    """A real table: generation 1 is committed, 2 is published, and crashed flushes of 2 and 3 have left directories."""
     world = commit_world.World(str(tmp_path / "table"), buckets=1)
     world.put(range(20), 1)
     world.commit()

@@ -1,4 +1,5 @@
-"""`flush.history`: what each version of a table did, told without reading a row; and what lies between two."""
+"""`flush.history`: the actions of each version of a table, found without reading rows, and the changes between two
+versions."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def kinds(found: Change) -> list[str]:
 
 
 def story(history: History) -> dict[int, list[tuple[str, Any]]]:
-    """Per version what it did, with its rows, generations or index."""
+    """Return the actions of each version, with their rows, generations or index."""
 
     def short(kind: str, details: Any) -> tuple[str, Any]:
         if kind == "commit":
@@ -47,7 +48,7 @@ def uri(tmp_path: Path) -> str:
 
 
 def plain(uri: str, ids: range = range(10)) -> lance.LanceDataset:
-    """A table that no memwal ever saw."""
+    """Return a table that memwal has never opened."""
     rows = pa.table({"id": list(ids), "n": list(ids)}, schema=ROWS)
     return lance.write_dataset(rows, uri)
 

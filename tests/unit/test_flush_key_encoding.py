@@ -1,4 +1,4 @@
-"""The two byte forms of a key: the sort form keeps the order of the keys, the hash form tells them apart."""
+"""The two byte forms of a key: the sort form keeps the order of the keys, the hash form distinguishes them."""
 
 from __future__ import annotations
 

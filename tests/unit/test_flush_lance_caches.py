@@ -1,4 +1,4 @@
-"""Views of a table share one Lance session, which is begun anew before dead index segments hold many files open."""
+"""Views of a table share one Lance session. It is replaced before dead index segments keep many files open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _table(at: Path) -> BaseTable:
 
 
 def _grow(base: BaseTable, first: int, *, merge: bool) -> None:
-    """Another segment of the index, too large to be read at once, or all of them in one."""
+    """Add rows, and either a new index segment, too large to be read at once, or merge the segments."""
     words = [" ".join(f"word{first}x{row}x{n}" for n in range(10)) for row in range(200)]
     dataset = base.dataset.checkout_version(base.version)
     dataset.insert(pa.table({"id": pa.array(range(first * 200, first * 200 + 200)), "body": words}, schema=SCHEMA))
@@ -32,7 +32,7 @@ def _grow(base: BaseTable, first: int, *, merge: bool) -> None:
 
 
 def _open_files(base: BaseTable) -> int:
-    """Files of the table's indexes that this process has open."""
+    """Return the number of index files of the table that this process has open."""
     links = (Path("/proc/self/fd") / each for each in os.listdir("/proc/self/fd"))  # noqa: PTH208
     found = [each.readlink() for each in links if each.is_symlink()]
     return sum(str(each).startswith(f"{base.uri}/_indices/") for each in found)

@@ -1,4 +1,4 @@
-"""Why a dataset cannot be opened: not there, damaged, or storage that fails are three answers."""
+"""Opening a dataset distinguishes a missing dataset, a damaged one and failing storage."""
 
 from __future__ import annotations
 

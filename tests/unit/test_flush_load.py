@@ -1,4 +1,4 @@
-"""Loads past the log: exactly once by the token, whatever crashes and whoever else writes."""
+"""Loads past the log are applied exactly once per token, whatever crashes and whichever programs write beside them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.clock import FakeClock
 
 @pytest.fixture(params=["int64", "int16"])
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
-    """A table with a key; Lance detects that two merges insert one key for the first type only."""
+    """Return a table with a key. Lance detects two merges that insert one key for the first key type only."""
     return World(str(tmp_path / "table"), key_type=getattr(pa, request.param)())
 
 
@@ -113,7 +113,7 @@ def test_without_a_key_rows_are_appended_once(appends: AppendWorld) -> None:
 
 
 def test_a_repeat_finishes_what_has_landed_and_writes_nothing_else(world: World) -> None:
-    """A restore may take a load back between the look of a repeat and its finishing: the token stays free."""
+    """A restore may undo a load before a repeat finishes it; the token is then free again."""
     before = world.version()
     assert not finish_load(world.uri, {}, world.store, "t", clock=FakeClock())
     load_keyed(world, range(5), 1)
@@ -330,7 +330,7 @@ def test_loads_in_two_threads(world: World, appends: AppendWorld, tokens: tuple[
 
 
 def test_a_commit_of_the_same_keys_comes_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both insert keys 1 to 4, and neither has seen the other: no key stands there twice."""
+    """The load and a commit insert the keys 3 and 4, and neither has seen the other: no key is doubled."""
 
     def commit() -> None:
         world.put(range(1, 5), 1)
@@ -354,7 +354,7 @@ def test_a_load_of_the_same_keys_comes_in_between_a_commit(world: World, monkeyp
 def test_several_commits_come_in_between_and_the_load_crashes(
     world: World, monkeypatch: pytest.MonkeyPatch, mended_by: str
 ) -> None:
-    """The load lands on top of three versions that it has not seen, and ends before it looks at them."""
+    """The load lands above three versions that it has not seen, and crashes before it checks them."""
 
     def commits() -> None:
         for id in (3, 50, 60):
@@ -486,7 +486,7 @@ def test_every_version_keeps_the_markers(world: World) -> None:
 
 
 def test_without_the_marker_rows_would_double(appends: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault that the tests above must find."""
+    """Planted fault that the tests above must detect."""
     init = AppendedRows.__init__
     with monkeypatch.context() as planted:
         planted.setattr(AppendedRows, "__init__", lambda self, base, _, source: init(self, base, {}, source))
@@ -564,7 +564,7 @@ def test_an_attempt_that_nobody_renews_is_ended_and_lands_no_more(world: World, 
 
 @pytest.mark.parametrize("first", ["the end", "the load"])
 def test_of_a_load_and_its_end_one_happens(world: World, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
-    """Each has read the base before the other one writes it."""
+    """Both the load and the end have read the base before the other one writes."""
     clock = FakeClock()
     attempt = begun(world, clock=clock)
     clock.sleep(load_notes.LASTS + 1)
@@ -580,7 +580,7 @@ def test_of_a_load_and_its_end_one_happens(world: World, monkeypatch: pytest.Mon
 
 
 def test_an_end_ends_all_generations_up_to_that_of_a_note(world: World) -> None:
-    """A restore takes an ended attempt back; notes of later ones stay."""
+    """A restore undoes the end of an attempt, but the notes of later attempts stay."""
     clock, before = FakeClock(), world.version()
     begun(world, clock=clock)
     clock.sleep(load_notes.LASTS + 1)

@@ -1,4 +1,4 @@
-"""Maintenance of the base table: bounded fragments, index segments and versions, and not a row or a marker lost."""
+"""Maintenance of the base table bounds fragments, index segments and versions, and loses no row and no marker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RULES = MaintenanceRules()
 
 
 class Base:
-    """A base table that grows as commits make it grow: a fragment, and a segment per index."""
+    """A base table that grows as by commits: each adds a fragment, and a segment per index."""
 
     def __init__(self, uri: str, indexes: Sequence[IndexSpec] = INDEXES) -> None:
         self.uri = uri
@@ -84,7 +84,7 @@ class Base:
         compact(self.dataset, RULES.compaction)
 
     def fragments(self) -> list[int]:
-        """Live rows of each."""
+        """Return the number of live rows of each fragment."""
         return [each.count_rows() for each in self.dataset.get_fragments()]
 
     def segments(self) -> dict[str, int]:
@@ -94,7 +94,7 @@ class Base:
         return [each["version"] for each in self.dataset.version_refs()]
 
     def answers(self) -> list[Any]:
-        """What a user asks of every index."""
+        """Return the answers of one query per index."""
         dataset, vector = self.dataset, np.random.default_rng(5).random(WIDTH, dtype=np.float32)
         nearest = {"column": "vector", "q": vector, "k": 5, "refine_factor": 50}
         asked: list[dict[str, Any]] = [
@@ -176,7 +176,7 @@ def test_many_commits_leave_few_fragments_and_segments_and_every_answer_is_the_s
 
 
 def test_a_vector_index_that_was_trained_on_few_rows_of_one_kind_is_trained_anew_while_it_is_small(base: Base) -> None:
-    """All of its segments become one, with the parameters of the table; one of too many rows keeps its model."""
+    """All segments become one, trained with the table's parameters. An index with too many rows keeps its model."""
     base.commit(300)
     for _ in range(8):
         base.commit(100)

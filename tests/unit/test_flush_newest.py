@@ -1,4 +1,4 @@
-"""The newest row of each key over generations, against a dict."""
+"""The newest row of each key over all generations, compared with a dict."""
 
 from __future__ import annotations
 

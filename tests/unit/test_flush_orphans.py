@@ -1,4 +1,4 @@
-"""Orphan files of the base table, and what the base table asks of committed SSTs: on real Lance tables."""
+"""Orphan files of the base table, and the committed SSTs that the base table still needs, on real Lance tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clock() -> FakeClock:
 
 
 class Case:
-    """A table of three versions with rows, at a path with blanks in it."""
+    """A table with three versions with rows, at a path that contains blanks."""
 
     def __init__(self, directory: Path, clock: FakeClock) -> None:
         self.uri, self.clock = str(directory / "a table.lance"), clock
@@ -97,7 +97,7 @@ def test_files_of_an_index_that_was_never_committed_go(case: Case) -> None:
 
 
 def test_deletion_files_and_transactions_go_once_they_are_older_than_the_oldest_version(case: Case) -> None:
-    """Lance's rule: it is in no hurry with them."""
+    """The rule is Lance's."""
     before_all = 3e8  # seconds before 2033; versions bear the time of the clock on the wall
     keys = {case.put(f"_deletions/0-2-{number}.arrow", before_all) for number in (1, 2)}
     keys.add(case.put(f"_transactions/3-{uuid4()}.txn", before_all))
@@ -106,7 +106,7 @@ def test_deletion_files_and_transactions_go_once_they_are_older_than_the_oldest_
 
 
 def test_a_commit_in_progress_keeps_its_files(case: Case) -> None:
-    """A collection between the files of a merge and its version."""
+    """The collection runs after a merge has written its files and before its version."""
     before = case.files().keys()
     builder = case.dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
     transaction, _ = builder.use_index(False).execute_uncommitted(case.rows(1, 7))

@@ -1,4 +1,4 @@
-"""Commit plans that no committer can need again, and one that sleeps while they are collected."""
+"""Collection of commit plans that no committer can need, and a committer that sleeps meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REGION = bucket_region(0)
 
 @pytest.fixture
 def world(uri: str) -> World:
-    """Four commits of one generation each, in one region."""
+    """Return a table of one region after four commits of one generation each."""
     world = World(uri, buckets=1)
     for n in range(4):
         world.put([n, 100], n)
@@ -36,7 +36,7 @@ def starts(world: World) -> list[int]:
 
 
 def clean_up(world: World) -> None:
-    """Old versions go, but those from before the set-up, as in `flush.commits.maintenance`."""
+    """Delete old versions, except those from before the set-up, as `flush.commits.maintenance` does."""
     dataset = lance.dataset(world.uri)
     set_up = next(
         each["version"]
@@ -168,10 +168,12 @@ def test_a_collection_that_dies_in_the_middle_is_finished_by_the_next(
 def test_a_committer_that_slept_while_its_plan_was_collected_commits_nothing(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It read manifests with three generations and a base with none; others committed two of them, then cleaned up.
+    """The committer read manifests with three generations and a base without any. Then other committers committed two
+    of the generations and cleaned up.
 
-    A plan of its own for all three would leave the rows of the first two in the base for good: their deletion, planned
-    on a version without them, deletes nothing, and its marker is above the recorded one.
+    If the committer wrote a new plan for all three generations, the rows of the first two would stay in the base for
+    ever: their deletion was planned on a version without them and deletes nothing, and the marker of the plan is above
+    the recorded one.
     """
     world = World(uri, buckets=1)
     world.put([1], 1)
@@ -210,7 +212,7 @@ def test_a_committer_that_slept_while_its_plan_was_collected_commits_nothing(
 
 
 class _Enough(Exception):
-    """The other committer ends here."""
+    """Ends the other committer."""
 
 
 def test_the_key_of_a_plan_is_below_its_prefix() -> None:

@@ -141,7 +141,7 @@ def test_values_are_compared_to_the_last_bit(kind: pa.DataType, values: list[Any
 
 
 def test_a_file_that_lance_writes_and_cannot_read_is_named_by_its_column(tmp_path: Path) -> None:
-    """A struct that begins with a list, in pages that differ in having null structs (pylance 14.0.2)."""
+    """A struct whose first field is a list, in pages with and without null structs (pylance 14.0.2)."""
     kind = pa.struct([("tags", pa.list_(pa.string()))])
     rows = [pa.array([{"tags": None}] * 6, kind), pa.array([None] * 6, kind)]
     batches = [pa.record_batch([part, pa.array(range(6))], names=["doc", "n"]) for part in rows]

@@ -39,7 +39,7 @@ QUIET: dict[str, Any] = {"commit": {"interval": 0}, "gc": {"interval": 0}, "wal"
 
 @dataclass
 class Resized:
-    """A table beside what must be in it, resized from outside."""
+    """A table and the rows that it must hold, resized by another process."""
 
     uri: str
     wal_format: str = "lance"
@@ -72,7 +72,7 @@ class Resized:
         return [each for each in found if each is not None]
 
     def expect(self, table: Table | None = None) -> None:
-        """The rows are there, each once: in the base table, or as `table` shows them."""
+        """Assert that the base table, or a read of `table`, returns every expected row once."""
         rows = (lance.dataset(self.uri).to_table() if table is None else table.scan().read_all()).to_pylist()
         assert sorted((row["id"], row["n"]) for row in rows) == sorted(self.oracle.items())
 
@@ -116,7 +116,7 @@ def test_grown_shrunk_and_grown_again(world: Resized) -> None:
 
 
 def test_a_long_map_is_in_snapshots_over_a_resize_and_what_was_retired_stays_so(world: Resized) -> None:
-    """Every sentinel of a resize would hold it whole."""
+    """Without snapshots every sentinel of a resize would hold the whole map."""
     with patch("memwal.wal.applied._INLINE_MAX", 200), patch("memwal.wal.applied.NAMES_MAX", 60):
         with world.open(2) as table:
             for number in range(90):
@@ -195,7 +195,7 @@ def test_the_sharding_spec_that_lance_reads_is_the_new_one(tmp_path: Path) -> No
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Resized:
-    """Two regions: rows in the base, in an SST, in the log; a batch that one region has and the other not."""
+    """Return a table of two regions with rows in base, SSTs and log, and with a batch that one of the regions lacks."""
     world = Resized(str(tmp_path / "prepared"), append=True)
     with world.open(2) as table:
         world.put(table, range(20), 1, "a:1")
@@ -213,7 +213,7 @@ HALF = pa.table({"id": list(range(100, 130)), "n": [2] * 30}, schema=SCHEMA)
 
 
 def send(table: Table, rows: pa.Table, *, first_only: bool = False) -> int:
-    """Batch 7 of a query as its tasks send it, or only the first of them; returns how many regions applied it."""
+    """Send batch 7 of a query as its tasks do, or only the first task; return the number of regions that applied it."""
     buckets, applied = table.base.route(rows), 0
     for bucket, region in enumerate(table.base.regions[: 1 if first_only else None]):
         part = rows.filter(pa.array(buckets == bucket))
@@ -318,7 +318,7 @@ def test_two_resizes_at_once(prepared: Resized, tmp_path: Path) -> None:
             report = world.resize(3, cast("wal.ObjectStore", other))
             ends.add(report.regions)
             assert report.regions == 3
-            # Alone, before the other, or behind it: it began when this one had done nothing yet.
+            # This resize ran alone, before the other one, or after it (the other one began before this one wrote).
             assert (world.base.routing_version, world.base.buckets) in ((2, 3), (3, 4), (3, 3))
         except flush.CommitConflict:
             ends.add(world.base.buckets)
@@ -453,7 +453,7 @@ def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_bac
 
 
 def test_a_resize_that_broke_off_is_taken_back_though_a_column_was_dropped_since(tmp_path: Path) -> None:
-    """Whole rows are routed, so no row could be moved now; going back moves none."""
+    """The table routes by whole rows, so after the drop no row can be moved. Going back to two regions moves no row."""
     world = Resized(str(tmp_path / "table"), append=True)
     break_off(world)
     lance.dataset(world.uri).drop_columns(["n"])
@@ -486,7 +486,7 @@ def test_a_resize_that_broke_off_after_its_switch_is_finished_by_the_next(tmp_pa
 def test_a_switch_of_another_process_is_on_the_disk_before_a_region_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a power cut takes it back, and regions take writes by a routing that the table does not have."""
+    """Otherwise a power cut may undo the switch, and regions would accept writes by a routing that the table lacks."""
     world = Resized(str(tmp_path / "table"))
     with world.open(2) as table:
         world.put(table, range(10), 1, "a:1")

@@ -1,4 +1,4 @@
-"""Routing of rows without a key: a pure function of their values, held by golden values."""
+"""Routing of rows without a key is a pure function of their values; golden values hold it fixed."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_new_or_renamed_column_moves_no_row(tmp_path: Path) -> None:
 
 
 def test_another_process_says_the_same() -> None:
-    """Python seeds the hash of its texts anew in each."""
+    """Python seeds its hash of strings anew in each process."""
     ask = (
         "import pyarrow as pa; from memwal.flush.base.row_hash import row_hashes;"
         "print(row_hashes([(5, pa.array(['a', 'b', 'ä']))], 3).tolist())"

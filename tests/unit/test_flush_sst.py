@@ -1,4 +1,4 @@
-"""One SST: what is written is verified, what is broken is noticed."""
+"""One SST: a write is verified, and damage is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROWS = row_schema(BASE, ["id"])
 
 
 def snapshot() -> Snapshot:
-    """Keys 0..9; 3 put twice, 5 deleted, 12 deleted without ever having been put."""
+    """Return a snapshot with the keys 0 to 9: 3 is put twice, 5 is deleted, and 12 is deleted without a put."""
     table = MemTable(ROWS, ["id"], [], generation=4)
     table.apply(with_tombstone(pa.table({"id": range(10), "name": [f"first {i}" for i in range(10)]}), ROWS))
     table.apply(with_tombstone(pa.table({"id": [3], "name": ["second"]}), ROWS))
@@ -206,7 +206,7 @@ def test_two_writes_of_one_memtable_never_meet(store: LocalStore) -> None:
 
 
 def test_fields_get_the_ids_of_the_base_table(store: LocalStore) -> None:
-    """Lance numbers from 0 whatever it is given; a base table that dropped columns has other ids."""
+    """Lance numbers fields from 0 whatever ids it gets; a base table with dropped columns has other ids."""
     base = pa.schema(
         [BASE.field("id"), pa.field("both", pa.struct([("x", pa.int8()), ("y", pa.string())])), BASE.field("name")]
     )

@@ -1,4 +1,4 @@
-"""Rows on their way from a memtable to Lance: as they lie where they can be, and never all of them twice."""
+"""Rows from a memtable to Lance: passed without a copy where possible, and never all copied at the same time."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_no_more_memtables_are_flushed_at_once_than_is_set(
 
 
 def layout(directory: Path) -> str:
-    """The files of an SST, what its newest manifest says of them, and the first and last of its indexes."""
+    """Return the layout of an SST as text: its files, storage version, fields and indexes."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     lines = sorted({_without_chance(name) for name in names if not name.startswith("_transactions/")})
     dataset = lance.dataset(str(directory))

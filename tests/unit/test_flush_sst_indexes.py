@@ -1,4 +1,4 @@
-"""The indexes inside an SST: the base table's own, never a condition of a flush."""
+"""The indexes inside an SST equal those of the base table, and a flush never depends on them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_all_of_the_tables_indexes_are_there_and_cover_every_row(world: World) -
 @pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
 @pytest.mark.parametrize("number", [pa.float32(), pa.float16(), pa.float64()], ids=str)
 def test_the_vector_index_is_the_bases_own(tmp_path: Path, metric: str, number: pa.DataType) -> None:
-    """The same centroids and codes: with exact distances for all it ranks as they do by hand."""
+    """The index has the base's centroids and codebook, and ranks rows by the same distances as a direct computation."""
     schema = SCHEMA.set(1, pa.field("vector", pa.list_(number, WIDTH)))
     specs = (IndexSpec("vector", "ivf_pq", {"num_partitions": 2, "metric": metric, "num_sub_vectors": 4}),)
     world = World(str(tmp_path / "table"), schema, specs)
@@ -139,7 +139,7 @@ def test_a_vector_index_that_the_base_lacks_is_left_out(world: World) -> None:
 
 
 def test_one_row_tombstones_and_nulls(world: World) -> None:
-    """Too few rows to train anything, and none to index."""
+    """An SST with too few rows to train an index, and an SST with no row to index."""
     assert kinds(world.put(range(1000, 1001))[1]) == NAMES
     deleting = tombstones(pa.table({"id": [1, 2]}), world.schema)
     sst, dataset = world.flush(deleting)

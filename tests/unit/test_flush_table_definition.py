@@ -1,4 +1,4 @@
-"""What a table cannot be set up as, and how that is said; nothing is opened for it."""
+"""Invalid table definitions and their messages; the check opens no table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of the base table stay: by age, then within a bound on their bytes."""
+"""Selection of the versions of the base table to keep: by age, then within a limit on their bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_young_tagged_and_newest_versions_stay(ages: list[float], tags: set[int]
 def test_the_version_that_was_the_newest_at_a_moment_of_the_last_hour_stays(
     ages: list[float], rules: VersionRules, share: float
 ) -> None:
-    """A read that began then has it open, however old it was."""
+    """A read that began at that moment may have the version open, however old the version was."""
     versions = history(ages)
     began = NOW - rules.age_min * share * 0.999
     open_then = [each.version for each in versions if each.written <= began]

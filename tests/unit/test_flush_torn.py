@@ -1,4 +1,4 @@
-"""Versions of the base table that a power cut left torn, between Lance's commit and our sync."""
+"""Versions of the base table that a power cut between Lance's commit and memwal's sync left torn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def manifest(root: Path) -> Path:
 
 
 def new_file(root: Path, folder: str) -> Path:
-    """The file in a folder that was written last."""
+    """Return the newest file in a folder."""
     return max((root / folder).rglob("*.*"), key=lambda path: path.stat().st_mtime_ns)
 
 
@@ -47,7 +47,7 @@ def zeroed_end(path: Path) -> None:
 
 
 def zeroed_length(path: Path) -> None:
-    """Of the manifest's message: a block of zeros, and the footer behind it is there."""
+    """Overwrite the length of the manifest's message with zeros; the footer stays valid."""
     data = bytearray(path.read_bytes())
     position = manifest_position(bytes(data))
     data[position : position + 4] = bytes(4)
@@ -62,7 +62,7 @@ def zeroed_middle(path: Path) -> None:
 
 @pytest.fixture
 def unsynced(open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table whose newest version updates, deletes and adds rows; the power failed before it was synced."""
+    """Return a table whose newest version updates, deletes and adds rows and was not synced before a power cut."""
     with open_small(regions=1) as table:
         table.put(made.rows(range(40)))
         table.flush()

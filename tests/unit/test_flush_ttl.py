@@ -1,4 +1,4 @@
-"""When rows expire: exactly, in every unit and zone, alike by mask and by Lance's filter. Kept in the table."""
+"""Expiry of rows: exact in every unit and zone, and equal by mask and by Lance's filter. The table stores the ttl."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nanoseconds(kind: pa.DataType, number: int) -> int:
 
 
 def around(kind: pa.DataType, least: int) -> list[int | None]:
-    """The bound and its neighbours in the type, and a null. A date64 has no values within a day."""
+    """Return the bound, its neighbours in the type, and a null. A date64 has no values within a day."""
     step = DAY * 10**3 if pa.types.is_date64(kind) else 1
     bound = -(-least // step) * step
     return [bound - step, bound, bound + step, None]

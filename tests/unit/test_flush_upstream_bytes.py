@@ -1,4 +1,4 @@
-"""Bloom filter and key sidecar beside those that Lance's own writer flushes for the same keys."""
+"""Bloom filter and key sidecar, compared with those that Lance's writer flushes for the same keys."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def keyed(columns: list[pa.Array]) -> pa.Table:
 
 
 def flushed_by_lance(keys: pa.Table, under: Path) -> Path:
-    """The SST that ShardWriter makes of a memtable with exactly these rows.
+    """Return the SST that ShardWriter flushes from a memtable with exactly these rows.
 
-    Now and then (3 times in 612) it never begins the flush of a memtable of two rows. Another put might end
-    up in that memtable and change it, so it starts over with a fresh table.
+    In 3 of 612 runs ShardWriter never begins the flush of a memtable with two rows. Another put could change that
+    memtable, so the function starts again with a new table.
     """
     for attempt in range(5):
         if (sst := try_to_flush(keys, str(under / f"table {attempt}"))) is not None:

@@ -1,4 +1,4 @@
-"""The models read from Lance's vector indexes: what they decode to, what they find, what is left out and why."""
+"""The models read from Lance's vector indexes: decoded vectors, search results, and the indexes that are left out."""
 
 import logging
 from pathlib import Path
@@ -22,7 +22,7 @@ TYPES = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64
 
 
 def topics(rows: int, seed: int) -> np.ndarray:
-    """Vectors of 6 topics, of various lengths."""
+    """Return vectors of 6 topics with various lengths."""
     numbers = np.random.default_rng(seed)
     centres = 3 * np.random.default_rng(0).standard_normal((6, WIDTH))
     return (centres[numbers.integers(0, 6, rows)] + numbers.standard_normal((rows, WIDTH))).astype(np.float32)
@@ -47,7 +47,8 @@ def spec(metric: str) -> IndexSpec:
 
 
 def decoded(dataset: lance.LanceDataset, centroids: np.ndarray, codebook: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row ids and vectors as their codes in the index say; `centroids` zero where codes are not residual."""
+    """Return the row ids and the vectors that the index's codes decode to; `centroids` is zero if codes are not
+    residual."""
     (index,) = dataset.describe_indices()
     file = LanceFileReader(f"{dataset.uri}/_indices/{index.segments[0].uuid}/auxiliary.idx")
     rows = file.read_all().to_table()
@@ -64,7 +65,7 @@ def decoded(dataset: lance.LanceDataset, centroids: np.ndarray, codebook: np.nda
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
 def test_rows_decode_to_themselves_by_the_model(tmp_path: Path, metric: str, kind: str) -> None:
-    """So the layout is understood: residual or not, of unit length or not, the order of the codes."""
+    """This shows that memwal reads the layout correctly: residual or not, of unit length or not, order of the codes."""
     vectors = topics(2_000, 1)
     dataset = indexed(str(tmp_path / "t"), vectors, metric, type=TYPES[kind])
     model = vector_models(dataset, [spec(metric)], {})["v"]

@@ -1,4 +1,5 @@
-"""`flush.verification`: a table is clean at every stage of its life; each kind of damage is found, named, and alone."""
+"""`flush.verification`: a table is clean at every stage of its life, and each kind of damage gives one finding that
+names it."""
 
 from __future__ import annotations
 
@@ -272,7 +273,7 @@ def region_of_nobody(d: Damaged) -> tuple[str, str]:
 
 
 def decision_without_seals(d: Damaged) -> tuple[str, str]:
-    """As in a copy that took the decision of a resize, and regions from before it."""
+    """Write the decision of a resize without sealing the regions, as a copy of files beside a resize may have it."""
     decide(d.store, Decision(2, 3, {}, "a resize"), clock=FakeClock(), options=WalOptions())
     return "routing", routing_key(2)
 
@@ -379,7 +380,7 @@ def test_damage_is_found_without_reading_rows(damaged: Damaged, damage: Callable
 
 
 def test_an_index_file_that_cannot_be_read_is_found(damaged: Damaged) -> None:
-    """Of its full size: queries that use it fail, and only reading it tells."""
+    """The file has its full size: queries that use it fail, and only reading it detects the damage."""
     file = base_index_file(damaged)
     file.write_bytes(bytes(file.stat().st_size))
     assert found_in(damaged, deep=False) == []

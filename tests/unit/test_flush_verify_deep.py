@@ -1,4 +1,4 @@
-"""`flush.verification.runner` with all data: damage that only rows show is found by that alone."""
+"""`flush.verification.runner` with all data finds the damage that only rows show; without it, it does not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def sst_that_cannot_be_read(d: Damaged) -> tuple[str, str]:
 
 
 def another_value_in_an_sst(d: Damaged) -> tuple[str, str]:
-    """One flipped bit, of a value: Lance has no checksum for it."""
+    """Flip one bit of a value, for which Lance has no checksum."""
     file = d.sst_file("data/*.lance")
     flip(file, file.read_bytes().index(b"name of"))
     return "fingerprint", sst_key(d.region, d.sst.path)

@@ -92,7 +92,8 @@ def test_rows_that_came_back_are_found_by_deep(scene: Scene, write: str) -> None
 
 @pytest.mark.parametrize("write", WRITES)
 def test_while_the_versions_are_kept_no_row_comes_back(scene: Scene, write: str) -> None:
-    """What `gc.versions_age_min` is for: Lance sees the conflict, and refuses or writes on top."""
+    """The purpose of `gc.versions_age_min`: while Lance has the versions, it detects the conflict and refuses the write
+    or merges it."""
     with suppress(OSError, RuntimeError, ValueError):
         WRITES[write](scene.stale)
     assert 2 not in scene.ids()
@@ -102,7 +103,7 @@ def test_while_the_versions_are_kept_no_row_comes_back(scene: Scene, write: str)
 @pytest.mark.parametrize("tagged", [False, True])
 @pytest.mark.parametrize("write", MORE_WRITES)
 def test_a_handle_older_than_deleted_versions_brings_nothing_back(scene: Scene, write: str, tagged: bool) -> None:
-    """Whether its own version was deleted, or only those between it and the newest one."""
+    """Either the version of the handle was deleted, or only the versions between it and the newest one."""
     if tagged:
         scene.stale.tags.create("report", scene.stale.version)
     assert scene.thin_out() >= 3
@@ -122,7 +123,7 @@ def test_a_handle_older_than_deleted_versions_brings_nothing_back(scene: Scene, 
 
 @pytest.mark.parametrize("write", WRITES)
 def test_without_the_barrier_they_come_back(scene: Scene, write: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault that the test above finds."""
+    """Planted fault that the test above detects."""
     monkeypatch.setattr(maintenance, "_raise_barrier", lambda *_: None)
     assert scene.thin_out() >= 3
     MORE_WRITES[write](scene.stale)
