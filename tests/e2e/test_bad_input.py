@@ -1,4 +1,4 @@
-"""Bad input: one line on standard error that names the field and the fix, exit code 2, nothing written."""
+"""Bad input gives one line on standard error that names the field and the fix, exit code 2, and writes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = {"package": "string", "version": "string", "size": "int64", "vector": 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a directory of Parquet files with three good rows, columns replaced as asked."""
+    """Return a function that writes a directory of Parquet files with three good rows and some replaced columns."""
 
     def write(name: str = "source", /, **columns: Any) -> Path:
         good = {
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def config(tmp_path: Path, small_config: Callable[..., Path]) -> Callable[..., Path]:
-    """A configuration of `memwal run` over `source`, with sections changed."""
+    """Return a function that writes a configuration of `memwal run` over `source` with changed sections."""
 
     def write(files: Path, /, name: str = "config.toml", **changes: Any) -> Path:
         table = {"key": ["package"], "columns": COLUMNS, "indexes": {"vector": "ivf_pq"}} | changes.pop("table", {})
@@ -50,7 +50,7 @@ def config(tmp_path: Path, small_config: Callable[..., Path]) -> Callable[..., P
 
 @pytest.fixture
 def refused(cli: Callable[..., Any], tmp_path: Path, tree: Callable[[Path], dict[str, int]]) -> Callable[..., str]:
-    """Runs a command that must be refused; returns the one line it said."""
+    """Return a function that runs a command, asserts that it is refused, and returns its line of output."""
 
     def run(*arguments: str | Path, env: dict[str, str | None] | None = None) -> str:
         before = tree(tmp_path)
@@ -161,7 +161,7 @@ def test_files_that_do_not_fit_the_table(
 def test_a_null_key_that_the_footer_of_a_file_tells(
     source: Callable[..., Path], config: Callable[..., Path], refused: Callable[..., str], uri: str
 ) -> None:
-    """What only the rows tell: `integration/test_pipeline`."""
+    """integration/test_pipeline.py tests the null keys that only the rows show."""
     line = refused("run", config(source(package=pa.array(["a", None, "c"]))), "--once")
     assert "'package'" in line
     assert "null" in line

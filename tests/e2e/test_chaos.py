@@ -1,4 +1,4 @@
-"""Flights from Kafka through two daemons while processes are killed; `python -m tests.chaos` does so at length."""
+"""Flights from Kafka through two daemons while processes are killed; `python -m tests.chaos` is the long run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.s3_place import on_s3
 
 @pytest.fixture
 def scene(kafka: KafkaServer, tmp_path: Path) -> Iterator[Callable[..., Scene]]:
-    """Makes a scene of the first flights; its processes end with the test."""
+    """Return a function that creates a scene of the first flights; its processes end with the test."""
     made: list[Scene] = []
 
     def make(**options: Any) -> Scene:

@@ -39,7 +39,7 @@ def filled(open_small: Callable[..., Any], small_config: Callable[..., Path], ma
 
 @pytest.fixture
 def query(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> Callable[..., list[dict[str, Any]]]:
-    """Rows of `memwal query CONFIG … --format json`."""
+    """Return a function that returns the rows of `memwal query CONFIG … --format json`."""
 
     def ask(*arguments: str) -> list[dict[str, Any]]:
         ran = cli("query", filled[0], *arguments, "--format", "json")
@@ -50,14 +50,15 @@ def query(cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]]) -> Calla
 
 
 def printed(text: str) -> list[dict[str, Any]]:
-    """Rows of a JSON list; vectors are printed by the shortest text of each number, which is the same float32."""
+    """Parse a JSON list of rows. Vectors are printed with the shortest text of each number that gives the same
+    float32."""
     rows: list[dict[str, Any]] = json.loads(text)
     vectors = {"vector": lambda row: np.array(row["vector"], np.float32).tolist()}
     return [row | {name: of(row) for name, of in vectors.items() if name in row} for row in rows]
 
 
 def by_id(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Rows by key, each key once."""
+    """Return the rows by key; assert that no key occurs twice."""
     found = {row["id"]: row for row in rows}
     assert len(found) == len(rows)
     return found
@@ -106,7 +107,7 @@ def test_help_names_every_command(cli: Callable[..., Any]) -> None:
 def test_a_process_of_its_own_says_what_the_fixture_says(
     cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]], uri: str, code: int, words: tuple[str, ...]
 ) -> None:
-    """The other tests run their commands in this process."""
+    """The other tests run their commands in the process of the tests."""
     entry = next((Path(uri) / "_mem_wal").rglob("wal/*.lance"))
     if "ENTRY" in words:
         entry.write_bytes(entry.read_bytes()[:100])
@@ -211,7 +212,7 @@ def test_query_prints_tables_and_csv(cli: Callable[..., Any], filled: tuple[Path
 def test_query_asks_the_daemon_that_owns_the_table(
     cli: Callable[..., Any], filled: tuple[Path, dict[int, Any]], serve: Callable[..., Any], made: Any
 ) -> None:
-    """Rows that only the owner has in memory yet; and after it was killed, what storage has."""
+    """The query returns the rows in the owner's memory and, once the owner is killed, the rows on storage."""
     config, rows = filled
     running, endpoint = serve(config)
     memwal.connect(endpoint).put(made.rows([70], 7))
@@ -395,7 +396,7 @@ def test_config_check_reports_every_problem_at_once(cli: Callable[..., Any], sma
     ],
 )
 def test_the_shell_completes_commands_and_options(words: list[str], found: list[str]) -> None:
-    """As the script of `--show-completion bash` asks, for the program by the name that users type."""
+    """Request completions as the script of `--show-completion bash` does, under the program name that users type."""
     asked = {
         "_MEMWAL_COMPLETE": "complete_bash",
         "COMP_WORDS": " ".join(["memwal", *words]),

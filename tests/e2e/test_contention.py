@@ -1,4 +1,5 @@
-"""Clients of several processes contend for few keys while daemons are killed, stopped and ended; Porcupine judges."""
+"""Clients in several processes contend for few keys while daemons are killed, stopped and ended. Porcupine checks the
+histories."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.histories.judge import judge
 
 @pytest.fixture
 def contention(tmp_path: Path) -> Iterator[Callable[..., Contention]]:
-    """Makes a contention; its processes end with the test."""
+    """Return a function that creates a contention; its processes end with the test."""
     made: list[Contention] = []
 
     def make(seed: int, **options: Any) -> Contention:

@@ -20,7 +20,7 @@ from tests.s3_place import on_s3
 
 
 def findings(config: Path) -> dict[str, Finding]:
-    """What is found, by the name of the check; of several lines of one check the last."""
+    """Return the finding of each check by name; of several lines of one check, the last one."""
     found: dict[str, Finding] = {}
     examine(load(config, os.environ), os.environ, lambda each: found.update({each.check: each}))
     return found

@@ -1,4 +1,4 @@
-"""`memwal run configs/quickstart.toml --once`: the main job on the real packages, once, and what it leaves behind."""
+"""`memwal run configs/quickstart.toml --once` on the real packages: the run, and the table and files after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIG = Path(__file__).resolve().parent.parent.parent / "configs" / "quickstart
 
 @dataclass(frozen=True)
 class Quickstart:
-    """The finished run: its configuration and environment, what it said, the table it made."""
+    """The finished run: its configuration, environment, output and table."""
 
     config: Path
     env: dict[str, str]
@@ -30,7 +30,7 @@ class Quickstart:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory, cli: Callable[..., Any]) -> Quickstart:
-    """One run of the quickstart as it is shipped, its paths moved to a directory of its own."""
+    """Run the shipped quickstart once, with its paths in a separate directory."""
     directory = tmp_path_factory.mktemp("quickstart")
     config = directory / CONFIG.name
     shutil.copy(CONFIG, config)

@@ -1,4 +1,4 @@
-"""A run that is ended inside micro-batches and started again; `python -m tests.stops` does so at length."""
+"""A run that is ended inside micro-batches and started again; `python -m tests.stops` is the long run."""
 
 from __future__ import annotations
 

@@ -31,13 +31,14 @@ LASTING = (
 )
 """Commands that keep running and need a terminal each, by the last line of their block."""
 BROKER, PAGE = "9092", "9464"
-"""Ports of the tutorial; a test has others."""
+"""Ports of the tutorial; the test replaces them."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Commands or a program, and what the README says that they print, if it does; where that stands."""
+    """A block of commands or a program: its text, the output that the README shows for it or None, and the span of that
+    output."""
 
     kind: str
     text: str
@@ -50,12 +51,12 @@ class Block:
 
 
 def blocks(readme: str) -> list[Block]:
-    """The blocks of the README that a reader runs."""
+    """Return the blocks of the README that a reader runs."""
     return [Block(found[1], found[2], found[3], found.span(3)) for found in FENCE.finditer(readme)]
 
 
 def alike(text: str) -> list[str]:
-    """Lines to compare: without the numbers that differ from run to run, and without space that their width decides."""
+    """Return the lines to compare: without numbers that differ between runs, and without the space around them."""
     lines = [re.sub(" +", " ", line).rstrip() for line in text.splitlines()]
     return [re.sub(r"-?\d+\.\d{3,}|\d+(\.\d+)? ?(ms|s)\b|(?<=version )\d+", "#", line) for line in lines if line]
 
@@ -72,7 +73,7 @@ class Reader:
     terminals: list[tuple[Block, Running]] = field(default_factory=list)
 
     def run(self, block: Block) -> str:
-        """Run a block to its end; returns what it printed, errors behind the rest."""
+        """Run a block to its end; return its output followed by its errors."""
         running = self._begin(block)
         code = running.wait(300)
         printed = "\n".join([*running.lines, *running.errors])
@@ -80,11 +81,11 @@ class Reader:
         return printed
 
     def begin(self, block: Block) -> None:
-        """Run a block in a terminal of its own."""
+        """Start a block in a new terminal."""
         self.terminals.append((block, self._begin(block)))
 
     def terminal(self, command: str) -> Running:
-        """The newest terminal of a command."""
+        """Return the newest terminal of a command."""
         return next(running for block, running in reversed(self.terminals) if command in block.text)
 
     def _begin(self, block: Block) -> Running:
@@ -96,7 +97,7 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path, start: Callable[..., Running], kafka_connector: dict[str, str]) -> Reader:
-    """The reader's checkout: this one, but for the ports and for `data`."""
+    """Return a reader whose checkout equals this one, with other ports and without `data`."""
     home, ports = tmp_path / "checkout", dict(zip((BROKER, PAGE), map(str, free_ports(2)), strict=True))
 
     def changes(text: str) -> str:
@@ -114,7 +115,7 @@ def reader(tmp_path: Path, start: Callable[..., Running], kafka_connector: dict[
         "COLUMNS": "80",
         "PORT": ports[BROKER],
         "PAGE": ports[PAGE],
-        "ARGS": "",  # those of `make test` are not for `make live`
+        "ARGS": "",  # the arguments of `make test` must not reach `make live`
         "MEMWAL__SOURCE__SPARK": json.dumps(kafka_connector),
     }
     return Reader(home, env, start, changes)
@@ -127,7 +128,7 @@ def test_every_command_prints_what_the_tutorial_says(reader: Reader, look: Calla
             reader.begin(block)
             wait_for_broker(reader, block)
             continue
-        if "--key 32,UA" in block.text:  # the first look at rows
+        if "--key 32,UA" in block.text:  # the first query of the tutorial
             look_at_the_page(reader, look)
             for begun, terminal in reader.terminals:
                 expected = begun.printed or ""
@@ -144,7 +145,7 @@ def test_every_command_prints_what_the_tutorial_says(reader: Reader, look: Calla
 
 
 def test_two_commands_lead_to_a_page_that_shows_rows_as_they_come(reader: Reader) -> None:
-    """`make install`, which does nothing here, and `make live`: the page has rows, and then more of them."""
+    """After `make install`, which does nothing here, and `make live` the page shows rows, and later more rows."""
     reader.run(Block("sh", "make install", None, (0, 0)))
     reader.begin(Block("sh", "make live", None, (0, 0)))
     url = wait_until(lambda: re.findall(r"page, .*(http://\S+)", told(reader.terminal("make live"))), timeout=300)[0]
@@ -153,17 +154,17 @@ def test_two_commands_lead_to_a_page_that_shows_rows_as_they_come(reader: Reader
         with urllib.request.urlopen(f"{url}/live", timeout=10) as answer:
             return int(json.load(answer)["run"]["rows"])
 
-    first = wait_until(rows, timeout=300)  # ten seconds on a quiet machine
+    first = wait_until(rows, timeout=300)  # takes ten seconds on an idle machine
     wait_until(lambda: rows() > first)
 
 
 def told(terminal: Running) -> str:
-    """What a terminal shows by now."""
+    """Return the output of a terminal so far."""
     return "\n".join([*terminal.lines, *terminal.errors])
 
 
 def noise(terminal: Running) -> list[str]:
-    """Lines of a pipeline's terminal that a reader would wonder about."""
+    """Return the lines of a pipeline's terminal that a reader does not expect."""
     usual = ("page, metrics", "memwal: starting", "memwal: streaming", "memwal: micro-batch", "Killed")
     return [line for line in terminal.errors if line.strip() and not any(part in line for part in usual)]
 
@@ -181,7 +182,7 @@ def wait_for_broker(reader: Reader, block: Block) -> None:
 
 
 def look_at_the_page(reader: Reader, look: Callable[..., Looked]) -> None:
-    """The page says that all is well while rows arrive, and shows them in both regions."""
+    """Assert that the page reports a healthy table while rows arrive, and shows rows in both regions."""
     terminal = reader.terminal("memwal run")
     url = re.findall(r"http://\S+", wait_until(lambda: [x for x in terminal.errors + terminal.lines if "page" in x])[0])
     page = look(url[0])
@@ -194,7 +195,7 @@ def look_at_the_page(reader: Reader, look: Callable[..., Looked]) -> None:
 
 
 def rewritten(readme: str, seen: Mapping[tuple[int, int], str]) -> str:
-    """The README with what the commands printed."""
+    """Return the README with the new output of the commands."""
     for (first, last), printed in sorted(seen.items(), reverse=True):
         lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
         while lines and not lines[0]:

@@ -1,4 +1,4 @@
-"""The wheel: what is built from the checkout works where the checkout is not, whatever else lies around."""
+"""The wheel that is built from the checkout works without the checkout, whatever other files the environment has."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from memwal.ingest.ops.live_server import FILES
 ROOT = Path(__file__).resolve().parent.parent.parent
 PARTS = ("ingest", "memtable", "wal", "flush")
 EXTRAS = ("pyspark", "py4j", "pandas", "fastavro", "opentelemetry")
-"""What only `memwal[all]` brings, as it is imported."""
+"""Import names of the packages that only `memwal[all]` installs."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the wheel in it, and a directory of a user's own."""
+    """An environment with the wheel installed, and the directory of a user."""
 
     bin: Path
     home: Path
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of the environment, in the user's directory, with nothing of this process's environment."""
+        """Run a command of the environment in the user's directory, with few variables of this process."""
         command = [str(self.bin / words[0]), *words[1:]]
         kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME", "LANG")}
         return subprocess.run(command, cwd=self.home, env=kept, capture_output=True, text=True, timeout=300)
@@ -40,10 +40,10 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, since setuptools writes beside what it builds."""
+    """Build the wheel from a copy, because setuptools writes files beside its sources."""
     source, built = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("wheel")
     source.mkdir()
-    for name in ("memwal", *PARTS, "tests"):  # the tests: must not get into it
+    for name in ("memwal", *PARTS, "tests"):  # the wheel must not contain the tests
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def installed(wheel: Path, at: Path, missing: Iterable[str] = ()) -> Installed:
-    """The wheel in an environment of its own; other libraries are this process's, but for those `missing`."""
+    """Install the wheel in a new environment; it shares the other libraries of this process, except `missing`."""
     venv.create(at / "venv", symlinks=True)
     python = at / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
@@ -73,12 +73,12 @@ def installed(wheel: Path, at: Path, missing: Iterable[str] = ()) -> Installed:
 
 @pytest.fixture(scope="module")
 def library(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The library alone, without an extra."""
+    """Install the library without an extra."""
     return installed(wheel, tmp_path_factory.mktemp("library"), EXTRAS)
 
 
 def example() -> tuple[str, list[str]]:
-    """The README's Python program, and the lines that it says the program prints."""
+    """Return the Python program of the README, and the output lines that the README shows for it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     return text, [line.rsplit("  # ", 1)[1] for line in text.splitlines() if line.strip().startswith("print(")]
 
@@ -166,11 +166,11 @@ def test_a_daemon_serves_without_an_extra(library: Installed) -> None:
 
 
 def newest_python() -> str:
-    """Of this machine, as far as memwal supports it: on the path, or kept by pyenv."""
+    """Return the newest Python of this machine that memwal supports, on the path or installed by pyenv."""
     kept = sorted(Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.*/bin"))
     path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, kept)])
     for minor in range(14, sys.version_info.minor, -1):
-        for folder in path.split(os.pathsep):  # a name on the path may be a shim of a version that is not there
+        for folder in path.split(os.pathsep):  # a name on the path may be a shim of a missing version
             python = shutil.which(f"python3.{minor}", path=folder)
             if python and not subprocess.run([python, "-c", "import ensurepip"], capture_output=True).returncode:
                 return python
@@ -178,7 +178,7 @@ def newest_python() -> str:
 
 
 def test_the_library_installs_and_runs_on_the_newest_python_of_the_machine(wheel: Path, tmp_path: Path) -> None:
-    """With its own copies of all libraries, as `pip install memwal` brings them."""
+    """The environment has its own copies of all libraries, as after `pip install memwal`."""
     subprocess.run([newest_python(), "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
     there = Installed(tmp_path / "venv" / "bin", tmp_path)
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()

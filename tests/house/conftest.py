@@ -1,4 +1,4 @@
-"""What the house rules read: the checkout's files and the syntax trees of the four packages."""
+"""Fixtures of the house rules: the files of the checkout and the syntax trees of the four packages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def sources() -> list[Source]:
-    """Every file of the four packages."""
+    """Return every Python file of the four packages."""
     found = [source for package in PACKAGES for source in _parsed(f"{package}/**/*.py")]
     assert {source.package for source in found} == set(PACKAGES)
     return found
@@ -48,7 +48,7 @@ def sources() -> list[Source]:
 
 @pytest.fixture(scope="session")
 def test_sources() -> list[Source]:
-    """Every file of the tests."""
+    """Return every Python file of the tests."""
     return _parsed("tests/**/*.py")
 
 

@@ -1,4 +1,4 @@
-"""Time, randomness and ids are injected: only `wal/clock.py` may ask the machine for them."""
+"""Time, randomness and ids are injected: only `wal/clock.py` may get them from the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BANNED = re.compile(
 
 
 def references(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and full dotted name of everything a file mentions, with import aliases resolved."""
+    """Yield the line and the full dotted name of each reference in a file, with import aliases resolved."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

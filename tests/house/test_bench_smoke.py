@@ -1,4 +1,4 @@
-"""Every benchmark runs at its smoke values, finds the same rows on both sides, and what is kept is what is shown."""
+"""Every benchmark runs at its smoke values and finds the same rows on both sides. The kept result is the shown one."""
 
 from __future__ import annotations
 

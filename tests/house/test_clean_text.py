@@ -1,4 +1,4 @@
-"""What no file under version control may hold, and what no test may do."""
+"""Texts that no file under version control may contain, and calls that no test may make."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Written in pieces, so that this file does not hold them itself.
+# The patterns are written in pieces, so that this file does not match them.
 _REGISTRY = re.compile("py" + r"pi\.|python" + r"hosted|--(extra-)?index" + r"-url\s|find" + r"-links", re.IGNORECASE)
 _MACHINE_PATH = re.compile(r"(?<![\w.~-])/" + r"(root|home/[a-z]\w*|Users/\w+|work)/")
 _UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|NotImplemented" + r"Error)\b")

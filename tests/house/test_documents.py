@@ -1,4 +1,4 @@
-"""Documents: no dead links, no make target that is not there, every make target explained."""
+"""Documents have no dead links and name no missing make target, and every make target has an explanation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of a document's headings as repository browsers make them."""
+    """Return the anchors of a document's headings, in the form of repository browsers."""
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(text))
     return {heading.strip().replace(" ", "-") for heading in plain}
 

@@ -18,8 +18,10 @@ OURS = {*MAY_IMPORT, "tests", "bench"}
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """Top-level names of everything a file imports, inside functions and by `import_module("…")` too; of memwal, the
-    package in it."""
+    """Yield the top-level name of each import of a file, including imports in functions and by `import_module("…")`.
+
+    For imports of memwal, yield the package inside memwal.
+    """
     return (name.removeprefix("memwal.").split(".")[0] for name in dotted(tree, package))
 
 

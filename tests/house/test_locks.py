@@ -1,4 +1,4 @@
-"""What is installed is what the lock files name: the same packages and versions, and files as their wheels had them."""
+"""The environment equals the lock files: the same packages and versions, and files with the hashes of their wheels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from packaging.utils import canonicalize_name
 
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 OF_THE_ENVIRONMENT = {"memwal", "pip", "setuptools", "wheel", "uv"}
-"""Installed beside the lock: memwal itself, what `venv` brings, and what writes the locks."""
+"""Packages that the lock does not name: memwal itself, the packages of `venv`, and the tool that writes the locks."""
 INSTALLS = re.compile(r"\bpip['\"]?,? ['\"]?(?:install|wheel)\b.*")
 HASHED = ("--require-hashes", "--no-deps", "PIP_NO_INDEX=1", "pip install --quiet uv")
-"""An installation checks hashes, takes nothing but memwal, or the wheels that were checked before. `make lock` resolves
-anew."""
+"""An installation checks hashes, installs only memwal, or installs only wheels that were checked before. The exception
+is `make lock`, which resolves the versions again."""
 
 
 def pins(root: Path, lock: str) -> Iterator[tuple[Requirement, list[str]]]:
-    """The packages of a lock file with their hashes."""
+    """Yield the packages of a lock file with their hashes."""
     for pin in re.split(r"\n(?=\S)", (root / lock).read_text(encoding="utf-8").strip()):
         wanted, *hashes = (part.strip() for part in pin.split("\\\n"))
         yield Requirement(wanted), hashes
@@ -32,7 +32,7 @@ def pins(root: Path, lock: str) -> Iterator[tuple[Requirement, list[str]]]:
 
 @pytest.fixture(scope="module")
 def installed() -> Mapping[str, Distribution]:
-    """The distributions of this environment by name."""
+    """Return the distributions of this environment by name."""
     return {canonicalize_name(each.metadata["Name"]): each for each in distributions()}
 
 
@@ -68,7 +68,7 @@ def test_nothing_is_installed_that_the_lock_does_not_name(root: Path, installed:
 def test_the_files_of_our_dependencies_are_as_their_wheels_had_them(
     root: Path, installed: Mapping[str, Distribution]
 ) -> None:
-    """By the hashes that each wheel has of its files."""
+    """Each wheel records the hashes of its files."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for each in map(Requirement, project["dependencies"]):
         checked = 0

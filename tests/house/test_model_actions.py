@@ -1,7 +1,7 @@
-"""Each step of a model has its place in the code: a text in wal/, flush/ or ingest/ names it.
+"""A docstring or a comment in wal/, flush/ or ingest/ names each action of the models.
 
-A docstring or a comment says `(model: Module!Action)` at the step that the action models, or `(model: Module!One,
-Module!Two)`. So a reader of the code finds the model, and a step that changes shows which action must follow.
+The text has the form `(model: Module!Action)` or `(model: Module!One, Module!Two)` and stands at the step that the
+action models. It leads from the code to the model, and shows which action must change when the step changes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _MODULES = modules()
 
 
 def named(texts: Sequence[str]) -> list[str]:
-    """The actions that texts name, as `Module!Action`."""
+    """Return the actions that texts name, as `Module!Action`."""
     found = [" ".join(names.replace("#", " ").split()) for text in texts for names in _NAMED.findall(text)]
     return [name.strip() for names in found for name in names.split(",")]
 
 
 @pytest.fixture(scope="module")
 def in_code(sources: Sequence[Any]) -> set[str]:
-    """The actions that the code's texts name."""
+    """Return the actions that the docstrings and comments of the code name."""
     return set(named([source.text for source in sources]))
 
 

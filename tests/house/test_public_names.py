@@ -1,4 +1,4 @@
-"""The public surface: names and parameters are fixed, a change needs a reason and a change here."""
+"""The public surface: names and parameters are fixed. A change needs a reason, and a change in this file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def parameters(function: Any) -> list[str]:
 
 
 def commands() -> dict[str, set[str]]:
-    """Every command with its arguments and options as a user writes them."""
+    """Return every command with its arguments and options as a user types them."""
     found: dict[str, set[str]] = {}
 
     def walk(group: Any, prefix: str) -> None:
@@ -141,7 +141,7 @@ def test_the_asynchronous_table_has_every_method_with_its_parameters() -> None:
         ours, theirs = getattr(AsyncTable, name), getattr(Table, name)
         assert inspect.iscoroutinefunction(ours), name
         assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
-        if name != "close":  # its connections, not the table
+        if name != "close":  # closes the connections, not the table
             assert inspect.getdoc(ours) == inspect.getdoc(theirs), name
             assert inspect.signature(ours) == inspect.signature(theirs), name
     ours, theirs = inspect.signature(memwal.connect_async), inspect.signature(memwal.connect)

@@ -1,4 +1,4 @@
-"""Configurations in the documents name settings that there are. The README's program: `tests/e2e/test_wheel.py`."""
+"""Configurations in the documents name existing settings. tests/e2e/test_wheel.py tests the program of the README."""
 
 from __future__ import annotations
 

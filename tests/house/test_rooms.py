@@ -1,4 +1,4 @@
-"""Rooms import each other as the table here says, and no files import each other in a circle."""
+"""Rooms import each other as the table in this file allows, and no modules import each other in a cycle."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ ROOMS = {
 
 @pytest.fixture(params=ROOMS)
 def package(request: pytest.FixtureRequest) -> str:
-    """A package that is made of rooms."""
+    """Return a package that consists of rooms."""
     return str(request.param)
 
 
 @pytest.fixture
 def allowed(package: str) -> dict[str, set[str]]:
-    """By room of the package, the rooms that it may import."""
+    """Return, for each room of the package, the rooms that it may import."""
     return {room: set(others.split()) for room, others in ROOMS[package].items()}
 
 

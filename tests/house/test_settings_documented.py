@@ -1,4 +1,4 @@
-"""One source of truth for the configuration: the models. default.toml and the README say what they say."""
+"""The models are the only source of the configuration: default.toml and the README must agree with them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_python_reference_is_what_the_docstrings_say(texts: Mapping[str, str
 
 def test_the_readme_names_settings_and_metrics_that_there_are(texts: Mapping[str, str]) -> None:
     rooms = ("ingest", "wal", "flush", "memtable", "bench", "tests/model")
-    inside = [f"{room}/README.md" for room in rooms]  # these name modules in the same form
+    inside = [f"{room}/README.md" for room in rooms]  # these documents name modules in the same form
     pages = [text for name, text in texts.items() if name.endswith("README.md") and name not in inside]
     text, sections = "\n".join(pages), dict(Settings())
     named = set(re.findall(r"`(\w+)\.([a-z_]+)\b(?!\()", text)) - _CALLS

@@ -1,4 +1,4 @@
-"""Bars of benchmarks: each names settings that there are, and says held or missed by the median."""
+"""Bars of benchmarks: each names existing settings, and reports by the median whether it is held or missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two kept results beside one another: what is beyond the noise, what is not compared, and what the command returns."""
+"""Comparison of two kept results: differences beyond the noise, cases that are not compared, and exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEADY = (5.0, 5.1, 4.9, 5.05, 4.95)
 
 
 def contender(name: str, side: Side, figures: Sequence[float]) -> ContenderResult:
-    """A contender whose rounds have these figures, as milliseconds and as rows per second alike."""
+    """Return a contender whose rounds have these figures, both as milliseconds and as rows per second."""
     rounds = tuple(Round(each, each, each, "digest", {}) for each in figures)
     return ContenderResult(name, side, "same", "", {}, rounds)
 
@@ -202,7 +202,7 @@ def test_the_command_fails_on_slower_only_when_asked(tmp_path: Path, capsys: pyt
 
 
 def whole() -> dict[str, Any]:
-    """A result of one round, as its file holds it."""
+    """Return a result of one round in the form of its file."""
     rounds = [{"p50_ms": 1.0, "p99_ms": 1.0, "rows_per_second": 1.0, "digest": "", "measures": {}}]
     ours = {"name": "memwal", "side": "memwal", "question": "", "note": "", "settings": {}, "rounds": rounds}
     put = {"name": "put", "title": "", "figure": "p50_ms", "parameters": {}, "contenders": [ours], "ratios": []}
@@ -212,7 +212,7 @@ def whole() -> dict[str, Any]:
 
 
 def broken(*where: str | int, value: Any) -> str:
-    """The file of a result with one thing in it replaced."""
+    """Write the file of a result with one replaced value."""
     content: Any = whole()
     inner = content
     for each in where[:-1]:

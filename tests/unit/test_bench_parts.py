@@ -1,4 +1,5 @@
-"""Parts of a run: exponents, verdicts on bars, what is kept, shown, drawn and compared, and what is left out."""
+"""Parts of a benchmark run: exponents, verdicts on bars, and the figures that are kept, shown, drawn, compared or left
+out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a call is made again: the decision, the pauses, the deadline."""
+"""Retries of a call: the decision, the pauses and the deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of a batch are at fault, and when they are too many."""
+"""Bad rows of a batch: which rows are bad, and when there are too many of them."""
 
 from __future__ import annotations
 

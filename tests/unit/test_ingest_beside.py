@@ -1,4 +1,4 @@
-"""Work beside a read: by a thread where one is free, else by the caller."""
+"""Work beside a read: in another thread if one is free, otherwise in the caller's thread."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: py
 @pytest.mark.parametrize("in_a_thread", [True, False])
 def test_an_error_holds_nothing_of_what_the_work_held(in_a_thread: bool) -> None:
     class View:
-        """What a search holds."""
+        """An object that a search holds."""
 
     view, begun = View(), threading.Event()
     held = weakref.ref(view)

@@ -30,7 +30,7 @@ NAMES = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())
 
 
 def told(keys: list[int], values: list[int | None], stored: dict[int, int]) -> list[tuple[Any, ...]]:
-    """What one group of rows is as changes with both images; value None: a delete."""
+    """Return the changes of one group of rows with both images. A value of None is a delete."""
     rows = pa.table({"id": keys, "v": pa.array(values, pa.int64())}, NAMES)
     deletes = np.array([value is None for value in values], dtype=np.bool_)
     runs = KeyRuns(rows.select(["id"]))

@@ -1,4 +1,4 @@
-"""The edge of the program: whatever ends a command is one line and an exit code."""
+"""The edge of the program: every error that ends a command gives one line and an exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memwal.ingest.cli import app as cli
 
 
 class PanicException(BaseException):
-    """As pylance raises where its Rust code panics."""
+    """The exception that pylance raises when its Rust code panics."""
 
 
 def test_a_panic_of_lance_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ columns = {{ id = "{}" }}
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `memwal ARGUMENTS`, in this process, on 80 columns."""
+    """Run `memwal ARGUMENTS` in this process on 80 columns; return the exit code."""
     monkeypatch.setattr(sys, "argv", ["memwal", *arguments])
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
@@ -63,7 +63,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_a_check_looks_at_every_pipeline_of_a_file_and_names_it_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`FILE:a:` has been an emoji."""
+    """The console must not print `:a:` in `FILE:a:` as an emoji."""
     monkeypatch.chdir(tmp_path)
     Path("two.toml").write_text(TWO.format('key = ["id"]', "int64"))
     assert typed(monkeypatch, "config", "check", "two.toml") == 0

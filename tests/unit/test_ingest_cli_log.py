@@ -1,4 +1,4 @@
-"""How `memwal log` words what `flush.history.actions` found."""
+"""The words of `memwal log` for the actions that `flush.history.actions` finds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = {"r0": "bucket-0", "r1": "bucket-1", "r2": "bucket-2", "r3": "bucket-3"}
 
 
 def words(*actions: Action, message: str = "", **more: Any) -> str:
-    """What stands behind a version that did this."""
+    """Return the text that `memwal log` prints for a version with these actions."""
     transaction = Transaction("update", 1, message=message)
     state = TableState(7, 0.0, {}, {}, {}, {}, {}, transaction)
     return text(History((Change(state, tuple(actions), **more),), 0))

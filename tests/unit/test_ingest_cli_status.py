@@ -42,7 +42,7 @@ def printed(status: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("place", ["data/t.lance", "/data/[prod]/t:a:.lance"])
 def test_nothing_is_cut_at_80_columns(place: str) -> None:
-    """Addresses and headings have been."""
+    """Long addresses and headings are the texts at risk."""
     regions = [region(bucket, FIRST if bucket in (0, 1, 3) else SECOND) for bucket in range(5)]
     lines = printed({"table": place, "base_version": 7, "rows": 3, "regions": regions})
     assert lines[0].startswith(f"{place}: version 7, 3 rows committed")

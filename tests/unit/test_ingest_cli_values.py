@@ -1,4 +1,4 @@
-"""Rows as commands print them: every value can be read back from what is printed, and JSON is JSON."""
+"""Rows as commands print them: every value can be read back from the output, and JSON output is valid JSON."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_narrow_number_reads_back_as_itself(value: float) -> None:
 
 
 def digits(value: float) -> int:
-    """How many a number is written with, but for zeros around them: 1e12 has one."""
+    """Return the number of significant digits of a number's text: 1e12 has one."""
     return len(Decimal(repr(value)).normalize().as_tuple().digits)
 
 

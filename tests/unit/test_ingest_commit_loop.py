@@ -19,7 +19,7 @@ from tests.support.clock import FakeClock
 
 
 class Region:
-    """Rows put at moments of a clock; flushes and commits take their time."""
+    """A region with rows put at times of a clock; flushes and commits take a given time."""
 
     def __init__(self, interval: float, flush_takes: float = 0.0, commit_takes: float = 0.0) -> None:
         self.clock = FakeClock()
@@ -28,7 +28,7 @@ class Region:
         self.done: list[str] = []
         self.expired: list[float] = []
         self.latest = 0.0
-        """The longest that a row stayed out of the base table."""
+        """The longest time in seconds that a row stayed out of the base table."""
         self.fails: dict[str, BaseException] = {}
         self._takes = {"flush": flush_takes, "commit": commit_takes}
         self.leads, self.others, self.loading = True, list[Backlog](), False
@@ -74,7 +74,7 @@ class Region:
             raise self.fails.pop(what)
 
     def live(self, seconds: float, every: float, then: Callable[[], None]) -> None:
-        """`then` every `every` seconds; the loop looks each second in between."""
+        """Call `then` every `every` seconds and step the loop every second."""
         for second in range(int(seconds)):
             if every and second % every == 0:
                 then()
@@ -177,7 +177,7 @@ def test_on_demand_it_commits_what_is_published_and_maintains() -> None:
 
 
 class PanicException(BaseException):
-    """As pylance raises where its Rust code panics, over an empty file for example."""
+    """The exception that pylance raises when its Rust code panics, for example on an empty file."""
 
 
 def test_a_panic_of_lance_does_not_end_the_loop(wait_until: Callable[..., object]) -> None:
@@ -264,7 +264,7 @@ def test_while_commits_are_paused_nothing_is_due_and_a_commit_on_demand_commits(
 
 
 def test_callers_who_wait_for_a_commit_share_the_next_one() -> None:
-    """Else a client whose attempts are abandoned, because commits take long, waits behind each of its own attempts."""
+    """Otherwise a client that abandons attempts because commits take long would wait behind each of its attempts."""
     region, entered, go_on, asked = Region(60, commit_takes=1.0), threading.Event(), threading.Event(), set[int]()
     commit, monotonic = region.steps.commit, region.clock.monotonic
 

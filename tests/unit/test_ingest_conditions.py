@@ -1,4 +1,5 @@
-"""Deletes with a condition in one region without a thread: what they see, what the log gets, who fails."""
+"""Deletes with a condition in one region without a thread: the rows that they see, the entries in the log, and the
+callers that get an error."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ SCANNED, CHANGED = 7, 8
 
 
 class Region:
-    """A region over a base table that is a dict; `looked_at`: the keys that were looked up in the base."""
+    """A region over a dict as base table. `looked_at`: the keys that were looked up in the base."""
 
     def __init__(self, root: Path, base: Mapping[int, str] = {}, **more: Any) -> None:
         self.base, self.version, self.looked_at = dict(base), SCANNED, list[int]()
@@ -62,7 +63,7 @@ class Region:
         self.core.serve(list(writes))
 
     def rows(self, core: RegionCore | None = None) -> dict[int, str]:
-        """What a reader sees."""
+        """Return the rows that a reader sees."""
         found = dict(self.base)
         for snapshot in reversed((core or self.core).view().memtables):
             for row in snapshot.take(np.flatnonzero(snapshot.newest()), ["id", "v", TOMBSTONE]).to_pylist():
@@ -72,7 +73,7 @@ class Region:
         return found
 
     def replayed(self) -> dict[int, str]:
-        """The same after a crash."""
+        """Return the rows that a reader sees after a crash."""
         return self.rows(RegionCore.open(self.context, REGION))
 
 
@@ -86,7 +87,7 @@ def delete(*ids: int, where: str = "v = 'old'", version: int = SCANNED, **more: 
 
 
 def counts(write: Write) -> tuple[int, int]:
-    """How many keys a write deleted, and how many stayed."""
+    """Return the number of keys that a write deleted, and the number of keys that stayed."""
     counted = write.done.result().counts
     return counted.applied, counted.skipped
 
@@ -187,7 +188,7 @@ def test_one_with_a_condition_is_a_group_by_itself() -> None:
 
 
 def test_one_half_applied_at_a_resize_is_settled_by_its_empty_entry(tmp_path: Path) -> None:
-    """Of 2 former regions the first had not recorded cleaner:4."""
+    """Before the resize there were two regions, and the first one had not applied cleaner:4."""
     before = "memwal:before:2/0:cleaner"
     applied, token = AppliedMap({"cleaner": 4, before: 3}), Token("cleaner", 4)
     context = region_context(wal.LocalStore(tmp_path), BASE, route_into=lambda n, rows: rows["id"].to_numpy() % n)

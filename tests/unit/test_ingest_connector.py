@@ -1,4 +1,4 @@
-"""The data source of Spark without Spark: options, the divided moment, and rows as Spark takes them."""
+"""The data source for Spark, tested without Spark: options, the division of a moment, and rows in Spark's types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream of changes as Spark drives it, without Spark: offsets, micro-batches, partitions."""
+"""The stream of changes, driven as Spark drives it but without Spark: offsets, micro-batches and partitions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def put(table: Any, ids: Any, n: int) -> None:
 
 
 class Query:
-    """What Spark does with a stream: it keeps ends of micro-batches as text, and may repeat the last one anywhere."""
+    """A stand-in for Spark: it stores the ends of micro-batches as text, and may repeat the last one anywhere."""
 
     def __init__(self, uri: str, **options: str) -> None:
         source = MemWalSource({"path": uri, "since": "earliest"} | options)
@@ -56,7 +56,7 @@ class Query:
         return True
 
     def parts(self, number: int) -> list[Rows]:
-        """The rows of a micro-batch by partition, each read by a process of its own."""
+        """Return the rows of a micro-batch by partition; each partition is read as by a separate process."""
         parts = self.reader.partitions(self.start(number), json.loads(self.ends[number]))
         found = []
         for part in parts:

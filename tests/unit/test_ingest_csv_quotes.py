@@ -1,4 +1,4 @@
-"""Quotes of CSV files that a load reads: what Python's own reader refuses is refused, wherever a read ends."""
+"""Quotes in the CSV files of a load: texts that Python's reader rejects are rejected, wherever a read ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 100
 
 
 def read(text: bytes, sizes: Sequence[int] = (7,), longest: int = LONGEST) -> bytes:
-    """All that the stream hands on, in reads of `sizes`, again and again."""
+    """Return everything that the stream returns, in reads whose sizes repeat `sizes`."""
     stream = MatchedQuotes(pa.BufferReader(text), "a.csv", longest)
     got = []
     while data := stream.read(sizes[len(got) % len(sizes)]):

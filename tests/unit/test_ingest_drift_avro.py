@@ -1,4 +1,4 @@
-"""New fields in Avro: what the writers' schemas declare, and that the columns take what is written by them."""
+"""New fields in Avro: the columns follow from the writers' schemas and accept the values of these schemas."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_column_takes_the_values_of_a_wider_type_that_fit_it() -> None:
 def test_a_micro_batch_with_new_fields_is_not_written_before_they_are_columns(
     open_small: Callable[..., Any], uri: str, made: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A crash anywhere is the same: who comes next finds the columns, and the micro-batch comes again."""
+    """A crash at any point has the same result: the next run finds the columns, and Spark repeats the micro-batch."""
     open_small().put(made.rows([1]))
     base, written = BaseTable.open(uri), []
     names = base.schema.names

@@ -1,4 +1,4 @@
-"""`memwal inspect`: what is printed of everything that lies on storage."""
+"""`memwal inspect`: the output for each kind of object on storage."""
 
 import io
 import re
@@ -41,7 +41,7 @@ def printed(path: Path | str) -> str:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A region with three entries (the last a sentinel), one SST and a second claim."""
+    """Return the place of a region with three entries (the last one a sentinel), one SST and a second claim."""
     root = tmp_path_factory.mktemp("dump") / "table"
     base = flush.BaseTable.create(str(root), SCHEMA, ["name"], 2, (IndexSpec("size", "btree"),))
     store, ids, clock = wal.open_store(str(root)), SeededIds(), FakeClock()

@@ -1,4 +1,4 @@
-"""Requests survive the wire byte for byte; a stream counts only when it was closed."""
+"""Requests are unchanged on the wire, and a stream counts only once it is closed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_slice_of_what_is_sent_has_its_own_bytes_only(column: pa.Array, kind: 
 
 
 def changed(kind: pa.DataType, offsets: list[int], data: bytes) -> pa.Table:
-    """A column with offsets that pyarrow would not have taken when it made the array."""
+    """Return a column with offsets that pyarrow would reject when it creates an array."""
     memory = bytearray(4 * len(offsets))
     array = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(memory), pa.py_buffer(data)])
     table = pa.table({"id": [1, 2], "k": array})
@@ -106,7 +106,7 @@ KINDS = [
 
 
 def any_value(kind: pa.DataType, n: int) -> Any:
-    """The nth value of a type; every third is null."""
+    """Return the nth value of a type; every third value is null."""
     if n % 3 == 2:
         return None
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Topics are known by their ids: a checkpoint's offsets mean nothing in another one of the name."""
+"""Topics are identified by their ids: the offsets of a checkpoint are invalid in another topic of the same name."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from memwal.ingest.spark.checkpoint_files import LocalFiles
 
 
 def of(at: Path | str, **source: Any) -> Settings:
-    """Settings with a checkpoint there."""
+    """Return settings with the checkpoint `at`."""
     given = {"format": "kafka", "brokers": "b:1", "topic_pattern": ".*", **source}
     return load({"table": {"uri": "t", "key": ["id"]}, "sink": {"checkpoint": str(at)}, "source": given}, {})
 
 
 class Brokers:
-    """Topics that a test changes, in place of brokers."""
+    """A stand-in for brokers, with topics that a test changes."""
 
     def __init__(self, **ids: str) -> None:
         self.all, self.calls = ids, 0
 
     def wanted(self) -> dict[str, Topic]:
-        """All of them, with one partition each."""
+        """Return all topics, with one partition each."""
         return {name: Topic(id, 1) for name, id in self.all.items()}
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """Counts the calls."""
+        """Return the ids of topics, and count the call."""
         self.calls += 1
         return {name: self.all[name] for name in names if name in self.all}
 
@@ -42,14 +42,14 @@ class Brokers:
 
 
 def guard(at: Path, brokers: Brokers, **source: Any) -> TopicGuard:
-    """The guard of a query that starts."""
+    """Return the guard of a query that starts."""
     started = TopicGuard(of(at, **source), brokers, LocalFiles(at))
     started.start()
     return started
 
 
 def planned(at: Path, batch_id: int, *topics: str) -> None:
-    """As Spark writes the offsets of a micro-batch."""
+    """Write the offsets of a micro-batch as Spark does."""
     (at / "offsets").mkdir(parents=True, exist_ok=True)
     offsets = json.dumps({topic: {"0": 7} for topic in topics})
     (at / "offsets" / str(batch_id)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{offsets}')

@@ -1,4 +1,4 @@
-"""Keys in every form a caller may have them."""
+"""Keys in every form that a caller may pass."""
 
 import datetime
 from typing import Any

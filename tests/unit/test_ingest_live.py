@@ -1,4 +1,4 @@
-"""What the page at / is made of: the ring of samples, the newest events, and the sentence about health."""
+"""Parts of the page at /: the ring of samples, the newest events, and the sentence about health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.clock import FakeClock
 
 
 def filled(samples: Sequence[Sample], start: float = 1000.0) -> History:
-    """A history with one sample a second."""
+    """Return a history with one sample per second."""
     history = History()
     for at, sample in enumerate(samples):
         history.add(float(at), start + at, sample)
@@ -265,7 +265,7 @@ def test_durations_are_short() -> None:
 
 
 class Counting:
-    """A source that puts ten rows a second."""
+    """A source that puts ten rows per second."""
 
     def __init__(self) -> None:
         self.rows = 0

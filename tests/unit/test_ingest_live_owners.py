@@ -1,4 +1,4 @@
-"""Whether the owner that a note names lives: a pure decision over the note, this process and a daemon's answer."""
+"""The decision whether the owner that a note names lives: pure, from the note, this process and a daemon's answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def living() -> Any:
-    """Another process of this machine, and how a note names it."""
+    """Yield another process of this machine, and its name in a note."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     stat = open(f"/proc/{process.pid}/stat").read()  # noqa: PTH123, SIM115
     yield process, replace(HERE, pid=process.pid, started=stat.rpartition(")")[2].split()[19])
@@ -82,7 +82,7 @@ def test_a_process_runs_if_this_machine_can_say_so(process: Process, runs: bool 
 def test_a_process_that_the_system_does_not_show_may_run(
     living: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where /proc is mounted with hidepid, and the owner is another user's."""
+    """This is the case if /proc is mounted with hidepid and the owner belongs to another user."""
     _, named = living
     monkeypatch.setattr(processes, "_PROC", tmp_path)
     assert named.runs(HERE) is None

@@ -1,4 +1,4 @@
-"""Files that a load reads: found, read alike in every format, refused by file, row and column."""
+"""Files that a load reads: found, read to the same rows in every format, and rejected by file, row and column."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VECTOR = pa.field("vector", pa.list_(pa.float32(), 3))
 
 
 def rows(count: int = 20, *, vectors: bool = False) -> pa.Table:
-    """Rows with every value, and some with none but the key."""
+    """Return rows with every value, and some rows with only the key."""
     made = [
         {
             "id": id,
@@ -74,7 +74,7 @@ def read_back(checked: CheckedRows) -> pa.Table:
 
 
 def text_of(value: Any) -> Any:
-    """A value as JSON and CSV have it."""
+    """Return a value as JSON and CSV contain it."""
     if isinstance(value, bytes):
         import base64
 
@@ -324,7 +324,7 @@ def test_the_first_row_of_csv_may_have_a_long_text_of_several_lines(base: BaseTa
 
 
 def test_a_table_with_rows_that_are_not_committed_is_refused(tmp_path: Path) -> None:
-    """A load reads the base table, which lacks them, and has what they delete."""
+    """A load reads the base table, which lacks these rows and still has the rows that they delete."""
     schema = pa.schema([SCHEMA.field("id"), SCHEMA.field("name")])
     settings = {"commit": {"interval": "0s"}}
     uri, other = str(tmp_path / "from.lance"), BaseTable.create(str(tmp_path / "to.lance"), schema, ["id"], 1, [])

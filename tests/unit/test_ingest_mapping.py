@@ -1,4 +1,4 @@
-"""Records of Kafka to rows: what fits is taken exactly, what does not says why, nothing becomes a null in silence."""
+"""Records of Kafka to rows: a value that fits is kept exactly, any other gives a reason, none silently becomes null."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_the_fast_way_and_the_exact_one_agree(name: str) -> None:
 
 
 def test_what_can_be_taken_fast_is() -> None:
-    """One bad record sends its batch the slow way, good ones never."""
+    """One bad record sends its batch to the slow path; good records never do."""
     import pyarrow as pa
 
     raw = pa.array([b'{"a": 1, "b": {"c": "x"}}', b" {} ", b'{\n"a": 2, "z": [1, "x", {}]\n}'], pa.binary())

@@ -1,4 +1,4 @@
-"""Avro values to rows: by a schema of the configuration, or by the id in front of each value and a registry."""
+"""Avro values to rows: with a schema of the configuration, or with a registry and the id in front of each value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record becomes: exactly its values or a reason, alone and beside any other record."""
+"""A record becomes exactly its values or a reason, alone and beside any other record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEIGHBOURS = {
 
 
 def found_of(kind: pa.DataType, record: Record | str, neighbours: list[Record], **source: Any) -> tuple[pa.Array, str]:
-    """What a record with the columns id and v of `kind` becomes: an array of v, and the problem or ''."""
+    """Map a record with the columns id and v of type `kind`; return an array with v, and the problem or ''."""
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", kind)])
     settings = SourceSettings(format="kafka", brokers="127.0.0.1:9092", topics=["t"], **source)
     first = Record(record.encode()) if isinstance(record, str) else record
@@ -195,7 +195,7 @@ def test_a_column_that_no_json_fills_is_null_where_it_is_missing(tmp_path: Path,
     ],
 )
 def test_a_text_that_takes_every_value_keeps_the_digits(literal: str, wanted: str) -> None:
-    """As a column that schema drift has added, and a text column of JSON files."""
+    """Test both a column that schema drift has added and a text column of JSON files."""
     value = of_json(literal.encode(), Written)
     assert typed(value, pa.string(), ANY_TEXT) == wanted
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -214,7 +214,7 @@ def test_a_text_that_takes_every_value_keeps_the_digits(literal: str, wanted: st
 def test_a_text_that_takes_every_value_takes_json_of_every_depth_that_is_parsed(
     opening: str, closing: str, levels: int
 ) -> None:
-    """Up to 850 containers inside of one another: the parser takes 995, less the calls that are open around it."""
+    """Up to 850 nested containers: the parser accepts 995, minus the depth of the calls around it."""
     literal = opening * levels + "1.50" + closing * levels
     letters = pa.table({"raw_value": pa.array([said(literal).encode()], pa.binary())})
     assert rows_of_json(letters, pa.schema([("v", pa.string())])).rows["v"].to_pylist() == [literal]
@@ -231,7 +231,7 @@ def test_a_line_of_json_has_no_number_that_is_not_finite(literal: str) -> None:
     letters = pa.table({"raw_value": pa.array([said(literal).encode()], pa.binary())})
     refused = rows_of_json(letters, schema, lines=True)
     assert (refused.of, literal in refused.failed[0].reason) == ([], True)
-    # A letter that was written of a row of Parquet has such numbers, but none too large for a double.
+    # The letter of a Parquet row has numbers like these, but none too large for a double.
     assert rows_of_json(letters, schema).of == ([] if "e" in literal else [0])
 
 

@@ -49,7 +49,7 @@ def test_of_both_arms_the_best_of_all_owners_are_left() -> None:
 
 def test_every_read_says_how_it_travels() -> None:
     methods = {name for name, member in vars(Reads).items() if not name.startswith("_") and callable(member)}
-    assert set(READS) == methods - {"hybrid", "sql", "changes", "changes_position"}  # they do not travel as reads
+    assert set(READS) == methods - {"hybrid", "sql", "changes", "changes_position"}  # they are not sent as reads
 
 
 def streamed(values: list[int], name: str = "a") -> RowStream:

@@ -1,4 +1,4 @@
-"""What is counted: histograms, a pipeline's figures, back-pressure; and log lines with fields."""
+"""Metrics: histograms, the figures of a pipeline and back-pressure; and log lines with fields."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_rows_left_in_the_topic_are_as_old_as_the_newest_row_read_at_most() -> N
     clock = FakeClock(100.0)
     meter = RunMeter(clock)
     behind = {"sources": [kafka({"t": {"0": 1}}, {"t": {"0": 3}})]}
-    for second in range(5):  # each micro-batch takes a second, and has rows that are a minute old
+    for second in range(5):  # each micro-batch takes a second, and its rows are a minute old
         clock.advance(1)
         meter.add(batch(second, landed=clock.now() - 60, acked=clock.now()))
         meter.progressed(behind)
@@ -170,7 +170,7 @@ def test_values_between_the_least_and_the_most_are_counted_as_evenly_spread() ->
 
 
 def test_back_pressure_is_counted(open_small: Callable[..., Any], made: Any) -> None:
-    """Flushes are held up, so that a put finds no room and gives up."""
+    """Flushes are blocked, so that a put finds no room and fails."""
     small = {"size_max": "140KiB", "unflushed_max": "140KiB"}
     table = open_small(regions=1, memtable=small, wal={"put_timeout": "50ms"})
     meter = table.regions.context.meters.of(table.base.regions[0])
@@ -207,7 +207,7 @@ def test_regions_that_serve_have_nothing_against_being_ready() -> None:
 
 @pytest.fixture
 def logger() -> Any:
-    """memwal's logger, put back as it was."""
+    """Yield memwal's logger, and restore its state after the test."""
     found = logging.getLogger("memwal")
     before = (found.handlers[:], found.level, found.propagate)
     yield found

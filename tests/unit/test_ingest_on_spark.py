@@ -137,7 +137,7 @@ def test_what_ended_a_job_is_one_line(text: str, kind: type[Exception], said: st
 
 @pytest.fixture
 def channel() -> Iterator[DriverChannel]:
-    """A driver's channel that is closed with the test."""
+    """Yield the channel of a driver, which is closed after the test."""
     made = DriverChannel("127.0.0.1", "127.0.0.1", "secret")
     yield made
     made.close()
@@ -190,7 +190,7 @@ def test_a_task_that_is_lost_ends_the_others_so_that_all_start_again(channel: Dr
 def test_a_failed_accept_does_not_end_the_channel(
     monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    """The process has no file descriptor left, for a moment."""
+    """The process temporarily has no free file descriptor."""
     failures, real = [OSError(errno.EMFILE, "Too many open files")] * 3, socket.socket.accept
 
     def accept(listening: socket.socket) -> Any:

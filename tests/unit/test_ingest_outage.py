@@ -1,4 +1,4 @@
-"""When the query of a pipeline is started again after its source did not answer."""
+"""Restarts of a pipeline's query after its source gave no answer."""
 
 from __future__ import annotations
 

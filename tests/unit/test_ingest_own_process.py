@@ -1,4 +1,4 @@
-"""Processes of memwal start without standard streams, and end at once, whatever threads still run."""
+"""Processes of memwal can start without standard streams, and end at once although threads still run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ atexit.register(print, "handlers ran", flush=False)
 
 
 def ended(arguments: list[str], cwd: Path) -> tuple[int, str]:
-    """Run Python beside a thread that never ends; its exit code and output."""
+    """Run Python with a thread that never ends; return the exit code and the output."""
     (cwd / "sitecustomize.py").write_text(RUNS_ON)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(cwd), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, *arguments]

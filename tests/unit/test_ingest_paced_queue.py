@@ -1,4 +1,4 @@
-"""Durable writes wait for the interval and are taken together; nothing else waits, and nothing waits in vain."""
+"""Durable writes wait for the end of the interval and are taken together. No other item waits; none waits in vain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def queue(clock: FakeClock) -> PacedQueue:
-    """A queue whose interval has just begun."""
+    """Return a queue whose interval has just begun."""
     queue = PacedQueue(clock, INTERVAL, SIZE_MAX)
     queue.submit(first := _write())
     assert queue.take(timeout=None) == [first], "the first write after a pause does not wait"
@@ -76,7 +76,8 @@ def test_what_writes_no_entry_begins_no_interval(queue: PacedQueue, clock: FakeC
 
 
 def test_an_item_is_queued_and_hurries_at_one_moment(queue: PacedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A take between both would forget the hurry, and the item would wait for a whole interval."""
+    """The queue and the flag `_hurry` change under one lock. A take between the two changes would clear the flag, and
+    the item would wait for a whole interval."""
     assert queue._lock.acquire(blocking=False)
     queue._lock.release()
     held: list[bool] = []

@@ -1,4 +1,5 @@
-"""Pauses beside a table: who is first, what survives, what a broken note means; and the gate of micro-batches."""
+"""Pauses of a table: which of two operators wins, what survives, the meaning of a broken note, and the gate of
+micro-batches."""
 
 from __future__ import annotations
 
@@ -175,7 +176,7 @@ def test_storage_that_fails_is_asked_no_more_often(store: MemoryStore, failing: 
 
 
 def test_nothing_counts_as_not_paused_before_storage_has_said_so(store: MemoryStore, failing: Failing) -> None:
-    """A daemon that starts while storage hiccups does not commit a table whose commits are paused."""
+    """A daemon that starts while storage fails must not commit a table whose commits are paused."""
     clock = FakeClock()
     Pauses(store, clock).pause("commits", "one@here")
     watch = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)

@@ -25,7 +25,7 @@ RELEASED = Released(RegionManifest(version=3, writer_epoch=2, region_id=REGION, 
 
 
 class Answering(Peer):
-    """Gives one answer, or fails, over no network."""
+    """A peer without a network, which gives one answer or fails."""
 
     def __init__(self, answer: dict[str, Any] | Exception) -> None:
         self.answer, self.asked, self.told = answer, list[dict[str, Any]](), list[tuple[Answer | None, bool]]()
@@ -45,8 +45,8 @@ class Answering(Peer):
     ("ended", "told"),
     [
         (RELEASED.to_json(), RELEASED),
-        (None, None),  # it ended itself after a failure of storage, or had not waited for the owner before it
-        (True, None),  # a daemon of an earlier release says only that it has ended
+        (None, None),  # it ended after a failure of storage, or did not wait for the previous owner
+        (True, None),  # a daemon of an earlier release reports only that it has ended
     ],
 )
 def test_an_owner_that_releases_a_region_tells_what_it_knows(ended: object, told: Released | None) -> None:
@@ -152,7 +152,7 @@ def test_a_peer_that_denies_us_lives_and_says_so_once(
 
 def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
     peer = Answering(flight.FlightUnauthenticatedError("no"))
-    nothing: Any = None  # it asks the table for nothing before it is started
+    nothing: Any = None  # it calls no method of the table before it is started
     balancer = Balancer(nothing, "grpc://127.0.0.1:2", [peer.endpoint], FakeClock())
     peer._seen = balancer._seen
     balancer._watch.answered(peer.endpoint, Answer({REGION: 4}))
@@ -166,7 +166,7 @@ def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
 
 
 class Stating(flight.FlightServerBase):
-    """Answers each action with what it was given, as a daemon would."""
+    """A server that gives a fixed answer to each action, as a daemon would."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__("grpc://127.0.0.1:0")
@@ -178,7 +178,7 @@ class Stating(flight.FlightServerBase):
 
 @contextmanager
 def stating(**answer: Any) -> Iterator[str]:
-    """The endpoint of a daemon that answers so."""
+    """Return the endpoint of a daemon with these answers."""
     with Stating(REGIONS | answer) as server:
         yield f"grpc://127.0.0.1:{server.port}"
 

@@ -48,7 +48,7 @@ assert stop.wait(60)
 
 
 class Streaming:
-    """A pipeline of a run, whose end waits for that of the others."""
+    """A pipeline of a run; its end waits for the end of the others."""
 
     def __init__(self, together: threading.Barrier) -> None:
         self._together = together

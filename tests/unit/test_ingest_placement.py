@@ -1,4 +1,4 @@
-"""Placement: regions are spread evenly and move little, and daemons that decide for themselves come to one answer."""
+"""Placement: regions are spread evenly and move rarely, and daemons that decide independently agree."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ME, PEER = ENDPOINTS[:2]
 
 
 def of(endpoint: str) -> UUID:
-    """A region that belongs to `endpoint` of these two."""
+    """Return a region that belongs to `endpoint`, one of the two."""
     return next(region for region in REGIONS if target(region, (ME, PEER)) == endpoint)
 
 
@@ -161,7 +161,7 @@ def test_a_region_that_is_lost_again_and_again_is_left_alone_for_longer() -> Non
 
 @dataclass
 class Daemon:
-    """One daemon in a world where storage is a dict of epochs."""
+    """One daemon; a dict of epochs stands for storage."""
 
     endpoint: str
     watch: Watch
@@ -218,7 +218,7 @@ class World:
                 self.claim(daemon, region)
 
     def write(self, daemon: Daemon) -> None:
-        """Now and then, and that finds the fence."""
+        """Write to each region with some probability; a write detects a fence."""
         for region, epoch in list(daemon.ours.items()):
             if epoch < self.epochs[region] and self.random.random() < 0.2:
                 self.fenced(daemon, region)
@@ -247,7 +247,7 @@ class World:
         other.ours.pop(region, None)
         if not other.watch.sees(daemon.endpoint):
             other.patience.lost(region, self.now)
-        return self.random.random() > 0.05  # or the asker is too late with its claim
+        return self.random.random() > 0.05  # otherwise the claim comes too late
 
     def claim(self, daemon: Daemon, region: UUID) -> None:
         self.epochs[region] += 1
@@ -260,7 +260,7 @@ class World:
             daemon.patience.lost(region, self.now)
 
     def check(self) -> None:
-        """At most one claim of a region can be the newest; the others are refused by their epoch."""
+        """Assert that at most one daemon has the newest claim of a region; the epoch rejects all others."""
         for region in self.regions:
             newest = [d for d in self.daemons.values() if d.ours.get(region) == self.epochs[region] > 0]
             assert len(newest) <= 1
@@ -283,7 +283,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happened_every_region_is_served_by_one_and_stays_there(seed: int) -> None:
-    """Crashes, freezes and partitions, then peace: each region is where it belongs, and no claim is made any more."""
+    """After crashes, freezes and partitions end, each region is at its daemon, and no daemon claims any more."""
     world = World(seed, daemons=2 + seed % 4, regions=8)
     for _ in range(30):
         world.run(world.random.uniform(0, 6))
@@ -317,7 +317,7 @@ def test_two_that_do_not_see_each_other_do_not_fight_for_ever(one_way: bool) -> 
 
 @pytest.mark.parametrize("one_way", [False, True])
 def test_two_that_deny_each_other_access_take_nothing_from_each_other(one_way: bool) -> None:
-    """As while a token is replaced at one of them and not yet at the other."""
+    """This happens while a token is already replaced at one daemon and not yet at the other."""
     world = World(1, daemons=2, regions=8)
     world.run(10)
     world.denied = {(ME, PEER)} if one_way else {(ME, PEER), (PEER, ME)}

@@ -1,4 +1,4 @@
-"""Which versions of the protocol talk to each other, and what is said if they do not."""
+"""Compatibility of protocol versions, and the error of incompatible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows with times that Python has not are Python's values all the same."""
+"""Rows with times that Python's types cannot hold are still converted to Python values."""
 
 from __future__ import annotations
 

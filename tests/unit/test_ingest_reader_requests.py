@@ -1,4 +1,4 @@
-"""What a reader refuses to be asked, and what it says."""
+"""Requests that a reader rejects, and the errors."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Loaded SSTs: once each, within bounds, and again after a failure."""
+"""The cache of SSTs loads each SST once, stays within its limits, and loads again after a failure."""
 
 import threading
 from collections.abc import Callable
@@ -139,5 +139,5 @@ def test_what_is_dead_is_dropped_and_what_lives_stays() -> None:
 
     assert len(cache) == 1
     assert cache.get(ssts[2], NONE, loader(3, loads)) is held[2]
-    assert held[0].n == 3  # who reads it still may
+    assert held[0].n == 3  # a running read may still use it
     assert len(loads) == 3

@@ -1,4 +1,4 @@
-"""An SST as a memtable: all its rows by key, and no index but those asked for."""
+"""An SST loaded as a memtable has all its rows by key, and only the requested indexes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INDEXES = (IndexSpec("vec", "ivf_pq"), IndexSpec("text", "fts"), IndexSpec("size
 
 @pytest.fixture
 def sst(tmp_path: Path) -> tuple[flush.BaseTable, wal.ObjectStore, wal.SsTable]:
-    """Ten rows with a vector, a text and a size each."""
+    """Return an SST with ten rows, each with a vector, a text and a size."""
     base = flush.BaseTable.create(str(tmp_path / "table"), SCHEMA, ["id"], 1, INDEXES)
     store, rows = wal.open_store(base.uri), row_schema(base.schema, base.key)
     columns = {"id": range(10), "size": range(10), "text": ["font"] * 10, "vec": [[float(n)] * 4 for n in range(10)]}

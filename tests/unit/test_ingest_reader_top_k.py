@@ -1,4 +1,4 @@
-"""Merging the best rows of several levels: pure, over made-up levels."""
+"""The merge of the best rows of several levels, tested as a pure function of constructed levels."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("level", 
 
 
 def level(number: int, scores: dict[int, float]) -> Callable[[int], tuple[Candidates, pa.Table]]:
-    """A level that answers with its nearest ids, smallest score first, and their keys."""
+    """Return a level that returns its nearest ids, smallest score first, and their keys."""
     ranked = sorted(scores.items(), key=lambda item: item[1])
 
     def fetch(n: int) -> tuple[Candidates, pa.Table]:

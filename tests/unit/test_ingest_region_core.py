@@ -1,4 +1,4 @@
-"""One region without a thread: every promise of the core, driven step by step over a store that fails on demand."""
+"""One region without a thread: each guarantee of the core, tested step by step on a store that fails on demand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REGION = wal.bucket_region(0)
 
 
 class Scripted:
-    """A local store that does what the test says at the next conditional writes of WAL entries."""
+    """A local store that follows the test's script at the next conditional writes of WAL entries."""
 
     def __init__(self, root: Path) -> None:
         self._inner = wal.LocalStore(root)
@@ -58,7 +58,7 @@ class Region:
         self.core = RegionCore.open(self.context, REGION)
 
     def again(self) -> RegionCore:
-        """A newer claim of the same region."""
+        """Return a newer claim of the same region."""
         return RegionCore.open(self.context, REGION)
 
 
@@ -72,7 +72,7 @@ def write(*ids: int, v: str = "", **more: Any) -> Write:
 
 
 def seen(core: RegionCore) -> dict[int, str]:
-    """Newest row per key of the memtables."""
+    """Return the newest row per key of the memtables."""
     found: dict[int, dict[str, Any]] = {}
     for snapshot in core.view().memtables:
         for row in snapshot.take(np.flatnonzero(snapshot.newest()), ["id", "v", "_tombstone"]).to_pylist():
@@ -98,7 +98,7 @@ def test_a_delete_between_two_puts_keeps_its_place(region: Region) -> None:
 
 
 def test_nothing_is_visible_before_it_is_durable_and_a_view_may_be_taken_meanwhile(region: Region) -> None:
-    """Also the proof that no lock is held across a call of the store: this is one thread."""
+    """The test also shows that no lock is held during a call of the store, because it uses one thread."""
     during: list[Any] = []
 
     def look() -> None:
@@ -121,7 +121,7 @@ def test_a_token_is_applied_once_within_a_group_and_after_a_claim(region: Region
 
 
 def test_a_retired_name_is_refused_and_never_taken_for_new(region: Region) -> None:
-    """Its region cannot tell a retry from a new write; the others of the group are written."""
+    """The region cannot distinguish a retry from a new write. The other writes of the group are written."""
     with patch("memwal.wal.applied._INLINE_MAX", 60), patch("memwal.wal.applied.NAMES_MAX", 10):
         for number in range(60):
             region.core.serve([write(number, token=Token(f"file {number:03}", 1))])
@@ -210,13 +210,13 @@ def test_frozen_memtables_are_published_in_order_and_a_failed_flush_blocks_those
 
 
 def logged(region: Region) -> list[tuple[int, int]]:
-    """Generation and rows of every entry with rows in the log."""
+    """Return the generation and the number of rows of every log entry with rows."""
     entries, _ = wal.read_tail(region.store, REGION, region.context.codec, 0)
     return [(entry.header.generation, entry.rows.num_rows) for entry in entries]
 
 
 def frozen_and_active(core: RegionCore) -> list[int]:
-    """Rows of each memtable, oldest first."""
+    """Return the number of rows of each memtable, oldest first."""
     return [snapshot.n for snapshot in reversed(core.view().memtables) if snapshot.n]
 
 
@@ -268,7 +268,8 @@ def test_notes_of_batches_without_rows_do_not_pile_up_in_the_log(tmp_path: Path)
 
 
 def test_rows_behind_notes_are_not_passed_over(tmp_path: Path) -> None:
-    """A memtable that is frozen and not flushed yet, one that is active, rows that linger."""
+    """Entries without rows must not move the cursor past rows in a frozen memtable that is not flushed, in the active
+    memtable, or in lingering writes."""
     region = Region(tmp_path / "t.lance", rows_max=2, entries_max=3)
     core = region.core
     core.serve([write(1, 2)])
@@ -317,7 +318,7 @@ def test_only_the_write_at_fault_is_refused_and_its_token_may_be_used_again(regi
 
 
 def test_a_write_of_no_rows_is_remembered_by_its_token(region: Region) -> None:
-    """Whoever has none for a region of a micro-batch, and wants it to have none either when that comes again."""
+    """A sender without rows for a region records the token, so that a replay of the micro-batch adds no rows there."""
     none, again = write(token=Token("query", 7)), write(1, token=Token("query", 7))
     region.core.serve([none])
     assert none.done.result().position == 1
@@ -330,7 +331,7 @@ def test_a_write_of_no_rows_is_remembered_by_its_token(region: Region) -> None:
 
 
 def test_a_durable_repeat_of_a_token_that_only_lingers_is_remembered(region: Region) -> None:
-    """A write without rows lingers by its token alone; a durable answer to its repeat must outlive the process."""
+    """A write without rows lingers with only its token. The durable answer to its repeat must survive the process."""
     none, again = write(token=Token("query", 7), durable=False), write(token=Token("query", 7))
     region.core.serve([none])
     assert (region.core.lingers, region.store.entries) == (True, 0)

@@ -1,4 +1,5 @@
-"""Who indexes a region's rows and when, what waits, and what a step that fails does: nothing a read would notice."""
+"""Indexing of a region's rows: the thread that does it and when, the rows that wait, and that no read notices a failed
+step."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ BLOCK = 4
 
 
 class Steps:
-    """Stands for `MemTable.index_step`, and counts: a step is done with BLOCK rows more."""
+    """A counting stand-in for `MemTable.index_step`; each step indexes BLOCK more rows."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
-        """Generation, and rows of the memtable at the time of the step."""
+        """Per step: the generation, and the number of rows of the memtable at that time."""
         self.fails: dict[int, Exception] = {}
         self._done: dict[int, int] = {}
 
@@ -50,7 +51,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., RegionCore]:
-    """Claims the region, again and again the same one, in a given mode."""
+    """Return a function that claims the same region each time, in a given index mode."""
     store = wal.LocalStore(tmp_path / "t.lance")
 
     def open_core(mode: Any = "async", **more: Any) -> RegionCore:
@@ -67,7 +68,7 @@ def put(core: RegionCore, *ids: int, durable: bool = True) -> Write:
 
 
 def found(core: RegionCore) -> set[int]:
-    """Ids of all rows that a match finds."""
+    """Return the ids of all rows that a match finds."""
     ids: set[int] = set()
     for level in core.view().memtables:
         rows, _ = level.match("text", "copper", 100, level.live())
@@ -117,7 +118,7 @@ def test_the_newest_memtable_goes_first_and_a_frozen_one_is_finished(
     put(core, 3)
     while core.index_step():
         pass
-    # Generation 1 has no row more, but it is frozen now: its step gives back what only a writer needs.
+    # Generation 1 has no new row, but it is frozen now: its step releases memory that only a writer needs.
     assert steps.calls == [(3, 1), (2, 1), (1, 1)]
     core.publish_next()
     assert (waiting(core), found(core)) == (0, {2, 3})
@@ -169,7 +170,7 @@ def test_a_region_that_ended_indexes_nothing(opened: Callable[..., RegionCore], 
 def test_bytes_counted_late_are_not_those_of_the_next_memtable(
     opened: Callable[..., RegionCore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memtable freezes while its bytes are counted: an empty one must not pass for full."""
+    """The memtable freezes while its bytes are counted; the next, empty memtable must not count as full."""
     core = opened("async")
     put(core, *range(500))
     table, counted = core.levels.active, MemTable.bytes.fget  # type: ignore[attr-defined]
