@@ -26,7 +26,7 @@ def report(table: Any, stats: RunStats) -> list[str]:
 
 @pytest.fixture
 def filled(open_small: Callable[..., Any], made: Any) -> Any:
-    """A table with 300 rows committed and 20 rows still in memtables."""
+    """Return a table with 300 committed rows and 20 rows in memtables."""
     table = open_small()
     table.put(made.table(range(300)))
     table.flush()
@@ -92,7 +92,7 @@ def test_an_empty_table_and_a_run_without_rows(open_small: Callable[..., Any]) -
 
 
 def test_a_run_of_bad_rows_only_measures_nothing(open_small: Callable[..., Any]) -> None:
-    """It has said "p50 nan s"."""
+    """The report must not print "p50 nan s"."""
     counted = RunStats(FakeClock())
     counted.add(BatchReceipt(0, (), 3, 3))
     lines = report(open_small(), counted)

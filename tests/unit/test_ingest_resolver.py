@@ -1,4 +1,4 @@
-"""Write rules inside one region's core: groups, tokens, failures of the lookup, faulty writes, replay. No threads."""
+"""Write rules in the core of one region, without threads: groups, tokens, failed lookups, faulty writes and replay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REGION = wal.bucket_region(0)
 
 
 class Region:
-    """A core whose lookups read its memtables, beside a base table that is a dict; `next` breaks or delays a lookup."""
+    """A core whose lookups read its memtables and a dict as base table. `next`: errors of the next lookups."""
 
     def __init__(self, root: Path, upsert: Any) -> None:
         self.base: dict[int, dict[str, Any]] = {}
@@ -132,7 +132,7 @@ def test_a_put_that_changes_nothing_is_acked_durably_and_its_token_is_remembered
     assert inserts.entries() == 0
     skipped = inserts.put([row(1, "b")], token=Token("p", 1))
     assert inserts.serve(skipped) == [1]
-    # What it found is durable with it: after a crash the key must not be free again.
+    # The row that the lookup found is made durable too: after a crash the key must not be free again.
     assert skipped.done.result().position == 1
     assert not inserts.core.lingers
     idle = inserts.put([row(1, "c")], token=Token("p", 2))
@@ -253,7 +253,7 @@ def test_a_failed_append_leaves_keys_free(inserts: Region, monkeypatch: pytest.M
 
 
 def test_callers_memory_is_not_looked_at_once_a_write_counts_as_copied(merges: Region) -> None:
-    """A refusal in the group resolves the others anew; one that gave up meanwhile may use its arrays again."""
+    """After a refusal the group resolves the other writes again. A caller that gave up by then may reuse its arrays."""
     ids = np.array([1, 2])
     patient = Write(merges.admission.conform(pa.table({"id": ids, "v": ["a", "b"], "must": [1, 2]})))
     finding = merges.find

@@ -1,4 +1,4 @@
-"""What keeps ending is started less and less often, and soon again once it has run for a while."""
+"""Restarts of a process that keeps ending: the pauses grow, and are short again after a steady run."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class File:
     def write(self, text: str) -> None:
         self.path.write_text(text + "\n")
         self.written += 1
-        os.utime(self.path, ns=(self.written, self.written))  # file systems tell times apart by milliseconds
+        os.utime(self.path, ns=(self.written, self.written))  # file systems distinguish times by milliseconds
 
     def role(self, sent: str) -> Role | None:
         return self.tokens.role(sent.encode())
@@ -128,7 +128,7 @@ def test_a_file_that_cannot_be_used_leaves_the_token_in_force(
 
 
 def test_a_file_that_can_be_read_again_is_read_again(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a chmod: neither its time nor its size changes."""
+    """After a chmod neither the time nor the size of the file changes."""
     file.write("second")
 
     def refuse(self: Path, **_: Any) -> str:

@@ -279,7 +279,7 @@ def test_a_table_that_was_resized_meanwhile_is_told_at_the_next_look() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call is long at once."""
+    """Make every call count as long at once."""
     monkeypatch.setattr(standstill, "LOOK_AFTER", 0.01)
     monkeypatch.setattr(standstill, "LOOK_EVERY", 0.01)
 

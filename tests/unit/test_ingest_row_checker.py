@@ -1,4 +1,4 @@
-"""What a row must have before it is sent to its region."""
+"""The checks of a row before it is sent to its region."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TABLE = pa.table({"k": pa.array([1, 2], pa.int32()), "v": pa.array([[1, 2], None
 
 
 class Frame:
-    """What pandas and polars look like to Arrow."""
+    """A frame as Arrow sees those of pandas and polars."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return TABLE.__arrow_c_stream__(requested_schema)
@@ -59,7 +59,7 @@ def test_what_holds_no_rows_is_refused_with_what_would_do() -> None:
 
 
 class Odd(tzinfo):
-    """A zone whose offset no Arrow type holds."""
+    """A time zone whose offset no Arrow type can hold."""
 
     def utcoffset(self, when: datetime | None) -> timedelta:
         return timedelta(microseconds=7)

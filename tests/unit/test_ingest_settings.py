@@ -1,4 +1,4 @@
-"""Loading a configuration: what it gives, and what a user reads when something in it is wrong."""
+"""Loading a configuration: the settings, and the messages for mistakes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABLE: dict[str, Any] = {
 
 
 def lines_of(source: Any, environ: dict[str, str] | None = None) -> tuple[str, ...]:
-    """The lines a user reads when the configuration is refused."""
+    """Return the lines that a user reads when the configuration is rejected."""
     with pytest.raises(Invalid) as caught:
         load(source, environ or {})
     assert caught.value.exit_code == 2

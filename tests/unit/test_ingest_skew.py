@@ -1,4 +1,4 @@
-"""Rows that are not spread over the regions: what the page, `status`, `config check` and `doctor` say."""
+"""Rows that are spread unevenly over the regions: the output of the page, `status`, `config check` and `doctor`."""
 
 from __future__ import annotations
 

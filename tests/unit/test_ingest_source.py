@@ -1,4 +1,4 @@
-"""The source's checks: what cannot be read into the table is refused by file and column before Spark starts."""
+"""Checks of the source: before Spark starts, files that do not fit the table are rejected by file and column."""
 
 from __future__ import annotations
 

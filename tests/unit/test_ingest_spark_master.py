@@ -1,4 +1,4 @@
-"""A standalone master that is not there, and a cluster that gives no executor."""
+"""A missing standalone master, and a cluster that provides no executor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memwal.wal import SystemClock
 
 
 def spark(slots: int, **conf: str) -> Any:
-    """As much of a Spark as is asked for its executors, which are waited for not at all."""
+    """Return a stand-in for Spark with the attributes that the wait for executors reads; the wait times out at once."""
     conf = {"spark.executor.memory": "3g", "spark.driver.host": "10.0.0.9", **conf}
     jvm = SimpleNamespace(
         isStopped=lambda: False,

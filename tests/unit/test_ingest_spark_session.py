@@ -18,7 +18,7 @@ from memwal.ingest.spark.session import _not_started, check_java, configuration,
 
 
 def java(directory: Path, version: str, *, release: bool) -> Path:
-    """A Java home whose `java` says its version as Java does, or only in its release file."""
+    """Create a Java home whose version is in the output of `java`, or only in the release file."""
     (directory / "bin").mkdir(parents=True)
     program = directory / "bin" / "java"
     program.write_text(

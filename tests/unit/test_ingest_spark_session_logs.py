@@ -1,4 +1,4 @@
-"""What py4j logs when the JVM is gone."""
+"""The log of py4j when the JVM has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memwal.ingest.spark.session import silence_py4j
 
 
 class LostConnection:
-    """One to a JVM that was killed while it was asked."""
+    """A connection to a JVM that was killed during a request."""
 
     def send_command(self, _: str) -> str:
         raise Py4JNetworkError("Error while sending or receiving", ConnectionResetError(), ERROR_ON_RECEIVE)
@@ -25,7 +25,7 @@ class LostConnection:
 
 @pytest.fixture(autouse=True)
 def filters() -> Iterator[None]:
-    """None at first, whatever ran before in this process; afterwards those that there were."""
+    """Remove all log filters, whatever ran before in this process, and restore them after the test."""
     root = logging.getLogger()
     before = list(root.filters)
     root.filters.clear()

@@ -1,4 +1,5 @@
-"""A small micro-batch in one task: the order of its rows, nothing sent before all are checked, nothing of too many."""
+"""A small micro-batch in one task: the order of its rows; no row is sent before all are checked, and none if there are
+too many."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from tests.routed import ended, placed
 
 
 def packed(rows: pa.Table, hashed: int, landed: int = 1_000) -> pa.RecordBatch:
-    """As `placed`, with one number for the place; `landed` in milliseconds."""
+    """Like `placed`, with one number for the place; `landed` in milliseconds."""
     return rows.append_column(PART, pa.array([landed << 20 | hashed] * rows.num_rows)).combine_chunks().to_batches()[0]
 
 
 @pytest.fixture
 def served(open_small: Callable[..., Any], uri: str) -> Iterator[tuple[Any, Callable[..., OneTask]]]:
-    """An open table, and what makes the task that writes a micro-batch into it."""
+    """Yield an open table, and a function that creates the task that writes a micro-batch into it."""
     table = open_small()
     service = FlightService(table, "grpc://127.0.0.1:0")
 
@@ -137,7 +138,7 @@ def test_no_rows_open_no_connection(uri: str, made: Any, open_small: Callable[..
 
 
 def ordered(order_by: tuple[str, ...] = (), **columns: Any) -> list[int]:
-    """Row numbers in the order that `in_order` gives them."""
+    """Return the row numbers in the order of `in_order`."""
     batch = pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})
     batch = batch.append_column(ROW, pa.array(range(batch.num_rows), pa.int64()))
     return in_order(batch, order_by)[ROW].to_pylist()  # type: ignore[no-any-return]

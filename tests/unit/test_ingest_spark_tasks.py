@@ -249,7 +249,7 @@ def test_a_row_that_deletes_without_a_key_is_refused_with_its_place(route: Route
 
 
 def recorded(rows: pa.Table, problems: Sequence[str | None]) -> pa.RecordBatch:
-    """Rows as the mapping of Kafka's records hands them to the sink."""
+    """Return rows as the mapping of Kafka's records passes them to the sink."""
     n = rows.num_rows
     for name, column in (
         (LANDED, pa.array([1_000_000] * n, pa.timestamp("us", "UTC"))),
@@ -330,7 +330,7 @@ def test_a_row_that_its_region_refused_is_told_by_its_place(
 
 
 def test_a_letter_of_before_is_left_out_where_bad_rows_end_the_job(route: RouteTask, made: Any) -> None:
-    """The micro-batch comes again with another `dlq.mode`; the letter stands."""
+    """The micro-batch is repeated with another `dlq.mode`; the letter of the first attempt remains valid."""
     batch = recorded(made.table(range(4)), [None, "map: odd", None, None])
     before = {("orders", 3, 101): BadRow("map", None, "odd"), ("orders", 3, 103): BadRow("fit", None, "no longer")}
     routed = uncounted(list(replace(route, refused=before)(iter([batch]))))

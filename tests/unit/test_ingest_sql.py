@@ -1,4 +1,4 @@
-"""SQL: conditions as filters, the name `table`, and what a plan reads, without a table."""
+"""SQL without a table: conditions as filters, the name `table`, and the columns and rows that a plan reads."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plan(session: SessionContext, query: str) -> Any:
         ),
         ("cost = 1.5", "`cost` = cast('1.50' as decimal(8, 2))", True),
         ("raw = X'00ff'", "`raw` = X'00ff'", True),
-        # What means something else in a filter, or nothing, is left to DataFusion.
+        # Conditions with another meaning, or none, in a filter are left to DataFusion.
         ("id = -9223372036854775808", None, False),  # the digits without the sign overflow
         ("id + 1 = 5", None, False),
         ("id > 1.5", None, False),
@@ -304,7 +304,7 @@ def test_columns_in_errors_are_those_that_were_typed() -> None:
 
 
 def test_a_condition_never_reaches_a_scan_as_an_expression_of_pyarrow(session: SessionContext) -> None:
-    """There NULL NOT IN (1) is true and NaN > 1 is false."""
+    """In expressions of pyarrow NULL NOT IN (1) is true and NaN > 1 is false."""
     assert (
         "filter_expr"
         not in session.sql("select id from t where id not in (1) and x > 1").execution_plan().display_indent()

@@ -34,7 +34,7 @@ Batches = Sequence[pa.RecordBatch]
 
 
 class World:
-    """A table that is served, and the queries that write into it."""
+    """A served table, and the queries that write into it."""
 
     def __init__(self, uri: str, key: Any) -> None:
         self.uri, self.store = uri, wal.open_store(uri)
@@ -43,7 +43,7 @@ class World:
         self.service = FlightService(self.table, "grpc://127.0.0.1:0")
 
     def writer(self, schema: pa.Schema | None = None, **more: str) -> MemWalStreamWriter:
-        """As Spark makes one, for a micro-batch or for its commit."""
+        """Create a writer as Spark does, for a micro-batch or for its commit."""
         options = {
             "path": self.uri,
             "endpoint": f"grpc://127.0.0.1:{self.service.port}",
@@ -57,7 +57,7 @@ class World:
         return writer
 
     def tasks(self, rows: pa.Table, partitions: int, held: int = 1 << 20, routing: int = 1) -> list[StagedRows]:
-        """The messages of the tasks of a micro-batch."""
+        """Return the messages of the tasks of a micro-batch."""
         found = []
         for number in range(partitions):
             mine = rows.take(pa.array(range(number, len(rows), partitions), pa.int64()))
@@ -78,7 +78,7 @@ class World:
 
 @pytest.fixture
 def world(uri: str) -> Iterator[World]:
-    """A table without a key: a row that is applied twice would be seen."""
+    """Return a table without a key, which shows a row that is applied twice."""
     found = World(uri, ())
     yield found
     found.close()
@@ -103,7 +103,7 @@ def test_a_repeated_micro_batch_is_applied_once_whatever_its_partitions(world: W
 
 @pytest.mark.parametrize("applied", [1, 2])
 def test_a_driver_that_is_killed_between_regions_loses_and_doubles_nothing(world: World, applied: int) -> None:
-    """The regions before the damaged one have applied the micro-batch; the others take it from the replay."""
+    """The regions before the damaged one have applied the micro-batch; the others apply it at the replay."""
     messages = world.tasks(rows(60), 3)
     later = next(each for each in messages[2].staged if each.bucket == applied)
     world.store.delete(later.key)

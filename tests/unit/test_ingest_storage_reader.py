@@ -1,4 +1,4 @@
-"""Reading from storage while the log is collected under the reader."""
+"""Reads from storage while a collection deletes log entries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Collecting(LocalStore):
 
 
 class Scene:
-    """A table of one region whose rows are flushed, and their entries collected, before its next `times` tails."""
+    """A table of one region. Before each of the next `times` reads of its tail, its rows are flushed and their entries
+    are collected."""
 
     def __init__(self, table: Any, made: Any, uri: str, times: int) -> None:
         self.table, self.made, self.times, self.rows = table, made, times, 0

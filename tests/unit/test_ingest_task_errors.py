@@ -1,4 +1,4 @@
-"""Errors of Spark tasks keep their kind, however often they are wrapped on their way."""
+"""Errors of Spark tasks keep their kind, however often Spark wraps them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memwal.wal import Fenced
 
 
 def as_spark_shows_it(error: BaseException) -> str:
-    """A traceback inside a Java exception inside a streaming exception, cut and repeated as Spark does it."""
+    """Return a traceback inside a Java exception inside a streaming exception, cut and repeated as Spark does."""
     printed = "".join(traceback.format_exception(error))
     return f"[STREAM_FAILED] Query terminated: {printed[:4000]}\n\tat Task.run\nCaused by: {printed}\n=== Plan ==="
 
@@ -146,7 +146,7 @@ def test_a_fence_keeps_both_epochs() -> None:
 
 
 class Captured(Exception):
-    """An exception as PySpark makes one of a Java exception that it has no class for."""
+    """An exception as PySpark creates it for a Java exception without a class of its own."""
 
     def __init__(self, desc: str, cause: Captured | None = None) -> None:
         super().__init__(desc)
@@ -173,7 +173,7 @@ def test_what_kafkas_client_throws_is_told_by_its_class(name: str, kind: type[Me
 
 
 def test_offsets_that_are_gone_are_told_with_what_to_do() -> None:
-    """As Spark 4.2 says it of a topic that was created anew."""
+    """The message of Spark 4.2 for a topic that was deleted and created again."""
     said = [
         "Some data may have been lost because they are not available in Kafka any more;",
         "If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.",

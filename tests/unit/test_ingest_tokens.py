@@ -1,4 +1,4 @@
-"""Tokens in every form the public API takes."""
+"""Tokens in every form that the public API accepts."""
 
 from __future__ import annotations
 

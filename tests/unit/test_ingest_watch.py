@@ -1,4 +1,4 @@
-"""How the explanation of one read is put together: times, attempts, parts of several daemons."""
+"""The explanation of one read: times, attempts, and the parts of several daemons."""
 
 from __future__ import annotations
 

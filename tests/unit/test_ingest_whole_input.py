@@ -31,7 +31,7 @@ ROWS = BATCHES * EACH
 
 @pytest.fixture(params=["keyed", "append_only"])
 def owner(request: Any, open_small: Callable[..., Any], uri: str) -> Iterator[tuple[Any, str]]:
-    """An open table of two regions and the endpoint it is served at."""
+    """Yield an open table of two regions and its endpoint."""
     keyless = memwal.open(uri, schema=SCHEMA, key=(), regions=2) if request.param == "append_only" else None
     table = keyless or open_small()
     service = FlightService(table, "grpc://127.0.0.1:0")
@@ -41,7 +41,7 @@ def owner(request: Any, open_small: Callable[..., Any], uri: str) -> Iterator[tu
 
 
 def records(made: Any, bad: bool) -> list[pa.RecordBatch]:
-    """A micro-batch of 50 Arrow batches; with `bad` each has a row that cannot be used."""
+    """Return a micro-batch of 50 Arrow batches; with `bad` each of them has a bad row."""
     rows = made.table(range(ROWS))
     for name, column in (
         (TOPIC, pa.array(["orders"] * ROWS)),
@@ -100,7 +100,7 @@ def test_a_send_task_that_is_cut_short_closes_no_region_that_misses_rows(
         whole = {int(bucket) for bucket in buckets[: boundary * EACH]} - set(buckets[boundary * EACH :].tolist())
         applied = [to for to in whole if to >= 0]
         if buckets[min(boundary * EACH, len(buckets) - 1)] not in buckets[: boundary * EACH]:
-            continue  # between two regions, where nothing is missing of either
+            continue  # a cut between two regions, where neither misses a row
         with pytest.raises(TaskError, match="cut short"):
             list(send(iter(batches[:boundary])))
         assert sum(each is not None for each in table.applied("query", table.base.regions)) == len(applied)

@@ -1,4 +1,4 @@
-"""Which endpoint each worker process of a daemon is, and what is wrong with endpoints."""
+"""The endpoint of each worker process of a daemon, and errors in endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of writes before any storage is asked: what goes together, who is left out, and what each is answered."""
+"""Groups of writes, before any request to storage: which writes form a group, which are left out, and their answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(*ids: int | None, token: Token | None = None, durable: bool = True) ->
 
 
 def groups(**more: Any) -> WriteGroups:
-    """Of a region that nothing was ever written to."""
+    """Return the write groups of an empty region."""
     view = RegionView(wal.bucket_region(0), (), ())
     return WriteGroups(region_context(MemoryStore(), BASE, **more), Repeats({}), lambda: view)
 
@@ -101,7 +101,7 @@ def test_a_repeat_is_answered_with_the_group_and_named_the_newest() -> None:
     ],
 )
 def test_the_map_is_another_object_if_and_only_if_the_group_has_a_new_token(writes: list[Write], new: bool) -> None:
-    """By this the log knows which maps it does not have yet."""
+    """The log uses the identity of the map to find out which maps it does not have yet."""
     before = AppliedMap({"loader": 3})
     group = groups().group(writes, before)
     assert group is not None

@@ -70,7 +70,7 @@ def test_a_closed_queue_hands_out_what_it_holds_and_then_ends() -> None:
 
 
 def test_a_taker_lets_as_many_gather_as_it_answered_the_last_time() -> None:
-    """The second caller comes while the taker steps aside; a third that stays away is not waited for."""
+    """The second caller arrives while the taker yields. The taker does not wait for a third one, which stays away."""
     late = [_write(2)]
 
     class Aside(FakeClock):

@@ -1,4 +1,4 @@
-"""The write rules over whole groups against an oracle that knows one row at a time."""
+"""The write rules on whole groups, compared with an oracle that handles one row at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 @dataclass
 class OneWrite:
-    """Rows (by the columns that the write has), and which of them delete."""
+    """One write: its keys, its rows (values of the columns that the write has), and which rows are deletes."""
 
     keys: list[Key]
     rows: list[Row]
@@ -61,7 +61,7 @@ STORED = st.dictionaries(KEYS, st.fixed_dictionaries(FIELDS), max_size=6)
 
 
 def table(writes: list[OneWrite]) -> pa.Table:
-    """All rows of a group, columns that are not given null."""
+    """Return all rows of a group; columns that a write lacks are null."""
     rows = [
         {"a": key[0], "b": key[1], **dict.fromkeys(VALUES), **row}
         for write in writes
@@ -81,7 +81,7 @@ def stored_table(stored: dict[Key, Row]) -> pa.Table:
 
 
 def keys_of(group: Group, rows: pa.Table) -> list[Key]:
-    """The key of each key's number."""
+    """Return the key for each key number."""
     return [(row["a"], row["b"]) for row in rows.select(KEY).take(pa.array(group.first)).to_pylist()]
 
 
@@ -90,7 +90,7 @@ def keys_of(group: Group, rows: pa.Table) -> list[Key]:
 def test_inserts_take_what_one_put_after_the_other_would_take(writes: list[OneWrite], stored: dict[Key, Row]) -> None:
     there, expected = set(stored), []
     for write in writes:
-        runs: dict[Key, bool] = {}  # of this write: whether the puts of a key since its last delete are taken
+        runs: dict[Key, bool] = {}  # in this write: whether the puts of a key since its last delete are accepted
         for key, delete in zip(write.keys, write.deletes, strict=True):
             if delete:
                 runs.pop(key, None)

@@ -1,4 +1,4 @@
-"""Filters that are refused before a planner reads them, each with what the message names; and filters that are not."""
+"""Filters that are rejected before a planner reads them, with the text in each message; and accepted filters."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ REFUSED = {
     f"v || '{TEN}' = 'x'": "a text of more than 1000",
     f"v LIKE '{TEN}'": "a text of more than 1000",
     "concat(v || v, v) = 'x'": "concat",
-    # What planners read for hours, or end the process on.
+    # Filters that a planner reads for hours, or that end the process.
     "(" * 17 + "id = 1" + ")" * 17: "17",
     "cast(" * 49 + "id" + " as int)" * 49 + " = 1": "nests",
     "ceil(" * 30: "nests",
@@ -60,7 +60,7 @@ REFUSED = {
     "id = 1" + " + 1" * 401: "chains more than 400",
     "id is null" + " is null" * 201: "chains more than 400",
     "id" + "::bigint" * 201 + " = 1": "chains more than 400",
-    # What Lance's planner panics on, or does not know.
+    # Filters that make Lance's planner panic, or that it does not support.
     "id = ?": "?",
     "id = $1": "$",
     "v = $$text$$": "$",

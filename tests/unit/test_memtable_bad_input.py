@@ -1,7 +1,7 @@
-"""Input that could break a memtable: taken as documented, or refused with the row and without a trace.
+"""Input that could break a memtable is accepted as documented, or rejected with the row number and without an effect.
 
-One table of all that the issue names. After each the memtable must be what it was, or hold the rows, and take and find
-other rows as before; once with rows indexed at put and once behind it.
+After each input the memtable must be unchanged or hold the rows, and must accept and find other rows as before. The
+tests run once with rows that are indexed at the put, and once with rows that are indexed after it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def quantised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quantiser is used from the first rows on, so a row that poisons it is seen."""
+    """Use the quantiser from the first rows on, so that the tests detect a row that poisons it."""
     monkeypatch.setattr(vector_index, "EXACT_ROWS", 0)
 
 
 def settled(table: MemTable) -> None:
-    """All that waits is indexed."""
+    """Index all waiting rows."""
     while table.index_step():
         pass
 
@@ -44,7 +44,7 @@ KINDS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64
 
 
 def of_vectors(metric: str, mode: str, kind: str = "float32") -> MemTable:
-    """A memtable with forty good vectors, trained on the first of them."""
+    """Return a memtable with forty good vectors, trained on the first of them."""
     fields = [pa.field("id", pa.int64(), nullable=False), pa.field("vector", pa.list_(KINDS[kind], WIDTH))]
     spec = IndexSpec("vector", "ivf_pq", {"metric": metric, "train_rows": 4})
     table = memtable_in(mode, row_schema(pa.schema(fields), ["id"]), ["id"], [spec], 1)
@@ -186,7 +186,7 @@ def matching(table: MemTable, text: str) -> set[int]:
 
 
 def not_utf8(texts: list[bytes]) -> pa.Array:
-    """Bytes as text, which Arrow takes without looking."""
+    """Return bytes as an array of text, which Arrow accepts without a check."""
     offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(b"".join(texts))]
     return pa.Array.from_buffers(pa.string(), len(texts), buffers)
@@ -196,7 +196,8 @@ def not_utf8(texts: list[bytes]) -> pa.Array:
     "bad", [b"\xff", b"harbor \xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"], ids=["ff", "cut", "surrogate", "long"]
 )
 def test_text_that_is_not_utf8_harms_no_row_beside_it(bad: bytes, mode: str) -> None:
-    """A table refuses it before its memtable sees it (tests/integration/test_bad_input.py); a memtable takes it."""
+    """A table rejects such a text before its memtable gets it (tests/integration/test_bad_input.py); a memtable accepts
+    it."""
     table = of_texts(mode)
     put_texts(table, [1, 2, 3], not_utf8([b"harbor", bad, b"copper harbor"]))
     assert {1, 3, 100, 101} <= matching(table, "harbor") <= {1, 2, 3, 100, 101}
@@ -282,7 +283,7 @@ def test_null_and_extreme_values_of_a_btree_column(
 ) -> None:
     schema = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("price", kind)]), ["id"])
     table = memtable_in(mode, schema, ["id"], [IndexSpec("price", "btree")], 1)
-    # Enough others that the index is worth asking.
+    # Enough other rows that the memtable uses the index.
     others = pa.array([None] * 9_000, kind)
     table.apply(with_tombstone(pa.table({"id": np.arange(9_000) + 100, "price": others}), schema))
     table.apply(with_tombstone(pa.table({"id": np.arange(4), "price": pa.array(values, kind)}), schema))

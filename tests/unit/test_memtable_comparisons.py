@@ -52,7 +52,7 @@ VALUES: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def snapshot() -> Snapshot:
-    """4,200 rows of every value, nulls among them, in several batches."""
+    """Return 4,200 rows with every value and with nulls, in several batches."""
     schema = row_schema(pa.schema([pa.field(n, kind, nullable=n != "id") for n, kind in TYPES.items()]), [])
     table = MemTable(schema, [], [IndexSpec("small", "btree", {}), IndexSpec("name", "btree", {})], 1)
     for first in range(0, 4_200, 1_400):

@@ -1,4 +1,4 @@
-"""The one rule for values: what does not fit its column exactly is refused, by column and row."""
+"""The only rule for values: a value that does not fit its column exactly is rejected, by column and row."""
 
 # ruff: noqa: DTZ001 - values without a time zone are what is tested
 from __future__ import annotations

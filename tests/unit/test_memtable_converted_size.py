@@ -1,4 +1,4 @@
-"""The size of rows as columns of a table is known before anything is converted."""
+"""The size of rows as columns of a table is computed before any value is converted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a memtable that newer memtables hide, against a plain walk over the keys."""
+"""Rows of a memtable that newer memtables hide, compared with a plain walk over the keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ puts = st.lists(st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=
 
 
 class Levels:
-    """Memtables with keys of one type, oldest first; only the last one takes rows."""
+    """Memtables with keys of one type, oldest first; only the last one accepts rows."""
 
     def __init__(self, kind: str) -> None:
         self._key = KINDS[kind]
@@ -46,12 +46,12 @@ class Levels:
         self.rows[-1].extend(rows)
 
     def captured(self) -> tuple[list[Snapshot], list[list[tuple[int, bool]]]]:
-        """Snapshots and their rows, newest first."""
+        """Return the snapshots and their rows, newest first."""
         return [table.snapshot() for table in self.tables][::-1], [list(rows) for rows in self.rows][::-1]
 
 
 def visible(levels: Sequence[Sequence[tuple[int, bool]]], place: int) -> list[bool]:
-    """What a walk over all keys finds."""
+    """Return the visible rows by a walk over all keys."""
     newer = {number for rows in levels[:place] for number, _ in rows}
     rows = levels[place]
     last = {number: at for at, (number, _) in enumerate(rows)}
@@ -142,4 +142,4 @@ def test_threads_that_ask_at_once_get_the_same() -> None:
 
 
 class Newer:
-    """Stands for a newer memtable."""
+    """A stand-in for a newer memtable."""

@@ -1,4 +1,4 @@
-"""Index definitions: what a schema can carry, and the message where it cannot."""
+"""Index definitions: those that a schema allows, and the messages for all others."""
 
 from typing import Any
 

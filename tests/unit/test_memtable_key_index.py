@@ -1,4 +1,4 @@
-"""The key index against a dict: every key type, clashing codes, blocks broken off, readers beside the writer."""
+"""The key index, compared with a dict: every key type, equal codes, interrupted blocks, and concurrent readers."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_reader_indexes_what_it_asks_about_and_no_more() -> None:
 
 
 def test_readers_beside_the_writer_see_their_prefix() -> None:
-    """Every key is in every batch: in a prefix of b batches its row is in the last of them, whatever comes after."""
+    """Every batch has every key: in a prefix of b batches the row of a key is in batch b, whatever follows."""
     keys, batches = 500, 60
     names = pa.array([f"key-{number}" for number in range(keys)])
     index = KeyIndex(pa.schema([("k", pa.string())]), ["k"])

@@ -1,4 +1,4 @@
-"""Columns by value: no row that may pass is missed, few others are named, and keys come in their order."""
+"""Columns sorted by value: the index misses no row that may pass, returns few others, and keeps the order of keys."""
 
 import datetime
 import threading
@@ -43,7 +43,7 @@ VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 
 def numbers(array: pa.Array) -> list[Any]:
-    """The values as Python compares them: text by its bytes, times as integers."""
+    """Return the values as Python compares them: text by its bytes, times as integers."""
     if pa.types.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
     return [value.encode() if isinstance(value, str) else value for value in array.to_pylist()]
@@ -51,7 +51,7 @@ def numbers(array: pa.Array) -> list[Any]:
 
 @st.composite
 def columns(draw: st.DrawFn) -> tuple[list[pa.Array], list[tuple[int, Asked]]]:
-    """Chunks of one column, and what is asked after which of them."""
+    """Draw the chunks of one column, and the conditions to evaluate after each of them."""
     kind = draw(st.sampled_from(list(VALUES)))
     chunks = draw(st.lists(st.lists(st.none() | VALUES[kind], max_size=8), min_size=1, max_size=8))
     known = VALUES[kind].filter(lambda value: value == value)
@@ -198,7 +198,7 @@ def memtable(data: Sequence[pa.Table], key: Sequence[str], indexed: Sequence[str
 
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each filter was evaluated on, indexes sorted at once."""
+    """Return a list that records the number of rows that each filter is evaluated on; indexes are sorted at once."""
     counts: list[int] = []
 
     def counting(text: str, sql: str, rows: pa.Table, positions: Positions, n: int) -> Any:

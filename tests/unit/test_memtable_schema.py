@@ -1,4 +1,4 @@
-"""Row schema: what is refused, with the column and the row named, and what is converted."""
+"""Row schema: rows that are rejected with the column and the row number, and rows that are converted."""
 
 import datetime
 

@@ -1,7 +1,7 @@
-"""A row that was replaced or deleted is in no answer, and costs no other row its place.
+"""A replaced or deleted row is in no answer, and takes no other row's place in an answer.
 
-Each case as the issue names it, with rows indexed at put, waiting for their index, and half of each. The quantiser is
-made to be used however few rows there are, so that it is the one who must not forget.
+Each case runs with rows that are indexed at the put, with rows that wait for the index, and with half of each. The
+quantiser is used for any number of rows, so that the tests cover its handling of old rows.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Made = Callable[[], "Rows"]
 
 
 class Rows:
-    """A memtable whose rows are indexed as the mode says: at put, never, or the first half of them."""
+    """A memtable whose rows are indexed by its mode: at the put, never, or the first half of them."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.table = memtable_in(mode, ROWS, ["id"], INDEXES, 1)
 
     def put(self, ids: Any, vectors: Any, *, price: Any = 5, body: Any = "plain words") -> None:
-        """One row per id; a single vector, price or body is every row's."""
+        """Put one row per id; a single vector, price or body is used for every row."""
         ids = np.asarray(ids, dtype=np.int64)
         count = len(ids)
         numbers = np.broadcast_to(np.asarray(vectors, dtype=np.float32), (count, WIDTH))
@@ -61,7 +61,7 @@ class Rows:
         self.table.apply(tombstones(pa.table({"id": np.asarray(ids, dtype=np.int64)}), ROWS))
 
     def index(self) -> None:
-        """Called between the older rows and the newer ones."""
+        """Index rows in mode "half"; the tests call this between the older and the newer rows."""
         while self.mode == "half" and self.table.index_step():
             pass
 
@@ -98,7 +98,7 @@ def rows(request: pytest.FixtureRequest) -> Iterator[Rows]:
 
 
 def spread(count: int, seed: int = 1, at: float = 5.0) -> np.ndarray:
-    """Vectors around a point `at` away from the origin in every dimension."""
+    """Return vectors around a point whose distance from the origin is `at` in every dimension."""
     return np.random.default_rng(seed).normal(at, 0.5, (count, WIDTH)).astype(np.float32)
 
 
@@ -139,7 +139,7 @@ def test_a_newer_row_without_a_vector_hides_its_older_self(rows: Rows) -> None:
 
 
 def test_a_newer_text_that_matches_less_hides_its_older_self(rows: Rows) -> None:
-    """The older row is the best match; the newer one is the worst of all, so outside the top k."""
+    """The older row is the best match; the newer one is the worst of all and so not among the top k."""
     rows.put(np.arange(500), FAR, body="harbor and many other words beside that one")
     rows.put([7], FAR, body="harbor harbor harbor")
     rows.index()
@@ -233,7 +233,7 @@ def test_thousands_of_nearer_rows_that_do_not_pass_cost_no_result(rows: Rows, k:
 
 
 def test_rows_that_the_quantiser_leaves_out_are_found_all_the_same(rows: Rows) -> None:
-    """Trained on two vectors it cannot tell the others apart, and names fewer rows than it is asked for."""
+    """A quantiser that is trained on two vectors cannot distinguish the others, and returns too few rows."""
     spec = IndexSpec("vector", "ivf_pq", {"train_rows": 2})
     rows.table = memtable_in(rows.mode, ROWS, ["id"], [spec], 1)
     generator = np.random.default_rng(3)

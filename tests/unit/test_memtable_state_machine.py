@@ -1,7 +1,7 @@
-"""A memtable against a list of rows: every read, of the newest state and of snapshots kept, after any order of calls.
+"""A memtable against a list of rows: every read of the newest state and of kept snapshots, after any order of calls.
 
-The oracle knows nothing of indexes. It computes what a snapshot must answer from the rows put before it was taken:
-the newest row of each key, without deleted ones, then the filter, then the k nearest or the matching ones.
+The oracle has no indexes. It computes the answer of a snapshot from the rows put before the snapshot: the newest row of
+each key without deleted rows, then the filter, then the k nearest or the matching rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ AGES = st.integers(0, 3)
 
 @dataclass(frozen=True)
 class Row:
-    """One row as the oracle knows it."""
+    """One row of the oracle."""
 
     key: tuple[Any, ...]
     price: int | None = None
@@ -64,14 +64,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Filter:
-    """A predicate as SQL, and what it means; `passes` is true where SQL's is, so never for a null."""
+    """A predicate as SQL and as a function. `passes` is true if and only if the SQL is true, so never for a null."""
 
     sql: str
     passes: Callable[[Row], bool]
 
 
 def price_filter(low: int, high: int, shape: int) -> Filter:
-    """One of the shapes a filter may have, over price and text."""
+    """Return a filter over price and text in one of the possible shapes."""
     word = WORDS[low % len(WORDS)]
     return (
         Filter(
@@ -95,7 +95,7 @@ FILTERS = st.builds(price_filter, st.integers(0, 9), st.integers(0, 9), st.integ
 
 
 def distance(metric: str, query: Sequence[float], vector: Sequence[float]) -> float:
-    """As Lance counts: squared L2; 1 - cosine; 1 - dot product."""
+    """Return Lance's distance: squared L2; 1 - cosine; 1 - dot product."""
     inner = sum(a * b for a, b in zip(query, vector, strict=True))
     if metric == "dot":
         return 1 - inner
@@ -105,7 +105,7 @@ def distance(metric: str, query: Sequence[float], vector: Sequence[float]) -> fl
 
 
 class AgainstTheOracle(RuleBasedStateMachine):
-    """`rows` are all rows put into the active memtable; `kept` are snapshots with the rows they must show."""
+    """The state machine. `rows`: all rows put into the active memtable. `kept`: snapshots with their expected rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
         train_rows=st.sampled_from([2, 4, 1_000]),
     )
     def create(self, kind: str, metric: str, half: bool, mode: str, train_rows: int) -> None:
-        # So small that quantiser, sorted runs and merged batches are in use; what a search fetches still covers all.
+        # Small limits, so that quantiser, sorted runs and merged batches are used; a search still fetches every row.
         self.patch.setattr(vector_index, "EXACT_ROWS", 0)
         self.patch.setattr(scalar_index, "LOOKS", 1)
         self.patch.setattr(batch_store, "MERGE_AT", 3)
@@ -168,7 +168,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
 
     @rule(batch=ROWS, checked=st.booleans())
     def put(self, batch: list[tuple[Any, ...]], checked: bool) -> None:
-        """Keys may be there twice, be there already, or have been deleted."""
+        """Put rows whose keys may occur twice, exist already, or be deleted."""
         rows = [Row(KEYS[self.kind][each[0]], *each[1:]) for each in batch]
         table = self.arrow_rows(rows)
         self.table.apply(self.table.check(table) if checked else table)
@@ -182,7 +182,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 4), back=st.integers(1, 3))
     def index(self, steps: int, back: int) -> None:
-        """Some of the waiting rows enter the indexes, of a frozen memtable too."""
+        """Index some of the waiting rows, possibly of a frozen memtable."""
         table = self.tables[-min(back, len(self.tables))]
         for _ in range(steps):
             table.index_step()
@@ -204,7 +204,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
     # ---- the oracle ------------------------------------------------------------------------------------------------
 
     def taken(self, age: int) -> tuple[Snapshot, list[Row]]:
-        """The state of now, or one kept."""
+        """Return the current state, or a kept one."""
         if age == 0 or not self.kept:
             return self.table.snapshot(), self.rows
         return self.kept[-min(age, len(self.kept))]
@@ -217,7 +217,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
         return sorted(position for position in newest if filter is None or filter.passes(rows[position]))
 
     def masked(self, snapshot: Snapshot, rows: list[Row], filter: Filter | None) -> tuple[np.ndarray, list[int]]:
-        """The mask of the rows that pass, by the memtable; checked against the oracle's."""
+        """Return the memtable's mask of the rows that pass; assert that it equals the oracle's."""
         mask = snapshot.live() if filter is None else snapshot.where(filter.sql, snapshot.live())
         wanted = self.live(rows, filter)
         assert np.flatnonzero(mask).tolist() == wanted, filter
@@ -254,7 +254,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
 
     @rule(age=AGES, low=st.integers(0, 7), high=st.integers(0, 7), shape=st.integers(0, 3), filter=st.none() | FILTERS)
     def key_range(self, age: int, low: int, high: int, shape: int, filter: Filter | None) -> None:
-        """Ranges over the first column of the key, alone or with another condition."""
+        """Check ranges over the first key column, alone or with another condition."""
         name, ends = self.key[0], [KEYS[self.kind][n][0] for n in (low, high)]
         below, above = [literal(end) for end in ends]
         key, passes = (
@@ -307,7 +307,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
         assert (np.diff(scores) <= 0).all()
 
     def check_all(self, snapshot: Snapshot, rows: list[Row]) -> None:
-        """Every kind of read of one snapshot."""
+        """Check every kind of read of one snapshot."""
         newest = self.newest(rows)
         keys = KEYS[self.kind]
         assert snapshot.n == len(rows)
@@ -326,7 +326,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
 
 
 def literal(value: Any) -> str:
-    """A key value in SQL."""
+    """Return a key value as SQL."""
     if isinstance(value, str):
         quoted = value.replace("'", "''")
         return f"'{quoted}'"

@@ -1,4 +1,4 @@
-"""Putting rows: newest wins, snapshots stay, bad batches leave no trace, memory is counted."""
+"""Puts into a memtable: the newest row wins, snapshots do not change, bad batches have no effect, memory is counted."""
 
 from typing import Any
 

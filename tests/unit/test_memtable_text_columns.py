@@ -1,4 +1,5 @@
-"""Matches of several columns, and fuzzy words, against a reading of every text; scores against those of each column."""
+"""Matches over several columns and of fuzzy words, compared with a scan of every text; scores, compared with those of
+each column."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ SIGNED = st.tuples(st.sampled_from(["", "", "+", "-"]), PARTS)
 
 
 def edits(one: str, other: str) -> int:
-    """Levenshtein's distance, by the textbook."""
+    """Return Levenshtein's distance by the textbook algorithm."""
     row = list(range(len(other) + 1))
     for at, letter in enumerate(one, 1):
         above, row = row, [at]

@@ -1,4 +1,4 @@
-"""Text search: the words Lance would match, masks, and texts that could break a tokenizer."""
+"""Text search: the words that Lance matches, masks, and texts that could break a tokenizer."""
 
 import threading
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
 
 @pytest.fixture(scope="module")
 def real_packages() -> pa.Table:
-    """The 4,000 Debian packages of the quickstart, before their updates."""
+    """Return the 4,000 Debian packages of the quickstart, before their updates."""
     return pa.concat_tables(pq.read_table(file) for file in sorted(PACKAGES.glob("01-packages-*.parquet")))
 
 
@@ -84,7 +84,7 @@ def matched(snapshot: Snapshot, text: str, k: int = 1_000) -> set[int]:
 )
 def test_tokens_are_those_of_lance(real_packages: pa.Table, parameters: dict[str, Any]) -> None:
     ours = analyzer(IndexSpec("body", "fts", parameters))
-    # tantivy folds some punctuation too, which Lance does not, and only tokens with punctuation can tell.
+    # tantivy also folds some punctuation, which Lance does not; only tokens with punctuation show the difference.
     texts = [text.replace("\u2012", "-") for text in real_packages["description"].to_pylist()[:1_000]]
     for text in TEXTS + texts:
         tokens = ours.pre_tokenize(text).tokens
@@ -138,7 +138,7 @@ def test_any_word_matches_and_more_words_match_better() -> None:
 @pytest.mark.parametrize("allowed", [[0], [5, 2_990, 2_999], range(700, 760), range(0, 3_000, 40), range(3_000)])
 @pytest.mark.parametrize("asked", ["words", "+words here", "wor*"])
 def test_a_mask_never_costs_results_nor_changes_scores(allowed: Sequence[int], asked: str) -> None:
-    """Whether few runs of rows are allowed, or many rows here and there."""
+    """The masks allow a few runs of rows, or many scattered rows."""
     snapshot = build(["same words here", "same words"] * 1_500)
     every = dict(zip(*snapshot.match("body", asked, 3_000, snapshot.live()), strict=True))
     mask = np.zeros(3_000, dtype=bool)
@@ -223,7 +223,7 @@ def test_parameters_that_only_one_side_has_or_none_are_refused(parameters: dict[
 
 
 def test_invalid_utf8_that_nobody_refused_poisons_nothing() -> None:
-    """The ingest side refuses it; here the words around it are found."""
+    """The ingest side rejects such a text; the memtable finds the words around the invalid bytes."""
     offsets = pa.py_buffer(np.array([0, 5, 14], dtype=np.int32).tobytes())
     broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"first\xff\xfe second")])
     for mode in ("sync", "async"):

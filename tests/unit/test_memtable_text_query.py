@@ -1,4 +1,4 @@
-"""What a text asks for, and the rows that answer it, against a reading of every text."""
+"""The query that a text stands for and its rows, compared with a scan of every text."""
 
 import re
 from typing import Any
@@ -76,7 +76,7 @@ def test_the_notation(text: str, clauses: list[tuple[str, str, str]]) -> None:
     ],
 )
 def test_prose_is_words(prose: str) -> None:
-    """And of the words no other than the ones a tokenizer would find."""
+    """A query of plain prose has only the words that a tokenizer finds in it."""
     assert parsed(prose) in ([("should", "any", prose)], [])
 
 
@@ -209,7 +209,7 @@ TEXTS = st.lists(st.none() | st.lists(st.sampled_from(WORDS), max_size=5).map(" 
 
 
 def terms(text: str | None) -> dict[int, str]:
-    """Place -> term, stop words left out."""
+    """Return the term of each place, without stop words."""
     return {at: STEMS.get(word, word) for at, word in enumerate((text or "").split()) if word != "the"}
 
 

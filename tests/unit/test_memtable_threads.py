@@ -1,4 +1,4 @@
-"""One writer, readers and indexers at once: every snapshot is a whole number of batches and never changes."""
+"""One writer with concurrent readers and indexers: every snapshot has whole batches only, and never changes."""
 
 import threading
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def ids_of(batch: int) -> np.ndarray:
 
 
 def batch_rows(batch: int) -> pa.Table:
-    """Batch number `batch`: every fourth deletes its keys, all rows of the others carry the number."""
+    """Return batch number `batch`: every fourth batch deletes its keys, and the rows of the others hold the number."""
     ids = ids_of(batch)
     if batch % 4 == 3:
         return tombstones(pa.table({"id": ids}), ROWS)
@@ -115,7 +115,8 @@ def read_until(written: threading.Event, table: MemTable, reader: int) -> None:
 
 
 def index_until(written: threading.Event, table: MemTable) -> None:
-    """Index as long as there is something to; another thread may be at it, so nothing waits only in the end."""
+    """Index rows until all are written, then until none waits. Another thread may index at the same time, so only at
+    the end no row waits."""
     while not written.is_set():
         table.index_step()
     while table.index_step():

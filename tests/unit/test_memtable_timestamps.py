@@ -1,4 +1,4 @@
-"""Timestamps in filters: of microseconds as in Lance, and refused where that would cut them short."""
+"""Timestamps in filters have microseconds, as in Lance; those that would lose digits are rejected."""
 
 import lance
 import numpy as np

@@ -1,4 +1,4 @@
-"""Vector search: exact distances as Lance counts them, recall on real embeddings, bad input."""
+"""Vector search: exact distances equal to Lance's, recall on real embeddings, and bad input."""
 
 import threading
 from pathlib import Path
@@ -20,13 +20,14 @@ PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
 
 @pytest.fixture(scope="module")
 def real_packages() -> pa.Table:
-    """The 4,000 Debian packages of the quickstart, before their updates."""
+    """Return the 4,000 Debian packages of the quickstart, before their updates."""
     return pa.concat_tables(pq.read_table(file) for file in sorted(PACKAGES.glob("01-packages-*.parquet")))
 
 
 @pytest.fixture
 def all_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a memtable of a million rows: the quantiser is asked, however few rows there are, and holds nearly all."""
+    """Set limits as for a memtable of a million rows: the quantiser is used for any number of rows and holds nearly
+    all of them."""
     monkeypatch.setattr(vector_index, "EXACT_ROWS", 0)
     monkeypatch.setattr(vector_index, "ADD_BLOCK", 10)
     monkeypatch.setattr(vector_index, "FETCH", 200)
@@ -43,14 +44,14 @@ def filled(vectors: Any, width: int = WIDTH, batch: int = 500, **parameters: Any
 
 
 def put(table: MemTable, vectors: Any, first: int) -> None:
-    """Rows first, first+1, ... with these vectors."""
+    """Put rows with the ids first, first+1, ... and these vectors."""
     column = pa.array(list(vectors), table.schema.field("vector").type) if isinstance(vectors, np.ndarray) else vectors
     rows = pa.table({"id": np.arange(first, first + len(column)), "vector": column})
     table.apply(with_tombstone(rows, table.schema))
 
 
 def build(vectors: Any, width: int = WIDTH, batch: int = 500, **parameters: Any) -> Snapshot:
-    """A snapshot of rows with these vectors, after all the index maintenance there is to do."""
+    """Return a snapshot of rows with these vectors, after all index steps."""
     table = filled(vectors, width, batch, **parameters)
     while table.index_step():
         pass
@@ -196,7 +197,7 @@ def test_in_async_mode_a_put_never_trains_nor_encodes_and_searches_lend_a_hand()
     for row, query in enumerate(vectors[:80]):
         assert snapshot.search("vector", query, 5, snapshot.live())[0][0] == row
         sizes.append(table.usage()["vector"])
-    # The first one trains. 71 blocks of 64 leave 456 rows waiting, fewer than the 8 x 64 which are searched exactly.
+    # The first step trains. 71 blocks of 64 leave 456 rows waiting: fewer than 8 x 64 rows are searched exactly.
     assert (np.diff(sizes) > 0).tolist() == 72 * [True] + 8 * [False]
     assert sizes[-1] - sizes[1] == 71 * 64 * 3 // 2 * (2 + 8)
 

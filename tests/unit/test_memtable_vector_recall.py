@@ -1,4 +1,4 @@
-"""What the vector index promises at 100,000 rows: recall, masks that cost no result, no poisoned quantiser, bytes."""
+"""Guarantees of the vector index at 100,000 rows: recall, masks that lose no result, no poisoned quantiser, memory."""
 
 import subprocess
 import sys
@@ -24,14 +24,14 @@ def random_numbers(rows: int, seed: int) -> np.ndarray:
 
 
 def clusters(rows: int, seed: int, in_order: bool = False) -> np.ndarray:
-    """200 topics; `in_order`: one after the other."""
+    """Return vectors of 200 topics; `in_order`: one topic after the other."""
     topic = np.random.default_rng(seed).integers(0, 200, rows)
     centres = random_numbers(200, 1_000)
     return centres[np.sort(topic) if in_order else topic] + np.float32(0.3) * random_numbers(rows, seed + 1)
 
 
 def filled(vectors: np.ndarray, metric: str, model: VectorModel | None = None, *, steps: bool = True) -> VectorIndex:
-    """An index that took these vectors 1,000 at a time."""
+    """Return an index with these vectors, added 1,000 at a time."""
     index = VectorIndex(IndexSpec("v", "ivf_pq", {"metric": metric}), vectors.shape[1], model)
     for at in range(0, len(vectors), 1_000):
         part = vectors[at : at + 1_000]
@@ -42,7 +42,7 @@ def filled(vectors: np.ndarray, metric: str, model: VectorModel | None = None, *
 
 
 def exact(vectors: np.ndarray, query: np.ndarray, metric: str, mask: np.ndarray) -> np.ndarray:
-    """Distances, inf outside the mask; under cosine the vectors are of unit length."""
+    """Return exact distances, inf outside the mask; with cosine the vectors have unit length."""
     if metric == "l2":
         distances = ((vectors - query) ** 2).sum(axis=1)
     else:
@@ -51,7 +51,7 @@ def exact(vectors: np.ndarray, query: np.ndarray, metric: str, mask: np.ndarray)
 
 
 def recall(index: VectorIndex, vectors: np.ndarray, queries: np.ndarray, mask: np.ndarray | None = None) -> float:
-    """Share of the nearest K found; rows as near as the K-th count, as there may be more of them."""
+    """Return the share of the nearest K rows that a search finds. Rows as near as the K-th one count too."""
     mask = np.ones(len(vectors), dtype=bool) if mask is None else mask
     found = 0
     for query in queries:
@@ -81,7 +81,7 @@ def test_recall_at_100_000_rows(make: Callable[[int, int], np.ndarray], metric: 
     "first", ["zeros", "ones", "three kinds", "half of the numbers", "most of them", "topics in order"]
 )
 def test_what_comes_first_does_not_spoil_what_follows(first: str) -> None:
-    """Trained on placeholders, codes would be all the same."""
+    """A quantiser trained on placeholders would give all rows the same code."""
     vectors = random_numbers(40_000, 4) + np.float32(3)
     if first == "topics in order":
         vectors = clusters(40_000, 4, in_order=True)
@@ -174,7 +174,7 @@ def test_no_mask_costs_a_result(metric: str) -> None:
 
 
 def test_the_mode_changes_no_answer() -> None:
-    """Topics, whose nearest rows the candidates hold all: found by codes and exactly."""
+    """The vectors have topics, so the candidates by codes include all nearest rows: both modes return the same rows."""
     vectors = clusters(20_000, 9)
     indexed, waiting = filled(vectors, "l2"), filled(vectors, "l2", steps=False)
     mask = np.random.default_rng(10).random(20_000) < 0.6

@@ -1,4 +1,4 @@
-"""Filters: the same rows as Lance's own filter, with and without an index, one-line errors for bad ones."""
+"""Filters return the same rows as Lance's filter, with and without an index; bad filters give one-line errors."""
 
 import datetime
 from typing import Any
@@ -99,7 +99,7 @@ def build(data: pa.Table, indexed: tuple[str, ...] = ()) -> Snapshot:
 
 
 def use_every_index(patch: pytest.MonkeyPatch) -> None:
-    """Sort rows at the first look, and narrow by what names all of them too."""
+    """Sort rows at the first use of an index, and narrow also by indexes that return all rows."""
     patch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
     patch.setattr("memwal.memtable.snapshot.WORTH", 1)
     patch.setattr("memwal.memtable.snapshot.SCANNED", 0)
@@ -123,7 +123,7 @@ def snapshot() -> Snapshot:
 
 @pytest.fixture
 def indexed(monkeypatch: pytest.MonkeyPatch) -> Snapshot:
-    """The same rows with every index, in use whatever their number."""
+    """Return the same rows with every index, used for any number of rows."""
     use_every_index(monkeypatch)
     return build(DATA, INDEXED)
 

@@ -80,7 +80,7 @@ def split(text: str) -> list[str]:
 
 
 def check(dataset: lance.LanceDataset, filters: list[str]) -> int:
-    """Compare the rows found with Lance's, with and without indexes; returns how many filters Lance takes."""
+    """Compare the rows found with Lance's, with and without indexes; return how many filters Lance accepts."""
     plain, indexed, taken = snapshot(rows()), snapshot(rows(), "f", "g", "i"), 0
     for filter in filters:
         try:

@@ -1,4 +1,4 @@
-"""The applied map: short in every entry however many names it has, and whole for whoever claims."""
+"""The applied map takes few bytes in each entry however many names it has, and every claim reads the whole map."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 @pytest.fixture
 def short() -> Iterator[None]:
-    """Snapshots from a few names on."""
+    """Lower the limits, so that a map with a few names is written as a snapshot."""
     with patch("memwal.wal.applied._INLINE_MAX", 60), patch("memwal.wal.applied._OF_A_NAME", 1):
         yield
 
@@ -41,7 +41,7 @@ def snapshots(world: World) -> list[str]:
 
 
 class Loader:
-    """Puts under one name after the other, as a region does: the map goes from group to group."""
+    """Puts under one name after the other, as a region does: each group continues the map of the one before."""
 
     def __init__(self, world: World) -> None:
         claimed = world.take()
@@ -115,7 +115,7 @@ def test_a_hundred_thousand_names_cost_a_put_little(world: World) -> None:
     sizes = [len(world.store.get(key) or b"") for key in keys]
     written = sum(len(world.store.get(key) or b"") for key in world.store.list(snapshot_prefix(REGION)))
     assert max(sizes) < 40_000
-    assert (sum(sizes) + written) / len(keys) < 40_000  # 3 MB, each, when every entry held the map
+    assert (sum(sizes) + written) / len(keys) < 40_000  # with the map in every entry it would be 3 MB per put
     assert len(world.take().applied) == 100_000
 
 
@@ -131,7 +131,7 @@ def test_a_map_of_an_older_release_is_read_and_gets_a_snapshot(world: World) -> 
 
 
 def test_a_part_of_a_batch_does_not_bring_an_older_snapshot_back(world: World, short: None) -> None:
-    """The map of the closing entry was made before the first part made a snapshot of its own."""
+    """The map of the closing entry was copied before the first part wrote its own snapshot."""
     loader = Loader(world)
     for number in range(20):
         loader.put(f"name {number:04}")
@@ -225,7 +225,7 @@ def test_only_the_snapshot_that_the_newest_entry_names_stays(world: World, short
 
 
 def test_a_snapshot_stays_while_its_entry_may_still_come(world: World, short: None) -> None:
-    """A writer that sleeps between the two puts, and one that is fenced there."""
+    """A writer sleeps between the put of the snapshot and the put of the entry; another one is fenced there."""
     sleeper = Loader(world)
     for number in range(3):
         sleeper.put(f"name {number:04}")
@@ -285,7 +285,7 @@ def test_the_oldest_names_are_retired_and_known_as_such(world: World, short: Non
 
 
 def test_a_name_with_a_lone_surrogate_is_retired_like_any_other() -> None:
-    """Older releases took such tokens. A name that is valid has the same hash as ever."""
+    """Older releases accepted such tokens. The hash of a valid name must not change between releases."""
     with patch("memwal.wal.applied.NAMES_MAX", 2):
         applied = AppliedMap({"file \udcff": 1, "a": 1, "b": 1})
         applied.rebase(applied.rebased("5-x"))
@@ -294,7 +294,7 @@ def test_a_name_with_a_lone_surrogate_is_retired_like_any_other() -> None:
 
 
 def test_exceptions_do_not_count_as_names() -> None:
-    """Else a resize would retire names long before there are too many."""
+    """Otherwise a resize would retire names long before the limit on names is reached."""
     with patch("memwal.wal.applied.NAMES_MAX", 50):
         names = {f"name {number}": 1 for number in range(50)}
         applied = AppliedMap(names | {f"memwal:before:2/1:{name}": 0 for name in names})

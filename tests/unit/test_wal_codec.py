@@ -1,4 +1,4 @@
-"""What every entry format owes: nothing lost, nothing damaged accepted, columns found again after the table changed."""
+"""The contract of every entry format: it loses no value, accepts no damage, and finds columns after table changes."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_columns_are_matched_by_field_id_then_name(make_codec: Make) -> None:
 
 
 def test_an_id_that_lance_gave_anew_to_a_column_of_another_type_pairs_nothing(make_codec: Make) -> None:
-    """Once no file has a dropped column any more, the next one that is added gets its id."""
+    """Once no file has a dropped column any more, Lance gives its id to the next added column."""
     old = make_codec(with_ids(key=(0, pa.int64()), dropped=(1, pa.string())))
     rows = pa.table({"key": [1], "dropped": ["x"], "_tombstone": [False]}, schema=old.no_rows.schema)
     data = old.encode(HEADER, rows)

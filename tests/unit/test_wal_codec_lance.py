@@ -1,4 +1,4 @@
-"""Entries as Lance files: readable by Lance, and told from other programs' files."""
+"""Entries as Lance files: Lance can read them, and memwal distinguishes them from files of other programs."""
 
 from __future__ import annotations
 

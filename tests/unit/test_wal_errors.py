@@ -1,4 +1,4 @@
-"""What is shown of another library's error."""
+"""The part of another library's error that memwal shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may follow a manifest version, and that nothing else is ever written."""
+"""The allowed successors of a manifest version, and that no other successor is written."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_sealed_region_is_opened_by_a_newer_routing() -> None:
 def test_the_first_version_is_fresh() -> None:
     first = RegionManifest(version=1, writer_epoch=1, region_id=REGION)
     check_succession(None, first)
-    check_succession(None, replace(first, current_generation=5))  # of a base table that holds generation 4
+    check_succession(None, replace(first, current_generation=5))  # for a base table that holds generation 4
     for wrong in (replace(first, version=2), replace(first, writer_epoch=2), replace(first, current_generation=0)):
         with pytest.raises(InvariantViolation, match="first version"):
             check_succession(None, wrong)

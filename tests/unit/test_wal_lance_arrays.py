@@ -1,4 +1,4 @@
-"""Arrays that are valid Arrow and that Lance cannot import: found, and copied into what it can."""
+"""Arrays that are valid in Arrow and that Lance cannot import: they are detected and copied into arrays that it can."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def leaf(chance: random.Random, count: int) -> pa.Array:
 
 
 def tree(chance: random.Random, count: int, depth: int) -> pa.Array:
-    """`count` values of a random type, sliced at a random depth out of a longer array."""
+    """Return `count` values of a random type, sliced at a random depth out of a longer array."""
     offset = chance.choice([0, 0, 3])
     longer = count + offset + chance.choice([0, 2])
     kind = chance.randrange(3) if depth else 0
@@ -65,7 +65,7 @@ def test_lance_takes_any_array_made_importable(seed: int) -> None:
 
 
 def received(rows: pa.Table, offset: int) -> pa.Table:
-    """`rows` as an IPC stream that begins `offset` bytes behind an aligned address has them."""
+    """Return `rows` as read from an IPC stream that begins `offset` bytes behind an aligned address."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)

@@ -1,4 +1,4 @@
-"""Keys: built and parsed in one place, and the same as Lance's."""
+"""Keys of objects are built and parsed in one module, and equal Lance's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read leases: who may answer from memory, and who waits for that to be over."""
+"""Read leases: when an owner may answer from memory, and how long a new owner waits for the old lease to end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE = 0.5
 
 
 class Machine:
-    """A process at a store, with a clock of its own."""
+    """A process with its own clock and a store."""
 
     def __init__(self, store: wal.ObjectStore, codec: wal.EntryCodec | None = None, lease: float = LEASE) -> None:
         self.store, self.clock, self.ids = store, FakeClock(), wal.SystemIds()
@@ -103,7 +103,7 @@ def test_the_clock_by_which_more_time_has_passed_counts(store: wal.ObjectStore) 
     machine = Machine(store)
     lease = machine.lease(machine.claim())
     lease.prove()
-    machine.clock._start += LEASE  # suspended: the monotonic clock stood still, the other one is right
+    machine.clock._start += LEASE  # suspended: the monotonic clock stood still, the wall clock did not
     assert not lease.covers(lease.ticket())
     lease.prove()
     machine.clock._start -= 1000.0

@@ -1,4 +1,4 @@
-"""Looks at a growing log return what a replay of the whole log would, each entry once, in few requests."""
+"""Repeated reads of a growing log return what a replay of the whole log returns, each entry once, with few requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REGION = bucket_region(1)
 
 
 class Noting(MemoryStore):
-    """Notes its reads, and runs `before` ahead of each."""
+    """A store that records its reads, and runs `before` ahead of each of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Noting(MemoryStore):
 
 
 class Log:
-    """A region's log and manifests, written by hand; a row's id is its position."""
+    """The log and the manifests of a region, written by hand; the id of each row is its position."""
 
     def __init__(self) -> None:
         self.store = Noting()
@@ -72,7 +72,7 @@ class Log:
         self.entry(sentinel=True)
 
     def collect(self) -> None:
-        """All entries at or below `replay_after` but the newest."""
+        """Delete all entries at or below `replay_after` except the newest one."""
         for position in range(1, min(self.manifest.replay_after, self.tip - 1) + 1):
             self.store.delete(entry_key(REGION, position, "lance"))
 
@@ -136,7 +136,7 @@ def test_entries_that_were_flushed_and_collected_before_the_look_are_not_taken_f
 
 
 def test_the_same_between_the_two_requests_of_one_look() -> None:
-    """The slot was missing when it was asked for; then it was filled, flushed and collected."""
+    """The slot is empty when it is read; then it is filled, flushed and collected."""
     log = Log().entry()
     assert log.begun() == [1]
 

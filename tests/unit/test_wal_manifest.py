@@ -35,7 +35,7 @@ SST = SsTable(1, "d8e87734_gen_1", in_memory_bytes=0, physical_rows=1)
 WRITTEN_BY_LANCE = bytes.fromhex(
     "0804100218022002300242180801120e64623865373733345f67656e5f3118352001280850015a120a104a388480a25b59a8b05824217f980256"
 )
-# What we write, byte by byte as drawn in region_manifest.py.
+# memwal's manifest, byte by byte as described in region_manifest.py.
 WRITTEN_BY_US = bytes.fromhex(
     "8ab518026162"
     "08041002180220033002"
@@ -72,7 +72,7 @@ def test_absent_counts_are_not_zero() -> None:
 
 
 def test_unknown_fields_survive_an_edit() -> None:
-    shard_field = bytes.fromhex("7207") + b"\x0a\x01a\x12\x02xy"  # 14: ShardFieldEntry, which we do not read
+    shard_field = bytes.fromhex("7207") + b"\x0a\x01a\x12\x02xy"  # 14: ShardFieldEntry, which memwal does not read
     sst_with_more = bytes.fromhex("4208" + "0801" + "120161" + "a00107")  # generation 1, path "a", field 20 = 7
     by_lance = replace(FIRST, current_generation=2).encode()[:-7]
     manifest = RegionManifest.decode(by_lance + sst_with_more + shard_field)
@@ -122,7 +122,7 @@ def manifests(store: MemoryStore) -> ManifestStore:
 
 
 def grow(manifests: ManifestStore, versions: int) -> RegionManifest:
-    """Write that many versions; last_seen is the version."""
+    """Write `count` versions; last_seen is the number of the version."""
     current = manifests.create(None, FIRST)
     assert current is not None
     for number in range(2, versions + 1):

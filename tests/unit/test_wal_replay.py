@@ -195,7 +195,7 @@ class Gated(MemoryStore):
 
 @pytest.fixture
 def gated() -> Iterator[tuple[Log, Gated]]:
-    """A log of 40 entries, and the check that no reader outlives the test."""
+    """Yield a log of 40 entries; afterwards assert that no reader thread outlives the test."""
     log, store = Log(), Gated()
     log.store = store
     for _ in range(40):
@@ -206,7 +206,7 @@ def gated() -> Iterator[tuple[Log, Gated]]:
 
 def test_readers_read_at_once_and_rows_come_in_order(gated: tuple[Log, Gated]) -> None:
     log, store = gated
-    together = threading.Barrier(4)  # breaks, and fails the test, unless four are inside at a time
+    together = threading.Barrier(4)  # breaks and fails the test unless four readers read at the same time
     store.before = lambda _: together.wait(60) and None
     assert log.replayed(readers=4) == list(range(1, 41))
     assert len(store.threads) == 4
@@ -313,8 +313,9 @@ def test_a_reader_whose_entries_were_collected_is_told_where_to_go_on() -> None:
 
 
 def test_a_listing_in_two_looks_hides_no_row_that_was_acknowledged() -> None:
-    """Between two pages of a listing an entry is appended whose key lies before those already given, everything is
-    flushed, and all but that entry collected: the listing shows neither the entries that went nor the one that came."""
+    """Between two pages of a listing an entry is appended whose key sorts before the keys of the first page. Then all
+    entries are flushed, and all except the new one are collected. The listing shows neither the deleted entries nor the
+    new one."""
 
     class TwoLooks(MemoryStore):
         between: Callable[[], None] | None = None
@@ -360,7 +361,7 @@ def test_a_claim_whose_entries_a_newer_owner_collected_is_fenced() -> None:
 
 
 class Flaky(FailingReads):
-    """Every other read fails."""
+    """A store whose every other read fails."""
 
     calls = 0
 

@@ -1,4 +1,4 @@
-"""Files in memory that are read by path: each thread's own, each process's own."""
+"""Files in memory that are read by path: each thread and each process has its own."""
 
 from __future__ import annotations
 

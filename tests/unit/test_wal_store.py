@@ -1,4 +1,4 @@
-"""The store contract, one suite for every store, and what is special to each."""
+"""The store contract: one suite for every store, and tests of the special features of each store."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ KEY = "_mem_wal/r/wal/0001.lance"
 
 
 class StoreContract(ABC):
-    """What every store must do. A subclass says how to make an empty one."""
+    """Tests that every store must pass. A subclass creates an empty store."""
 
     @pytest.fixture
     @abstractmethod
     def store(self, tmp_path: Path) -> ObjectStore:
-        """An empty store."""
+        """Return an empty store."""
 
     def test_the_first_put_wins_and_keeps_its_bytes(self, store: ObjectStore) -> None:
         assert store.put_if_absent(KEY, b"one") is PutOutcome.CREATED
@@ -183,7 +183,7 @@ def files_below(root: Path) -> list[str]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, *, directories: bool | None = None) -> None:
-    """Let os.`name` fail; for fsync: only on directories, only on files, or on both."""
+    """Make os.`name` fail; fsync: only on directories, only on files, or on both."""
     real = getattr(os, name)
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -315,7 +315,7 @@ def test_a_directory_moved_away_takes_no_acknowledged_object_with_it(tmp_path: P
 
 
 def fails_after(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
-    """Let the first os.`name` fail that comes at or after the next link; the link itself is made."""
+    """Make the first call of os.`name` at or after the next link fail; the link itself is made."""
     linked, real_link, real = False, os.link, getattr(os, name)
 
     def link(*args: Any, **kwargs: Any) -> None:
@@ -484,7 +484,7 @@ def test_open_store_refuses_a_file_and_nothing(tmp_path: Path) -> None:
 
 
 class Careless(MemoryStore):
-    """A store that ignores the condition."""
+    """A store that ignores the condition of `put_if_absent`."""
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         self.put(key, data)

@@ -1,4 +1,4 @@
-"""The S3 store: the contract on a real server, options, what each answer means, and what crosses the wire."""
+"""The S3 store: the contract on a real server, options, the meaning of each answer, and the requests on the wire."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_a_conditional_put_is_one_request_whatever_is_answered(
     s3_table_through_proxy: Any, s3_table: Any, fault_proxy: Any, fault: Any, outcome: Any, lands: bool
 ) -> None:
     store = open_store(*s3_table_through_proxy, put_timeout=0.7 if fault.hangs else 60)
-    store.put_if_absent("warm", b"")  # the next request goes over a connection that was kept, as most do
+    store.put_if_absent("warm", b"")  # the next request uses a kept connection, as most do
     fault_proxy.forget()
     fault_proxy.inject(fault, method="PUT", key="slot")
     if outcome is StoreRefused:
@@ -285,7 +285,7 @@ def test_a_conditional_put_is_one_request_whatever_is_answered(
         assert store.put_if_absent("slot", b"bytes") is outcome
     assert fault_proxy.count("PUT", "slot") == 1
     if lands:
-        wait_until(lambda: open_store(*s3_table).exists("slot"))  # who gave up waiting may be here first
+        wait_until(lambda: open_store(*s3_table).exists("slot"))  # the client may time out before the object lands
     else:
         assert not open_store(*s3_table).exists("slot")
 
@@ -309,7 +309,8 @@ def test_the_probe_refuses_storage_without_conditional_writes(s3_table_through_p
 
 
 def test_a_large_put_has_more_time_than_a_small_one(s3_table_through_proxy: Any, fault_proxy: Any) -> None:
-    """A second for each MiB: a line that takes an entry of 16 MiB in 12 s would never get it through in 10."""
+    """The timeout grows by a second per MiB. With a fixed timeout of 10 s, a line that needs 12 s for an entry of 16
+    MiB would never send it."""
     store = open_store(*s3_table_through_proxy, put_timeout=1.0)
     fault_proxy.inject(faults.slow(2.0), method="PUT", times=None)
     assert store.put_if_absent("small", b"x") is PutOutcome.OUTCOME_UNKNOWN
@@ -406,7 +407,7 @@ def test_credentials_of_the_standard_chain(s3_table: Any, monkeypatch: pytest.Mo
     given = s3_table.storage_options
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", given["access_key_id"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", given["secret_access_key"])
-    # Another pool size: clients are shared by options, and this one shall look the credentials up anew.
+    # Another pool size: clients are shared by options, and this one must look up the credentials again.
     without = {name: value for name, value in given.items() if "key" not in name} | {"pool_max_idle_per_host": "3"}
     assert open_store(s3_table.uri, without).put_if_absent(KEY, b"1") is PutOutcome.CREATED
 
@@ -416,7 +417,7 @@ def test_credentials_of_the_standard_chain(s3_table: Any, monkeypatch: pytest.Mo
 
 @contextmanager
 def damaging(endpoint: str, harm: Callable[[bytes], bytes], towards: str) -> Iterator[str]:
-    """A relay to `endpoint` that damages what goes towards the "client" or the "server"."""
+    """Run a relay to `endpoint` that damages the data sent to the "client" or to the "server"."""
     host, port = endpoint.removeprefix("http://").split(":")
 
     class Relay(socketserver.BaseRequestHandler):
