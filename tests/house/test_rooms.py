@@ -43,7 +43,7 @@ ROOMS = {
         "backup": "base commits resizing verification",
     },
 }
-"""By package and room, the rooms of the package that it imports. A room imports rooms above it only."""
+"""For each package and room, the rooms of the package that the room imports. A room imports only rooms above it."""
 
 
 @pytest.fixture(params=ROOMS)
@@ -84,7 +84,7 @@ def arrows(sources: Sequence[Any]) -> dict[str, set[str]]:
 
 
 def circle(arrows: Mapping[str, set[str]]) -> list[str]:
-    """Return the modules of one import cycle in order, the first one also last; an empty list if there is no cycle."""
+    """Return the modules of one import cycle in order, the first one also last; an empty list without a cycle."""
     done: set[str] = set()
     for start in arrows:
         path: list[str] = []

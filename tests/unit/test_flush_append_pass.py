@@ -39,7 +39,7 @@ def settled(world: AppendWorld) -> None:
     assert set(world.listed()) == {0}
     assert world.commit().versions == 0
     findings = verify_table(world.store, world.uri, deep=True).findings
-    assert not [each for each in findings if each.check != "hole"]  # this world has SSTs, but never wrote their log
+    assert not [each for each in findings if each.check != "hole"]  # this world writes SSTs without a log
 
 
 def test_identical_rows_are_all_kept(world: AppendWorld) -> None:
@@ -134,7 +134,7 @@ def test_others_come_in_between(world: AppendWorld, monkeypatch: pytest.MonkeyPa
 
 
 def act_once_before(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[], Any]) -> None:
-    """Run `act` between planning on a version and writing on top of it."""
+    """Run `act` after a commit has planned on a version and before it writes on top of it."""
     owner: Any = append_pass.AppendedRows if where == "append" else committer
     call, left = getattr(owner, where), [act]
 
@@ -174,7 +174,7 @@ def test_a_lost_race_leaves_orphans_that_are_collected(world: AppendWorld, monke
     world.commit()
     assert data_files(world) == 2
     clock = FakeClock()
-    clock.sleep(4e9)  # the files' own times are the system's
+    clock.sleep(4e9)  # the files have times of the system's clock
     found = collect_orphans(world.store, lance.dataset(world.uri), clock, 86_400.0)
     assert [key for key in found.files if key.startswith("data/")]
     assert data_files(world) == 1

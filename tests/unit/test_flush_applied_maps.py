@@ -1,4 +1,4 @@
-"""Applied maps over resizes: a model in which batches reach some regions only and the table is resized repeatedly."""
+"""Applied maps over resizes: in the model, batches reach some regions only and the table is resized repeatedly."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_row_of_every_batch_once(data: st.DataObject) -> None:
     regions, numbers = Regions(data.draw(st.integers(1, 4))), st.integers(1, 6)
     for batch in range(data.draw(numbers)):
         rows = KEYS.filter(pa.array(data.draw(st.lists(st.booleans(), min_size=24, max_size=24))))
-        for _ in range(data.draw(st.integers(0, 3))):  # broken off, and resized meanwhile
+        for _ in range(data.draw(st.integers(0, 3))):  # attempts that are cut short, with resizes in between
             regions.send(batch, rows, data.draw(st.sets(st.integers(0, 5))))
             if data.draw(st.booleans()):
                 regions.resize(data.draw(numbers))

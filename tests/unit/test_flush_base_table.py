@@ -247,7 +247,7 @@ def test_the_write_rules_belong_to_the_table(uri: str) -> None:
     assert base.rules == base.latest().rules == BaseTable.open(uri).rules == rules
     assert BaseTable.adopt(uri, ["id"], 2, [], rules=WriteRules("insert")).rules == rules
     base.dataset.update_schema_metadata({"memwal:upsert": None, "memwal:on_duplicate": None})
-    assert BaseTable.open(uri).rules == WriteRules("replace", "last")  # made before there was a choice
+    assert BaseTable.open(uri).rules == WriteRules("replace", "last")  # as in a table of a release without this setting
     for key, value in (("memwal:upsert", "append"), ("memwal:on_duplicate", "any")):
         lance.dataset(uri).update_schema_metadata({key: value})
         with pytest.raises(UnsupportedTable, match=f"'{value}' is no {key}"):
@@ -285,7 +285,7 @@ def test_a_table_that_another_program_initialised_is_adopted_as_it_is(
     base = BaseTable.adopt(uri, [], 7, [IndexSpec("n", "btree")])
     assert (base.wal_format, list(base.regions), base.key) == ("arrow", regions, ("id",))
     assert base.indexes == (IndexSpec("n", "btree"),)
-    assert lance.dataset(uri).schema.metadata == dataset.schema.metadata  # or its own log no longer fits it
+    assert lance.dataset(uri).schema.metadata == dataset.schema.metadata  # otherwise the table's log would not fit it
     assert len(base.table_id) == 32
     assert BaseTable.adopt(uri, [], 7, []).version == BaseTable.open(uri).version == base.version
 

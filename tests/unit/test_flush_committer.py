@@ -38,7 +38,7 @@ def test_newest_row_of_each_key_wins_over_generations(world: World) -> None:
     assert world.found() == world.oracle
     assert world.committed() == dict(enumerate(world.generations()))
     assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (len(world.oracle), 0, 0)
-    assert report.version == world.version() == version + 2  # keys deleted here only still are a deletes pass
+    assert report.version == world.version() == version + 2  # a deletes pass, though for new keys only
 
 
 def test_a_later_commit_updates_and_deletes(world: World) -> None:

@@ -131,7 +131,7 @@ def test_a_file_that_could_not_be_synced_is_never_relied_upon_again(
     ):
         sync_table(dataset)
     assert (root / UNSYNCED_KEY).exists() == noted
-    if noted:  # as another process knows it
+    if noted:  # another process knows only the note on storage
         monkeypatch.setattr(fsync, "_LOST_HERE", {})
     for _ in range(2):
         with pytest.raises(OSError, match=rf"{broken}: a sync of it to the disk failed before"):
@@ -195,7 +195,7 @@ def test_a_new_table_is_on_the_disk_with_its_name_before_a_region_is_claimed(
     tmp_path: Path, synced: set[Path], monkeypatch: pytest.MonkeyPatch, found: bool
 ) -> None:
     root = tmp_path.resolve() / "new" / "deep" / "table"
-    if found:  # Another process has created it, and has not synced it yet.
+    if found:  # Another process has created the table and has not synced it yet.
         with monkeypatch.context() as unsynced:
             unsynced.setattr(memwal.flush.base.create, "sync_new_table", lambda dataset: None)
             BaseTable.create(str(root), SCHEMA, ["id"], 2, [])

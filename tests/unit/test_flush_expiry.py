@@ -303,7 +303,7 @@ def test_upkeep_collects_at_its_interval_by_the_tables_present_ttl(
     aged.put({5: 20})
     set_ttl(newest, None, clock)
     clock.advance(3600.0)
-    assert upkeep.expire(newest) == []  # what it knows is old; storage says that no row expires
+    assert upkeep.expire(newest) == []  # its state is old; on storage no row expires
     assert (told, aged.ids()) == ([1, 1, 2], [5])
 
 

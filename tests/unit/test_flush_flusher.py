@@ -235,7 +235,7 @@ def test_a_system_call_that_fails_after_the_link_of_the_manifest_costs_no_row(
     try:
         region.flush(1, 7, [1, 2, 3])
     except OutcomeUnknown:
-        assert call == "fsync"  # nothing in that directory is called durable any more
+        assert call == "fsync"  # from now on no file in that directory counts as durable
     assert region.rows() == [[1, 2, 3]]
 
 

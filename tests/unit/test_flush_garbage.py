@@ -203,7 +203,7 @@ def test_what_a_lagging_index_does_not_cover_stays(world: World) -> None:
 def test_a_tagged_version_keeps_what_was_published_while_it_was_the_newest_and_nothing_after(world: World) -> None:
     for generation in (1, 2, 3):
         world.flush(generation)
-    world.commit(1)  # the version that is tagged; 2 and 3 lie over it, then 4 too
+    world.commit(1)  # the tagged version; generations 2 and 3 lie above it, and later 4
     for generation in (4, 5, 6):
         world.flush(generation)
         world.commit(generation)

@@ -370,7 +370,7 @@ def test_several_commits_come_in_between_and_the_load_crashes(
             raise Killed
 
         killing.setattr(loading, "upsert_pass", killed_once_landed)
-        with pytest.raises(Killed):  # of an int64 key in the second attempt, since Lance refuses the first one
+        with pytest.raises(Killed):  # with an int64 key in the second attempt, because Lance refuses the first one
             load_keyed(world, range(3, 9), 2)
     world.oracle |= dict.fromkeys(range(3, 9), 2)
     if mended_by == "a commit":

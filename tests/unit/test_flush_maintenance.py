@@ -120,9 +120,9 @@ def base(tmp_path: Path) -> Base:
         ([5], 1),
         ([1, 1], 2),
         ([1] * 8, 8),
-        ([1] * 8 + [8], 9),  # as much again: what is rewritten doubles
+        ([1] * 8 + [8], 9),  # the small ones double the size of the last one, so it is merged too
         ([1] * 8 + [9], 8),
-        ([100, 3000, 3000, 3000], 4),  # a small one does not keep the others apart
+        ([100, 3000, 3000, 3000], 4),  # a small fragment does not separate the others
         ([1, 2, 4, 8], 1),
         ([0, 0, 0], 3),
     ],
@@ -162,7 +162,7 @@ def test_many_commits_leave_few_fragments_and_segments_and_every_answer_is_the_s
     base.maintain()
     assert (len(base.fragments()), base.segments()) == (1, dict.fromkeys(NAMES, 1))
     assert base.answers() == answers
-    assert under_way.to_table().num_rows == 900  # a reader that began before
+    assert under_way.to_table().num_rows == 900  # a reader that began before the compaction
     found = base.table.latest()
     assert found.committed == {bucket_region(0): base.generation}
     assert {each.name: each.num_rows_indexed for each in base.dataset.describe_indices() if each.name in NAMES} == (

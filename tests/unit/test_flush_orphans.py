@@ -98,7 +98,7 @@ def test_files_of_an_index_that_was_never_committed_go(case: Case) -> None:
 
 def test_deletion_files_and_transactions_go_once_they_are_older_than_the_oldest_version(case: Case) -> None:
     """The rule is Lance's."""
-    before_all = 3e8  # seconds before 2033; versions bear the time of the clock on the wall
+    before_all = 3e8  # seconds before 2033; versions have the time of the system's clock
     keys = {case.put(f"_deletions/0-2-{number}.arrow", before_all) for number in (1, 2)}
     keys.add(case.put(f"_transactions/3-{uuid4()}.txn", before_all))
     case.put("_deletions/0-2-3.arrow", WEEK)
@@ -217,10 +217,10 @@ def test_a_version_counts_until_it_was_superseded_long_ago_however_old_it_is(tab
     fresh = set(Path(uri, "_versions").glob("*.manifest")) - set(versions)
     for path in fresh:
         os.utime(path, (now - 60, now - 60))
-    assert needs(uri, now - 600).opened == {REGION: 2}  # a reader of the version of 1,000 days ago began 2 min ago
+    assert needs(uri, now - 600).opened == {REGION: 2}  # the version of 1,000 days ago was the newest 2 min ago
     assert needs(uri, now - 30).opened == {REGION: 3}
     assert needs(uri, now - 30).settled(REGION) == 3
-    assert needs(uri, now - 2000 * DAY).opened == {}  # none is so old: the oldest one
+    assert needs(uri, now - 2000 * DAY).opened == {}  # no version is this old: use the oldest one
 
 
 def test_an_index_counts_while_it_lags(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:

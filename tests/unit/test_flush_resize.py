@@ -340,7 +340,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
             with suppress(memwal.MemWalError), world.open() as table:
                 while not stop.is_set():
                     rows = [{"id": 10 * number + each, "n": number} for each in range(10)]
-                    table.put(rows, token=f"writer:{number}")  # again after whatever went wrong
+                    table.put(rows, token=f"writer:{number}")  # repeat the put after any error
                     acked.append(number)
                     number += 1
 
@@ -359,7 +359,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
     assert acked == list(range(len(acked)))
     with world.open() as table:
         found = sorted(row["id"] for row in table.scan().read_all().to_pylist())
-        assert found == list(range(len(found)))  # each once, and one put more than was acknowledged at most
+        assert found == list(range(len(found)))  # each row once, and at most one put more than were acknowledged
         assert len(found) - 10 * len(acked) in (0, 10)
     assert_clean(world.store, world.uri)
 
@@ -420,11 +420,11 @@ def test_verify_tells_a_resize_that_broke_off_from_a_region_of_another_routing(t
     before = world.base.version
     world.resize(3)
     assert_clean(world.store, world.uri)
-    lance.dataset(world.uri, version=before).restore()  # the routing of before, over regions of the new one
+    lance.dataset(world.uri, version=before).restore()  # the old routing, with the regions of the new one
     found = verify_table(world.store, world.uri).findings
     assert {each.check for each in found} >= {"routing"}
     assert "open for routing version 2, the table has version 1" in str(found[0]) + str(found[-1])
-    with world.open() as table:  # whoever opens the table brings it back to the routing that was decided
+    with world.open() as table:  # opening the table restores the routing that was decided
         assert len(table.status()["regions"]) == 3
 
 

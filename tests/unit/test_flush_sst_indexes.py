@@ -212,6 +212,6 @@ def test_a_table_keeps_its_indexes_in_ssts_where_that_is_set(
     (sst,) = [each["path"] for each in table.status()["regions"][0]["ssts"]]
     (directory,) = Path(uri).glob(f"_mem_wal/*/{sst}")
     found = {"vector_idx": "IVF_PQ", "body_idx": "Inverted", "price_idx": "BTree"}
-    if rows_min > 20:  # than the SST has
+    if rows_min > 20:  # more than the rows of the SST
         found = {"vector_idx": "IVF_PQ"}
     assert kinds(lance.dataset(str(directory))) == (found if indexes else {})

@@ -88,7 +88,7 @@ def sst_that_cannot_be_read(d: Damaged) -> tuple[str, str]:
 
 
 def another_value_in_an_sst(d: Damaged) -> tuple[str, str]:
-    """Flip one bit of a value, for which Lance has no checksum."""
+    """Flip one bit of a value; Lance has no checksum of values."""
     file = d.sst_file("data/*.lance")
     flip(file, file.read_bytes().index(b"name of"))
     return "fingerprint", sst_key(d.region, d.sst.path)

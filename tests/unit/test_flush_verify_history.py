@@ -83,7 +83,7 @@ REFUSED = ("compact", "append", "rename")
 def test_rows_that_came_back_are_found_by_deep(scene: Scene, write: str) -> None:
     scene.clean_up()
     WRITES[write](scene.stale)
-    assert 2 in scene.ids()  # what pylance does; the day it does not, this check is not needed any more
+    assert 2 in scene.ids()  # pylance behaves like this; if a release does not, the check is not needed
     (found,) = [each for each in scene.findings(deep=True) if each[0] == "returned rows"]
     assert found[1].endswith("had deleted are live again")
     assert found[1].startswith("2 rows" if write == "compact" else "1 rows")
@@ -118,7 +118,7 @@ def test_a_handle_older_than_deleted_versions_brings_nothing_back(scene: Scene, 
     assert scene.ids() == sorted({*before, *new} - gone)
     assert scene.findings(deep=True) == []
     again = lance.dataset(scene.uri)
-    again.insert(pa.table({"id": [99], "v": [0]}, schema=again.schema))  # once it opened the table again
+    again.insert(pa.table({"id": [99], "v": [0]}, schema=again.schema))  # after it has opened the table again
 
 
 @pytest.mark.parametrize("write", WRITES)

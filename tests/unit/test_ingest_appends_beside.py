@@ -200,7 +200,8 @@ def test_an_error_of_any_kind_in_the_other_thread_is_raised(region: Region, monk
 def test_a_map_that_needs_a_snapshot_is_written_by_the_regions_thread(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot changes the map, and may retire names: another thread must not do that while repeats are looked up."""
+    """A snapshot changes the map and may retire names, which another thread must not do while the region looks up
+    repeats."""
     monkeypatch.setattr("memwal.wal.applied._INLINE_MAX", 40)
     monkeypatch.setattr("memwal.wal.applied._OF_A_NAME", 1)
     for number in range(6):

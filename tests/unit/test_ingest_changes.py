@@ -98,7 +98,7 @@ def test_what_is_no_position_is_refused(value: Any) -> None:
 
 
 class Numbers:
-    """A source of numbered changes, three at a time, up to `top`."""
+    """A source of numbered changes up to `top`, three per request."""
 
     def __init__(self, top: int) -> None:
         self.top, self.asked = top, list[int]()

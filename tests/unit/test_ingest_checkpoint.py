@@ -179,4 +179,4 @@ def test_a_checkpoint_newer_than_the_backup_of_a_restored_table_is_refused(
         with pytest.raises(Invalid, match="belongs to another table"):
             check(other)
     (tmp_path / "c" / MARKER).write_text("new\n")
-    check(restored)  # a run of the restored table has taken it
+    check(restored)  # a run of the restored table has marked the checkpoint

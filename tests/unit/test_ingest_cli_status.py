@@ -1,4 +1,4 @@
-"""What `memwal status` prints for people."""
+"""The output of `memwal status` for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop around the policy: freshness on a clock of its own, failures, and maintenance after each commit."""
+"""The loop around the policy: freshness on a test clock, failures, and maintenance after each commit."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Region:
 @pytest.mark.parametrize(("flush_takes", "commit_takes"), [(0.0, 0.0), (0.5, 2.0), (4.0, 5.0)])
 def test_no_row_stays_out_longer_than_the_interval(flush_takes: float, commit_takes: float) -> None:
     region = Region(30.0, flush_takes, commit_takes)
-    region.live(100, every=7, then=region.put)  # it learns how long flush and commit take
+    region.live(100, every=7, then=region.put)  # the loop learns how long flush and commit take
     region.latest = 0.0
     region.live(1000, every=7, then=region.put)
     assert 20.0 < region.latest <= 30.0 + 1e-6
@@ -282,7 +282,7 @@ def test_callers_who_wait_for_a_commit_share_the_next_one() -> None:
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(region.loop.commit)
         assert entered.wait(PATIENCE)
-        others = [pool.submit(region.loop.commit) for _ in range(3)]  # the first may have missed what they ask for
+        others = [pool.submit(region.loop.commit) for _ in range(3)]  # the first commit may not include their rows
         wait_until(lambda: len(asked) == 4)
         go_on.set()
         reports = [other.result(PATIENCE) for other in others]

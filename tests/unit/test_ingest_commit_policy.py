@@ -1,4 +1,4 @@
-"""When a table commits by itself."""
+"""The policy that decides when a table commits by itself."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ IDLE = Backlog(0, 0, None)
         ([IDLE, Backlog(0, 0, 30.0)], "flush"),  # a row still in a memtable
         ([Backlog(1, 10, 30.0)], "flush"),  # in an SST
         ([Backlog(8, 10, 1.0)], "commit"),
-        ([Backlog(7, 10, 1.0), Backlog(7, 10, 1.0)], "nothing"),  # it is the SSTs of one region that count
-        ([Backlog(1, 600, 1.0), Backlog(1, 400, 1.0)], "commit"),  # and the bytes of all
-        ([Backlog(8, 1000, 31.0)], "flush"),  # when late, what the memtables hold goes along
+        ([Backlog(7, 10, 1.0), Backlog(7, 10, 1.0)], "nothing"),  # the number of SSTs counts per region
+        ([Backlog(1, 600, 1.0), Backlog(1, 400, 1.0)], "commit"),  # the bytes count over all regions
+        ([Backlog(8, 1000, 31.0)], "flush"),  # a late commit includes the rows of the memtables
     ],
 )
 def test_the_oldest_row_the_ssts_of_a_region_and_all_bytes_decide(regions: list[Backlog], decision: Decision) -> None:

@@ -142,7 +142,7 @@ def test_letters_of_a_micro_batch_that_comes_again_stay(world: Callable[..., Wor
 def test_letters_of_another_query_stay_until_the_table_shows_that_their_micro_batch_is_finished(
     world: Callable[..., World],
 ) -> None:
-    """A second pipeline into the table, killed when one of two regions had applied its micro-batch 0."""
+    """A second pipeline into the table is killed after one of two regions has applied its micro-batch 0."""
     at = world(key=())
     at.write({"id": 1}, {"id": 2})
     one, other = at.table.base.regions

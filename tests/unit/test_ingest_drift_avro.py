@@ -131,7 +131,7 @@ def test_schemas_of_the_registry_are_looked_at_by_id_and_of_several_versions_the
         old = [registry.encoded(first, {"id": 1})]
         assert looked(registry, *old * 3, None) == {}
         assert len(registry.asked) == 1
-        # By the schema alone: what lies behind the id need not even be a value.
+        # The schema alone is enough: the bytes after the id need not be a value.
         new = [b"\0" + number.to_bytes(4, "big") for number in (second, third)]
         unreadable = [b"", b"\0\0", b"\1\0\0\0\1x", b"\0\0\0\0\x63x"]
         kinds = {"n": pa.int64(), "gone": pa.string(), "d": pa.float64()}

@@ -118,7 +118,7 @@ def test_several_problems_are_several_lines() -> None:
 
 
 def test_every_error_of_the_packages_is_classified_on_purpose() -> None:
-    """A new exception type must be given a kind, or be named here as a fault of this program."""
+    """A new exception type needs a kind, or an entry here as an error in memwal itself."""
     internal = {
         memwal.wal.errors.ConcurrentUse,
         memwal.flush.errors.FlushOutOfOrder,

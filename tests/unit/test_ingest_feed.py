@@ -15,7 +15,7 @@ NAMES = ["01.parquet", "02.parquet", "10.parquet"]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Three files, written in another order than that of their names."""
+    """Return a directory with three files that are not written in the order of their names."""
     directory = tmp_path / "feed"
     directory.mkdir()
     for name in ("10.parquet", "01.parquet", "02.parquet"):

@@ -39,7 +39,7 @@ def test_rates_are_of_the_last_seconds_and_never_negative() -> None:
     assert (series["first"], len(series["time"])) == (0, 30)
     assert series["put"] == [None] + [100] * 29
     assert series["time"][:2] == [1000.0, 1001.0]
-    anew = filled([Sample(put_rows=1000 - at) for at in range(10)])  # counters began anew after a resize
+    anew = filled([Sample(put_rows=1000 - at) for at in range(10)])  # counters start again after a resize
     assert set(anew.series()["put"][1:]) == {0}
 
 

@@ -67,7 +67,7 @@ def test_a_process_that_was_killed_and_not_waited_for_does_not_run(living: Any) 
     ("process", "runs"),
     [
         (HERE, True),
-        (GONE, False),  # the same id, begun at another moment
+        (GONE, False),  # the same process id, started at another time
         (AWAY, None),
         (replace(HERE, space="the container before it was started again"), False),
         (replace(HERE, space="another container", host="of another name"), None),

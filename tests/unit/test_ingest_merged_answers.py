@@ -1,4 +1,4 @@
-"""Answers of several daemons put together."""
+"""The merge of the answers of several daemons."""
 
 from __future__ import annotations
 

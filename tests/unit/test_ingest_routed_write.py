@@ -102,7 +102,7 @@ def repeated(regions: Sequence[str]) -> dict[str, Any]:
 
 
 def test_what_an_attempt_without_an_answer_applied_is_this_calls_work() -> None:
-    """A daemon is killed between its entry and its answer; the next owner knows the token."""
+    """A daemon is killed after it has written the entry and before it answers; the next owner knows the token."""
     writing = write(Alone([UnknownOutcome("the daemon was lost"), repeated(["r0", "r1"])]))
     assert isinstance(attempted(writing), UnknownOutcome)
     receipt = attempted(writing)
@@ -159,12 +159,12 @@ class Two:
 @pytest.mark.parametrize(
     ("applied", "may_go_down", "refused"),
     [
-        ((5, 4), True, False),  # all of loader:4 is there: a replay
+        ((5, 4), True, False),  # all rows of loader:4 are applied: a replay
         ((5, 3), True, True),
         ((5, None), True, True),
         ((4, None), True, False),  # the rest of a write that was cut short
         ((None, None), True, False),
-        ((5, 3), False, False),  # this client has put loader:3: what it puts next rises
+        ((5, 3), False, False),  # this client has put loader:3, so its next numbers must be higher
     ],
 )
 def test_a_token_is_compared_over_daemons_before_anything_is_sent(
@@ -229,7 +229,7 @@ def test_rows_are_meant_by_the_routing_that_has_split_them() -> None:
 
 def test_keys_are_asked_for_by_the_routing_that_has_split_them() -> None:
     several, table = Several([]), object.__new__(RemoteTable)
-    several.routing, several.regions = 2, ("r0", "r1")  # of four before
+    several.routing, several.regions = 2, ("r0", "r1")  # four regions before the resize
     table.__dict__ |= {"router": several, "splitter": ByRest(routing=1, count=4)}
     assert table._get("get", _Sent(ROWS, None), {"columns": None}, 1.0) == ROWS
     assert (several.routings, several.asked) == ([1], ["r0", "r1", "r2", "r3"])

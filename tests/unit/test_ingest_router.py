@@ -106,7 +106,7 @@ def test_a_read_that_ended_two_daemons_is_not_sent_to_a_third() -> None:
         return Attempts(clock, SeededIds(), 60.0, repeatable=True, reads=reads)
 
     read, write = attempts(reads=True), attempts(reads=False)
-    for epoch in range(2, 7):  # its connection is lost, but the same process answers, whatever it owns
+    for epoch in range(2, 7):  # the connection is lost, but the same process answers
         daemons.answers[A] = answer({"r0": epoch, "r1": epoch})
         router.before_next(read, lost(A), router.rounds)
     daemons.answers[A], daemons.answers[B] = None, answer({"r0": 7, "r1": 7})
@@ -346,7 +346,7 @@ def test_a_description_that_comes_late_is_dropped() -> None:
     router = Daemons(a=answer({"r0": 2, "r1": 2}, routing_version=2), b=late).router(A, B)
     described.set()
     assert answered.wait(60)
-    router._pool.shutdown(wait=True)  # the call has come to its end
+    router._pool.shutdown(wait=True)  # the call has ended
     assert (router.routing, router.regions) == (2, tuple(IDS))
 
 

@@ -1,4 +1,4 @@
-"""Finding Java, and what Spark is configured with."""
+"""The search for Java, and the configuration of Spark."""
 
 from __future__ import annotations
 

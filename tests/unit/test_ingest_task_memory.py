@@ -31,8 +31,8 @@ def test_what_is_there_at_the_end_of_a_workers_task_is_not_looked_at_again(
         pass
     frozen = gc.get_freeze_count()
     assert frozen > 10_000
-    later = [[number] for number in range(100_000)]  # many: frozen objects of earlier tests may go meanwhile
-    with task_edge():  # has imported nothing
+    later = [[number] for number in range(100_000)]  # many, as frozen objects of earlier tests may be freed
+    with task_edge():  # this task has imported no module
         pass
     assert gc.get_freeze_count() <= frozen
     monkeypatch.setitem(sys.modules, "more", ModuleType("more"))

@@ -79,7 +79,7 @@ REFUSED = {
     "id = 0x10": "0x10",
     "v = 'a": "'",
     "/* /* */ ' */ id = 1 /* ' */": "a comment inside a comment",
-    # A text where a column is meant.
+    # A text in place of a column.
     "\"v\" = 'a'": "`v`",
     "upper(\"V\") = 'a'": "`V`",
     '"w" not in (1)': "`w`",

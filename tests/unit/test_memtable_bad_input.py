@@ -196,7 +196,7 @@ def not_utf8(texts: list[bytes]) -> pa.Array:
     "bad", [b"\xff", b"harbor \xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"], ids=["ff", "cut", "surrogate", "long"]
 )
 def test_text_that_is_not_utf8_harms_no_row_beside_it(bad: bytes, mode: str) -> None:
-    """A table rejects such a text before its memtable gets it (tests/integration/test_bad_input.py); a memtable accepts
+    """A table rejects this text before its memtable gets it (tests/integration/test_bad_input.py); a memtable accepts
     it."""
     table = of_texts(mode)
     put_texts(table, [1, 2, 3], not_utf8([b"harbor", bad, b"copper harbor"]))

@@ -39,7 +39,7 @@ def trained() -> Snapshot:
     while memtable.index_step():
         pass
     snapshot = memtable.snapshot()
-    for _ in range(LOOKS):  # filters sort the rows of a B-tree, once that pays
+    for _ in range(LOOKS):  # a B-tree sorts its rows after this number of filters
         snapshot.where("price < 20 AND id > 10", snapshot.live())
     return snapshot
 

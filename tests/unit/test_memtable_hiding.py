@@ -77,7 +77,7 @@ def test_a_row_is_visible_where_no_newer_memtable_has_its_key(kind: str, history
             if asked.draw(st.booleans()):
                 check(*levels.captured())
     captured.append(levels.captured())
-    for snapshots, rows in asked.draw(st.permutations(captured)):  # older moments after newer ones too
+    for snapshots, rows in asked.draw(st.permutations(captured)):  # in any order, also older snapshots after newer ones
         check(snapshots, rows)
 
 

@@ -1,4 +1,4 @@
-"""A memtable without a key: every row stays, identical ones too; every read but by key sees each once."""
+"""A memtable without a key keeps every row, even identical ones; every read except by key returns each row once."""
 
 from __future__ import annotations
 

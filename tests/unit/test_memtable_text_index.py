@@ -223,7 +223,7 @@ def test_parameters_that_only_one_side_has_or_none_are_refused(parameters: dict[
 
 
 def test_invalid_utf8_that_nobody_refused_poisons_nothing() -> None:
-    """The ingest side rejects such a text; the memtable finds the words around the invalid bytes."""
+    """The ingest side rejects this text; the memtable finds the words around the invalid bytes."""
     offsets = pa.py_buffer(np.array([0, 5, 14], dtype=np.int32).tobytes())
     broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"first\xff\xfe second")])
     for mode in ("sync", "async"):

@@ -123,11 +123,11 @@ def test_a_quantiser_that_does_not_fit_serves_until_the_next_one_holds_as_many_r
     assert index.index_step()  # trains another one: 20,000 rows wait
     assert index.index_step()  # moves the first block into it
     assert index._searched is first
-    assert recall(index, vectors, vectors[same::2_000]) == 1  # exact: the first one does not hold them
+    assert recall(index, vectors, vectors[same::2_000]) == 1  # exact search: the first quantiser lacks these rows
     steps = 0
     while index.index_step():
         steps += 1
-    assert steps < 30_000 // vector_index.ADD_BLOCK + 5  # each row once: the second one is not discarded in its turn
+    assert steps < 30_000 // vector_index.ADD_BLOCK + 5  # each row once: the second quantiser is not discarded
     assert index._searched.quantiser is not first.quantiser
     assert recall(index, vectors, vectors[same::2_000]) >= 0.98
 
@@ -220,7 +220,7 @@ def test_a_model_spares_the_training() -> None:
         random_numbers(200, 1_000), (np.float32(0.3) * random_numbers(256, 14)).reshape(256, 8, 16).transpose(1, 0, 2)
     )
     index = filled(vectors[:1_024], "l2", model)
-    assert index._searched.added == 1_024  # without one, 8,192 rows would be waited for
+    assert index._searched.added == 1_024  # without a model the index would wait for 8,192 rows
     index = filled(vectors, "l2", model)
     assert index._searched.trained_on == 0
     assert recall(index, vectors, vectors[::1_000]) >= 0.98

@@ -1,4 +1,4 @@
-"""Clocks and ids."""
+"""Clocks, and generators of ids."""
 
 from __future__ import annotations
 

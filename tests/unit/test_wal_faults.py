@@ -1,6 +1,7 @@
 """The failure matrix of the log: one fault at every store call, on every adapter; reopen, compare with the acks.
 
-The appender's answers to storage, case by case, and two real processes taking a region from each other, are here too.
+This module also tests the appender's reaction to each answer of storage, and two real processes that take a region from
+each other.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def test_an_error_after_the_link_stops_nobody(tmp_path: Path, code: int) -> None
     local_life(tmp_path / "whole", dry := SystemCalls())
     links = [number for number, name in enumerate(dry.calls) if name == "link"]
     for number in links:
-        for at in (number, number + 2):  # the link, and the look behind it
+        for at in (number, number + 2):  # the link, and the check after it
             assert dry.calls[at] in ("link", "stat")
             inner, life = local_life(tmp_path / f"{at}", SystemCalls(at, code))
             assert (life.ended, tuple(life.acked)) == (None, LogLife.WHOLE), at
@@ -245,7 +246,8 @@ def inner() -> MemoryStore:
 
 
 def script(inner: MemoryStore, *answers: tuple[bool, PutOutcome | BaseException]) -> None:
-    """The next put-if-absent calls land or not and are answered as told; the ones after go to the store itself."""
+    """Script the next calls of `put_if_absent`: each pair says whether the put lands, and gives its answer. Later calls
+    go to the store unchanged."""
     left = iter(answers)
 
     def put_if_absent(key: str, data: bytes) -> PutOutcome:

@@ -268,8 +268,8 @@ def test_a_damaged_entry_in_the_middle_is_named_and_everything_left_as_it_is(dam
             options=WalOptions(readers=readers),
             on_progress=lambda read, _: told.append(read),
         )
-    assert store.calls.count("get wal/3") == 2  # beside the steps before replay, and in its place
-    assert clock.slept == []  # damage does not pass by itself: nothing was tried again
+    assert store.calls.count("get wal/3") == 2  # read once beside the steps before replay, and once in the replay
+    assert clock.slept == []  # damage is permanent, so no read was retried
     assert told == [1, 2]
     left, hint = snapshot(store), f"{manifest_prefix(REGION)}version_hint.json"
     assert {**left, hint: before[hint]}.items() >= before.items()
@@ -303,7 +303,7 @@ class Forgetful(LanceCodec):
 
 
 def with_foreign(foreign: set[int], missing: set[int], replay_after: int, store: MemoryStore | None = None) -> Claim:
-    """Claim a region with four entries, each of which carries the applied map {"q": position}.
+    """Claim a region with four entries; each entry carries the applied map {"q": position}.
 
     The claim sees no map in the entries in `foreign`; the entries in `missing` are deleted.
     """
@@ -465,7 +465,7 @@ def test_an_append_that_learns_of_the_fence_after_it_wrote_has_an_unknown_outcom
     told: list[BaseException] = []
 
     def append(_: ObjectStore) -> None:
-        clock.advance(60.0)  # so the manifest is read again before the ack
+        clock.advance(60.0)  # so that the manifest is read again before the ack
         with pytest.raises(OutcomeUnknown, match="writer epoch 1 was fenced by epoch 2") as caught:
             older.append(rows(1), generation=1, applied={"q": 1})
         told.append(caught.value)

@@ -300,7 +300,7 @@ def test_a_fence_larger_than_any_sentinel_of_today_stays(codec: EntryCodec) -> N
     """A resize shrinks the applied map, so older sentinels are larger than any sentinel that is written now."""
     world = World(codec)
     names = {f"memwal:before:2/1:{number:040}": 1 for number in range(3000)}
-    with patch("memwal.wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
+    with patch("memwal.wal.applied._INLINE_MAX", 1 << 20):  # as in releases without snapshots of the map
         put(world.open(), 1, applied=names)
         sleeper = world.open()
         put(world.open(), 2, applied={"query": 1})

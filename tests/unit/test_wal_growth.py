@@ -124,7 +124,7 @@ def test_a_hole_is_no_end_of_the_log_though_no_listing_shows_what_is_behind_it(l
         store.delete(entry_key(REGION, position, "lance"))
     with pytest.raises(Corrupt, match=f"position {lost[0]} is missing"):
         take(store)
-    assert not store.exists(entry_key(REGION, lost[0], "lance"))  # no sentinel hides what is behind
+    assert not store.exists(entry_key(REGION, lost[0], "lance"))  # a sentinel in the hole would hide the entries above
 
 
 def test_a_reader_of_the_tail_lists_one_page() -> None:
@@ -147,7 +147,7 @@ def test_a_hint_that_is_lost_or_was_set_back_costs_few_requests(hint: bytes | No
     newest = ManifestStore(store, REGION, clock=CLOCK).latest()
     assert newest is not None
     assert newest.version == 6000
-    assert store.requests["list"] <= 2  # the second proves that the first still stands
+    assert store.requests["list"] <= 2  # the second listing proves that the result of the first is still valid
     assert store.total < 40
 
 

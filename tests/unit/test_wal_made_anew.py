@@ -92,7 +92,7 @@ def test_an_entry_of_the_deleted_table_is_refused_by_name_until_it_is_deleted(cl
     with pytest.raises(Corrupt, match=REPLACED) as refused:
         place.put(5)
     assert late in str(refused.value)
-    for _ in range(4):  # an epoch that has caught up with the entry's makes no difference
+    for _ in range(4):  # an epoch equal to that of the entry changes nothing
         with pytest.raises(Corrupt, match=f"{late}.*{REPLACED}"):
             place.claimed()
     acked = found(read_tail(place.store, REGION, CODEC, 0, upto=place.new.next_position - 1)[0])

@@ -122,7 +122,7 @@ def manifests(store: MemoryStore) -> ManifestStore:
 
 
 def grow(manifests: ManifestStore, versions: int) -> RegionManifest:
-    """Write `count` versions; last_seen is the number of the version."""
+    """Write `versions` versions; last_seen is the number of the version."""
     current = manifests.create(None, FIRST)
     assert current is not None
     for number in range(2, versions + 1):

@@ -88,7 +88,7 @@ def test_age_delays_and_nothing_goes_before_what_is_older(world: World) -> None:
     world.store.put(manifest_key(REGION, 50), b"left by a sleeper")  # younger than all that is kept
     assert world.prune(age=30.0).versions == 0
     world.clock.advance(31.0)
-    assert world.prune(age=30.0).versions == 41  # 50 too
+    assert world.prune(age=30.0).versions == 41  # including 50
     assert world.versions() == list(range(91, 101))
 
 
@@ -221,7 +221,7 @@ def test_a_false_version_is_never_taken_for_the_newest(world: World, hint: str) 
     newest = world.opened().latest()
     assert newest is not None
     assert (newest.version, newest.writer_epoch) == (151, 1)
-    assert world.opened().latest(before) == newest  # who knows an old one only
+    assert world.opened().latest(before) == newest  # a reader that knows only an old version
     claimed = claim(world.store, REGION, spec_id=1, codec=CODEC, ids=world.ids, clock=world.clock)
     assert (claimed.guard.epoch, claimed.manifest.version) == (2, 153)
     world.prune()
@@ -229,8 +229,8 @@ def test_a_false_version_is_never_taken_for_the_newest(world: World, hint: str) 
 
 
 def test_a_false_version_that_comes_behind_a_listing_is_not_taken_for_the_newest(world: World) -> None:
-    """There is no hint. A reader lists version 100 and finds no 101. Before it reads 100, that version is pruned and an
-    old put lands in the slot."""
+    """The hint is missing. A reader lists version 100 and finds no 101. Before it reads 100, that version is pruned and
+    an old put lands in the slot."""
     before = world.manifests.read(100)
     assert before is not None
 

@@ -93,7 +93,7 @@ def test_a_claim_reads_only_what_came_since() -> None:
     log.store.read.clear()
     claimed = log.claim(log.ahead)
     assert found(claimed) == list(range(1, 12))
-    assert set(log.store.read) == {10, 11}  # 10: is it still the same log?
+    assert set(log.store.read) == {10, 11}  # 10 is read again, to check that it is still the same log
 
 
 def test_a_look_reads_at_most_so_many_and_forgets_what_was_flushed() -> None:
@@ -120,7 +120,7 @@ def test_several_readers_read_in_growing_steps() -> None:
         log.put(number)
     assert ahead.look(100) == 20
     assert positions(ahead) == list(range(1, 21))
-    assert sorted(log.store.read) == list(range(1, 24))  # 1, 2 and then 4 at once
+    assert sorted(log.store.read) == list(range(1, 24))  # 1, then 2, then 4 at the same time
     log.store.read.clear()
     assert ahead.look(100) == 0
     assert log.store.read == [21]
