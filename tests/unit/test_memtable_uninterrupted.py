@@ -100,7 +100,8 @@ def test_a_block_of_vectors_that_was_added_twice_is_found_once(monkeypatch: pyte
 
 
 def test_codes_put_again_after_a_failure_do_not_fill_the_table_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the failed put were not counted, the codes would fill the table, and faiss rejects puts into a full table."""
+    """The second put counts no new codes. If the failed put had not counted them, they would fill the table uncounted,
+    and faiss rejects puts into a full table."""
     table, codes = CodeTable(), np.arange(6_000, dtype=np.int64)
     with monkeypatch.context() as broken:
         broken.setattr("memwal.memtable.key.code_table._put", lambda *_: (_ for _ in ()).throw(MemoryError))
