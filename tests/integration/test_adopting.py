@@ -32,7 +32,7 @@ def init(uri: str, **table: Any) -> BaseTable:
 
 
 def rows(first: int = 0) -> pa.Table:
-    """Return texts that change under stemming, and vectors whose nearest one by angle is not the nearest by distance."""
+    """Return texts that stemming changes, and vectors whose nearest one by angle is not the nearest by distance."""
     lengths = np.linspace(0.1, 9, COUNT)[:, None]
     vectors = np.random.default_rng(first + 1).normal(size=(COUNT, WIDTH)) * lengths
     return pa.table(

@@ -337,7 +337,7 @@ class Run:
         hidden.rename(file)
 
     def ingest(self, lines: list[str], age: float = 0.0) -> None:
-        """Do the same, and wait until its micro-batch has finished."""
+        """Put a file into the source, and wait until its micro-batch has finished."""
         self.land(lines, age)
         wait_until(lambda: json.loads(self._page("/status"))["micro_batches"] == self._landed)
 

@@ -94,8 +94,7 @@ def test_a_table_of_legacy_files_is_refused_in_one_line(uri: str, run: Callable[
 
 @pytest.mark.parametrize("key", [(), "n"], ids=["no key", "a key"])
 def test_rows_copied_into_a_new_table_bring_no_progress_along(uri: str, tmp_path: Path, key: Any) -> None:
-    """Lance copies the schema's metadata with the rows, including the source table's record of committed generations.
-    """
+    """Lance copies the schema's metadata with the rows, including the source's record of committed generations."""
     schema, copy = pa.schema([pa.field("n", pa.int64(), nullable=not key)]), str(tmp_path / "copy")
     with memwal.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
         for n in range(3):
@@ -114,8 +113,7 @@ def test_rows_copied_into_a_new_table_bring_no_progress_along(uri: str, tmp_path
 @pytest.mark.parametrize("key", [(), "n"], ids=["no key", "a key"])
 @pytest.mark.parametrize("clone", ["shallow_clone", "deep_clone"])
 def test_a_clone_takes_rows_of_its_own(uri: str, tmp_path: Path, key: Any, clone: str) -> None:
-    """The clone's metadata records committed generations for which it has no log: its own generations begin above them.
-    """
+    """The clone's metadata records committed generations without a log: its own generations begin above them."""
     schema, copy = pa.schema([pa.field("n", pa.int64(), nullable=not key)]), str(tmp_path / "copy")
     with memwal.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
         table.put(pa.table({"n": [1]}))

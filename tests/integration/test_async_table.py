@@ -415,7 +415,7 @@ def test_a_cancelled_put_that_waits_for_room_is_withdrawn(world: World, monkeypa
 
 
 def anybody_waits_for_room() -> bool:
-    """Return whether a thread has that name, also one of gRPC, which `threading` does not list."""
+    """Return whether any thread waits for room, including threads of gRPC, which `threading` does not list."""
     names = set()
     for frame in sys._current_frames().values():
         at: Any = frame
@@ -441,7 +441,7 @@ def test_a_cancelled_put_that_began_may_be_applied_and_its_repeat_changes_nothin
     async def put() -> None:
         async with idle_after(world) as table:
             assert await cancelled(table.put(lone, token="loader:1"), gate.entered.is_set) < SOON
-            behind = table.put(rows(range(900, 901)), token="loader:2")  # of the same region: waits behind the first put
+            behind = table.put(rows(range(900, 901)), token="loader:2")  # same region: waits behind the first put
             queued = time.monotonic()
             assert await cancelled(behind, lambda: time.monotonic() > queued + 0.5) < SOON
             assert within(5, lambda: table._writes._idle == table._writes._threads)

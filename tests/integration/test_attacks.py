@@ -90,8 +90,7 @@ READS: dict[str, Callable[[Any], int]] = {
 
 @pytest.mark.parametrize("read", READS)
 def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: Path, read: str) -> None:
-    """Regions keep their ids, so daemons that restarted at their addresses have the regions that the client requests.
-    """
+    """Regions keep their ids, so daemons restarted at their addresses have the regions that the client requests."""
     uri, settings = str(tmp_path / "t.lance"), load({"table": {"uri": str(tmp_path / "t.lance")}, **QUIET}, {})
     with opened(uri, 2) as table:
         table.put([{"id": id, "n": 1} for id in range(100)])
@@ -112,7 +111,7 @@ def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: P
 
 
 def at_once(_table: RemoteTable, _attempts: Any, error: Exception, _seen: int) -> None:
-    """Takes the place of another attempt."""
+    """Raise the error in place of another attempt."""
     raise error
 
 
@@ -120,8 +119,7 @@ def at_once(_table: RemoteTable, _attempts: Any, error: Exception, _seen: int) -
 def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_format: str
 ) -> None:
-    """No write occurs, so the owners have not detected the loss of their claims; the client uses the previous routing.
-    """
+    """Without a write the owners do not detect the loss of their claims; the client uses the previous routing."""
     uri, stored = str(tmp_path / "t.lance"), {"wal": {"format": wal_format}, **QUIET}
     settings = load({"table": {"uri": uri}, **stored}, {})
     with memwal.open(uri, settings=stored, schema=SCHEMA, key="id", regions=2) as table:
@@ -212,7 +210,7 @@ def listening(table: Table, endpoint: str) -> FlightService | None:
 
 
 class Jumping(SystemClock):
-    """Clocks after a process was stopped or its machine was suspended: one of the two clocks stood still meanwhile."""
+    """Clocks after a process was stopped, or after its machine was suspended, when the monotonic clock stood still."""
 
     def __init__(self, *, suspended: bool) -> None:
         self.ahead, self._suspended = 0.0, suspended

@@ -1,5 +1,4 @@
-"""The page `flush/beside_lancedb.md`: what LanceDB does beside memwal, how memwal gives a table up and takes it back.
-"""
+"""The page `flush/beside_lancedb.md`: what LanceDB does beside memwal, leaving a table and taking it over again."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ def test_leaving(tmp_path: Path, wal_format: str, drop: Callable[[Path], None]) 
         table.commit()
         assert all(
             not region["memtable_rows"] and not region["ssts"] for region in table.status()["regions"]
-        )  # nothing is left that giving the table up could lose
+        )  # leaving loses no row
     expected = dict.fromkeys((0, 1, 2, 5, 6, 7, 8, 9), 0) | {3: 1, 20: 1}
     assert held(tmp_path) == expected
 
