@@ -137,8 +137,8 @@ def test_a_receipt_says_what_became_of_the_rows_of_each_region(open_small: Calla
 
 
 def test_a_token_that_goes_down_and_is_no_retry_is_refused_whole(open_small: Callable[..., Any], made: Any) -> None:
-    """A client takes a higher number only after every region has applied the put, so a retry never needs a lower
-    number.
+    """When a caller uses a higher number, every region of the previous put has applied it. A retry with the lower
+    number then finds it applied everywhere.
     """
     table = open_small(regions=2)
     first, second = by_region(table, made, range(20)).values()

@@ -86,7 +86,8 @@ def test_one_call_too_many_is_refused_and_our_client_asks_again(
     stream = served.connection.open_put(region, memwal.Token("query", 0), SCHEMA)
     stream.write(pa.Table.from_pylist(ROWS[:1], SCHEMA))
     other = Connection(served.endpoint)
-    # gRPC decides when a put begins; if a call checked for room meanwhile, the put might find that call in progress.
+    # gRPC decides when the put begins. The test reads the counter, since a call that polls might be in progress then,
+    # and the daemon would reject the put.
     wait_until(lambda: served.service._calls._under_way == 1)
     with pytest.raises(Unavailable, match=r"answers daemon.calls_max = 1 calls already") as refused:
         other.act("count", {"filter": None, "level": "latest"})

@@ -252,8 +252,8 @@ def test_a_page_that_hangs_is_given_up_and_keeps_no_other_waiting(
 
 
 def test_who_has_no_token_is_told_only_whether_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests without a token do not cause one storage request each; a caller with the token gets
-    the current state.
+    """Callers without the token get a recent state, so that they cannot cause a storage request each; a caller with the
+    token gets the current state.
     """
     monkeypatch.setattr("memwal.ingest.ops.answers.BRIEF_AGE", 3600.0)
     asked: list[int] = []

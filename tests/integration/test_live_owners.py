@@ -101,7 +101,7 @@ def test_who_closes_while_another_claims_leaves_no_table_that_looks_free(
 
 
 def test_who_closes_after_a_resize_leaves_no_note(open_small: Callable[..., Any], uri: str) -> None:
-    """The owner's newer claims are those of the resize, which does not serve the table."""
+    """The newer claims are those of the resize, which does not serve the table."""
     older = open_small()
     resize(uri, None, wal.open_store(uri), 3, clock=wal.SystemClock(), ids=wal.SystemIds())
     with suppress(memwal.MemWalError):
