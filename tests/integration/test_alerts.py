@@ -40,7 +40,7 @@ from tests.promtool import promtool
 from tests.support.clock import FakeClock
 
 MINUTE = 60 // EVERY
-"""Scrapes in a minute."""
+"""Scrapes per minute."""
 HEALTHY, LONG = 5 * MINUTE, 12 * MINUTE
 QUICK = {"put_timeout": "50ms", "retry_budget": "200ms"}
 Opened = tuple[Table, Scrapes]
@@ -72,7 +72,7 @@ def _page(pages: DaemonPages | RunPages) -> str:
 
 
 def _closed(table: Table) -> None:
-    with suppress(memwal.MemWalError):  # fenced, or its storage was made to fail
+    with suppress(memwal.MemWalError):  # fenced, or its storage fails
         table.close()
 
 

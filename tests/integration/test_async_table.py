@@ -55,7 +55,7 @@ def within(seconds: float, met: Callable[[], bool]) -> bool:
 
 
 class World:
-    """An embedded table and the daemons before it."""
+    """An embedded table and the daemons in front of it."""
 
     def __init__(self, path: Path, ends: ExitStack) -> None:
         patient = {"put_timeout": "50s", "retry_budget": "100s"}

@@ -46,7 +46,7 @@ def test_the_ledger_learns_the_order_of_writes_from_reads() -> None:
     books.read(one)
     before = books.ledger.moment()
     books.read(other)
-    books.read(one, began=before)  # began before the other one was shown
+    books.read(one, began=before)  # the read began before the other one was shown
     with pytest.raises(Wrong, match="did not find any more"):
         books.read(one)
 

@@ -269,7 +269,7 @@ def test_generations_of_both_in_one_commit(world: World) -> None:
         world.put(table, [3, *range(300, 310)], 3)
         world.delete(table, [295, 311])
         table.flush()
-        world.put(table, [295], 4)  # in the log alone when the other one claims
+        world.put(table, [295], 4)  # only in the log when the other writer claims
     writers = world.writers()
     world.their_delete(writers, [300, 3])
     world.their_put(writers, [311, 400], 5)

@@ -46,7 +46,7 @@ def stepped(uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Table, 
 
 
 def batch(number: int) -> pa.Table:
-    """Return a batch in which nine of ten keys are new, and the others replace earlier rows."""
+    """Return a batch: nine of ten keys are new, and the others replace earlier rows."""
     rng = np.random.default_rng(number)
     ids = np.arange(number * ROWS, (number + 1) * ROWS)
     ids[: ROWS // 10] = rng.choice(max(number, 1) * ROWS, ROWS // 10, replace=False)

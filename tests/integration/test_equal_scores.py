@@ -39,7 +39,7 @@ def rows(numbers: Iterator[int] | range) -> list[dict[str, Any]]:
 
 
 def ordered(table: Any, column: str = "name", **more: Any) -> dict[str, list[Any]]:
-    """Return the first rows of each ranked read, in which all rows tie."""
+    """Return the first rows of each ranked read; all rows tie."""
     answers = {
         "match": table.match("body", "harbor", K, columns=[column], **more),
         "both words": table.match("body", "harbor master", K, columns=[column], **more),

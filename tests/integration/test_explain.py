@@ -246,7 +246,7 @@ def test_a_scan_is_explained_at_its_end_or_when_it_is_closed(way: str, ways: Any
         owner.count(explain=True)
     with pytest.raises(memwal.Invalid):
         owner.count("prise < 1", explain=told.append)
-    assert len(told) == 1  # a read that fails is not explained
+    assert len(told) == 1  # a failed read has no explanation
 
 
 def test_a_frozen_memtable_is_told_from_the_active_one(uri: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,7 +258,7 @@ TYPES = (
 
 
 def hostile(draw: random.Random, names: list[str], depth: int = 0) -> str:
-    """A random filter with huge numbers, unusual types and deep calls."""
+    """Return a random filter with huge numbers, unusual types and deep calls."""
 
     def inner() -> str:
         return hostile(draw, names, depth + 1)

@@ -255,7 +255,7 @@ def test_a_read_that_takes_too_long_ends_with_a_clear_error(serve: Callable[...,
 
 
 class Endless:
-    """A Lance scan of an endless table in which no row passes."""
+    """A Lance scan of an endless table; no row passes its filter."""
 
     def __init__(self, scanner: Any) -> None:
         self._scanner, self.ended, self.steps = scanner, threading.Event(), 0

@@ -141,7 +141,7 @@ def _held(gate: Gate, table: Any, count: int = 200) -> Callers:
 
 
 def _behind(gate: Gate, put: Callable[[int], Any], count: int) -> Callers:
-    """Start `count` callers of `put`, each of which waits for its answer behind the closed gate."""
+    """Start `count` callers of `put`; each waits for its answer behind the closed gate."""
     gate.close()
     callers = Callers(put, count)
     wait_until(lambda: gate.submitted >= count)
@@ -392,7 +392,7 @@ def test_an_interval_between_entries_makes_fewer_of_them_and_loses_none(tmp_path
 
 
 def test_a_close_that_was_interrupted_can_be_made_again(tmp_path: Path, gate: Gate) -> None:
-    others = list(threading.enumerate())  # of tests before this one
+    others = list(threading.enumerate())  # threads of earlier tests
     table = _open(tmp_path, wal={"linger_max": "1h"})
     table.put(_row(1), durable=False)
     gate.close()

@@ -436,7 +436,7 @@ def test_the_operation_of_a_killed_client_stays_open(history: History, tmp_path:
     assert ran.returncode == -signal.SIGKILL
     assert len(killed.read_text().splitlines()) == 3
     reader = Recorder.to_file(tmp_path / "reader.jsonl")
-    for value in (10, 11):  # the clock is the machine's: these reads come after the puts of the other process
+    for value in (10, 11):  # the machine's clock orders these reads after the puts of the other process
         reader.invoke("b", "read", 0, keys=[KEY], level="latest").ok({KEY: value})
     assert not expect_linearizable([killed, tmp_path / "reader.jsonl"]).wrong
     reader.invoke("b", "read", 0, keys=[KEY], level="latest").ok({KEY: 10})

@@ -204,7 +204,7 @@ def ids_near(table: Any, row: dict[str, Any]) -> list[int]:
 def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
     open_small: Callable[..., Any], tmp_path: Any, made: Any, gate: Gate
 ) -> None:
-    others = list(threading.enumerate())  # of tests before this one
+    others = list(threading.enumerate())  # threads of earlier tests
     settings = {"commit": {"interval": "0s"}}
     with memwal.open(tmp_path / "plain", schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings):
         assert threads("indexer", others), "of keys"
@@ -231,7 +231,7 @@ def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
 
 
 def test_the_indexer_ends_with_a_region_that_was_fenced(open_small: Callable[..., Any], made: Any) -> None:
-    others = list(threading.enumerate())  # of tests before this one
+    others = list(threading.enumerate())  # threads of earlier tests
     older = open_small(regions=1)
     older.put(made.table([1]))
     newer = open_small()

@@ -187,7 +187,7 @@ def test_verify_shows_its_progress_on_a_terminal_alone(config: Path) -> None:
     def shown(terminal: bool) -> str:
         text = io.StringIO()
         console = Console(file=text, force_terminal=terminal, width=120)
-        console.is_quiet = False  # like the console of a command
+        console.is_quiet = False  # type: ignore[attr-defined]  # like the console of a command
         assert cli_verify.show(load(config, {}), {}, console, deep=True, as_json=False) == 0
         return text.getvalue()
 

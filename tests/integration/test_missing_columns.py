@@ -138,9 +138,7 @@ def test_the_index_has_the_kept_values(made: Callable[..., Any]) -> None:
 
 
 def test_puts_that_mean_different_things_go_out_together(made: Callable[..., Any]) -> None:
-    """Each caller that shares an entry gets its own `missing` rule, in the order in which the region processes the
-    callers.
-    """
+    """Each caller that shares an entry gets its own `missing` rule; they apply in the region's order of callers."""
     table = made()
     ids = range(100, 400)
     table.put([{**ONE, "id": id} for id in ids])

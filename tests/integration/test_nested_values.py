@@ -73,7 +73,7 @@ class Random:
         return self.of.choice(FIXED + VARIABLE)
 
     def rows(self, schema: pa.Schema, ids: list[int]) -> list[dict[str, Any]]:
-        """Return rows of one put; how many nulls and empty lists they have is drawn once for each."""
+        """Return the rows of one put; their shares of nulls and empty lists are drawn once per field."""
         skews = {field.name: [self.of.choice([0.0, 0.1, 0.5, 1.0]) for _ in range(6)] for field in schema}
         longest = self.of.choice([0, 1, 3])
         return [
@@ -123,7 +123,7 @@ def comparable(rows: pa.Table) -> dict[int, str]:
 
 
 def run(seed: int, uri: str) -> None:
-    """Put, flush, commit, delete, reopen and read; raise AssertionError or MemWalError where a row is not as it was."""
+    """Put, flush, commit, delete, reopen and read; raise AssertionError or MemWalError if a row differs."""
     draw = Random(seed)
     schema = draw.schema()
     settings = {

@@ -1,4 +1,4 @@
-"""`memwal serve --on-spark`: daemons that a barrier job starts on the executors of a Spark of several processes."""
+"""`memwal serve --on-spark`: daemons that a barrier job starts on the executors of a Spark with several processes."""
 
 from __future__ import annotations
 

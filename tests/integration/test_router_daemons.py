@@ -98,9 +98,7 @@ def test_a_daemon_that_is_killed_costs_time_only(
 def two_that_are_waited_for(
     tmp_path: Path, uri: str, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[Any]]:
-    """Return the URI of a table that two daemons serve, and both processes. Only a claim ends the wait for a stopped
-    one.
-    """
+    """Return the endpoints and processes of a table's two daemons. Only a claim ends the wait for a stopped daemon."""
     endpoints = spread(2, REGIONS)
     config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, daemon={"endpoints": endpoints})
     running = [start_daemon(start, config, endpoint) for endpoint in endpoints]

@@ -144,7 +144,7 @@ def test_a_renamed_column_keeps_its_values_at_every_level(opened: Open, old: str
         assert opened.there(level) == {id: expected[id] for id in ids}
     with pytest.raises(memwal.Invalid, match=f"column '{old}' is called 'other' since version"):
         opened.reader.scan([old])
-    if old == "vector":  # the index goes with its column
+    if old == "vector":  # the index is dropped with its column
         assert opened.reader.search("other", expected[25]["other"], k=1)["id"].to_pylist() == [25]
     if old == "body":
         word = expected[25]["other"].split()[0]
@@ -172,7 +172,7 @@ def test_a_put_with_an_added_column_is_taken_at_once(opened: Open, made: Made) -
     """No read or commit came in between: the put itself detects the new column."""
     opened.lance.add_columns(pa.field("grade", pa.int64()))
     writer(opened).put([made.row(5, 1) | {"grade": 7}, made.row(40) | {"grade": 8}])
-    writer(opened).put(made.rows([41]), missing="null")  # and one without it
+    writer(opened).put(made.rows([41]), missing="null")  # and a row without it
     expected = {id: row | {"grade": None} for id, row in opened.expected([*range(30), 40, 41]).items()}
     expected[5] = made.row(5, 1) | {"grade": 7}
     expected[40]["grade"] = 8

@@ -223,7 +223,7 @@ def test_a_written_micro_batch_is_applied_once_however_often_and_in_whatever_par
     with memwal.connect(uri) as table:
         assert len(table) == 50
         forget_last_commit(writing.checkpoint)
-        writing.run(partitions=3)  # every region has applied it
+        writing.run(partitions=3)  # every region has applied the batch
         assert len(table) == 50
         writing.land(rows(*((id, 1) for id in range(40))))
         writing.run(partitions=1)

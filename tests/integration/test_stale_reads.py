@@ -1,4 +1,4 @@
-"""No read of a table returns a row that was replaced or deleted, or fewer results because of such a row.
+"""Replaced and deleted rows: a read never returns them, and never returns fewer results because of them.
 
 The tests use the public methods: the older version is at one level, the newer one at a higher level, with memtables
 indexed at the put and later. tests/unit/test_memtable_stale_reads.py has the same cases inside one memtable.

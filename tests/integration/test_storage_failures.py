@@ -77,7 +77,7 @@ def test_a_disk_that_takes_nothing_costs_the_put_names_the_object_and_is_not_ham
             full.setattr(wal.LocalStore, "_write_temporary", refuse)
             with pytest.raises(kind, match=f"_mem_wal/.*/wal/.*{remedy}"):
                 table.put([{"id": 2, "v": 2}], token="writer:2")
-            time.sleep(1.5)  # flushes are due meanwhile, and fail
+            time.sleep(1.5)  # flushes are due in this time, and fail
             assert 0 < len(asked) < 15 * (time.monotonic() - began), "a few times a second, and not thousands"
             assert table.count() == 1
             assert table.broken() is None

@@ -338,7 +338,7 @@ RAW = ("zzz", "abc", "-abc", "abcd~", '"zzz"', "+zzz", "abc def", "zz*", "", "-z
 
 
 def test_an_empty_text_is_found_for_nothing_where_texts_are_whole(tmp_path: Path) -> None:
-    """Lance would return it for a query without terms."""
+    """Lance would return the empty text for a query that matches no text."""
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("t", pa.string())])
     indexes = {"t": {"type": "fts", "base_tokenizer": "raw", "stem": False, "remove_stop_words": False}}
     rows = [{"id": id, "t": text} for id, text in enumerate(["", "abc", " ", "abc def", None])]
