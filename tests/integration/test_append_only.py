@@ -284,7 +284,7 @@ FAULTS = {
 def test_a_commit_whose_version_got_no_answer_is_there_once(
     s3_table_through_proxy: Any, fault_proxy: Any, fault: Any
 ) -> None:
-    """In the case "lost", storage has the new version, and the committer gets no answer."""
+    """In the case "answer lost", storage has the new version, and the committer gets no answer."""
     with on_s3(s3_table_through_proxy) as table:
         table.put(rows([1, 1, 2]))
         table.flush()

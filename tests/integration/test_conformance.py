@@ -124,7 +124,7 @@ class Readers:
         ours = table.match("body", "violet", k=1_000, level="committed")
         assert sorted(pairs(worded.to_arrow())) == sorted(pairs(ours))
         # LanceDB searches above the base only if the index is listed by name, and the list would have to be written
-        # before the vector index exists. If this test passes, the README promises too little.
+        # before the vector index exists. If the search succeeds, the README promises too little.
         with pytest.raises(RuntimeError, match="maintained by the write spec"):
             self.lancedb.search(near).limit(10).to_arrow()
 
