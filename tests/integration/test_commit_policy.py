@@ -56,7 +56,7 @@ def batch(number: int) -> pa.Table:
 def test_a_stream_of_micro_batches_leaves_few_fragments_segments_and_ssts(
     stepped: tuple[Table, CommitLoop, Ahead], uri: str
 ) -> None:
-    """One micro-batch every 10 s, for 25 minutes. 1,000 micro-batches of 1,000 rows do not exceed these bounds either."""
+    """One micro-batch every 10 s, for 25 minutes. 1,000 micro-batches of 1,000 rows stay within the bounds too."""
     table, loop, clock = stepped
     commits, fragments, segments, ssts = 0, 0, 0, 0
     keys: set[int] = set()

@@ -75,7 +75,7 @@ def once_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Eve
 def test_a_load_that_begins_while_a_region_looks(
     owner: str, open_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load requests a flush from a daemon, and the flush waits for the tombstones. It cannot request one from a
+    """A load requests a flush from a daemon, and the flush waits for the tombstones. It requests none from a
     program that has opened the table.
     """
     if owner == "daemon":
