@@ -71,8 +71,7 @@ class World:
     def rows(self) -> pa.Schema:
         return row_schema(self.base.schema, self.key)
 
-    # ---- changing it
-    # ---------------------------------------------------------------------------------------------
+    # ---- changes -----------------------------------------------------------------------------------------------------
 
     def keys(self, numbers: Iterable[int]) -> list[Row]:
         """Return keys by number; text keys contain quotes."""
@@ -165,8 +164,7 @@ class World:
             ids=self.ids,
         )
 
-    # ---- reading it
-    # ----------------------------------------------------------------------------------------------
+    # ---- reads -------------------------------------------------------------------------------------------------------
 
     def views(self) -> list[RegionView]:
         return [
@@ -324,8 +322,7 @@ def test_a_match_gives_live_rows_that_hold_a_word(world: World, k: int, text: st
             assert {**holding[key], "_score": row["_score"]} == row
 
 
-# ---- stale reads
-# -------------------------------------------------------------------------------------------------
+# ---- stale reads -----------------------------------------------------------------------------------------------------
 
 
 def simple(world: World, number: int, size: int, vec: float, text: str = "python") -> Row:
@@ -433,8 +430,7 @@ def test_a_committed_sst_that_is_still_listed_does_not_hide_newer_base_rows(tmp_
     assert world.reader().scan(world.views()).read_all().column("size").to_pylist() == [2]
 
 
-# ---- from storage alone, and refusals
-# ------------------------------------------------------------------------------
+# ---- from storage alone, and refusals --------------------------------------------------------------------------------
 
 
 def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_path: Path) -> None:
