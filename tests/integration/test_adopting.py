@@ -1,4 +1,4 @@
-"""Lance tables as other programs make them: adopted with what they have, or refused in one line by `memwal init`."""
+"""Lance tables made by other programs: `memwal init` adopts them with their contents, or rejects them in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def init(uri: str, **table: Any) -> BaseTable:
 
 
 def rows(first: int = 0) -> pa.Table:
-    """Texts of which stemming makes others, and vectors whose nearest one by angle is not the nearest by distance."""
+    """Return texts that stemming changes, and vectors whose nearest one by angle is not the nearest by distance."""
     lengths = np.linspace(0.1, 9, COUNT)[:, None]
     vectors = np.random.default_rng(first + 1).normal(size=(COUNT, WIDTH)) * lengths
     return pa.table(
@@ -110,7 +110,7 @@ def test_files_of_the_format_20_without_structs_are_adopted_and_deleted_from(tmp
         assert table.count(level="committed") == COUNT - 1
 
 
-# ---- indexes that are there ------------------------------------------------------------------------------------------
+# ---- existing indexes ------------------------------------------------------------------------------------------------
 
 
 def test_a_full_text_index_keeps_its_parameters_for_fresh_rows(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def verified(uri: str) -> list[str]:
 
 
 def test_an_index_over_nulls_only_is_no_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Lance writes no file of a vector index that has no vector."""
+    """Lance writes no file for a vector index without vectors."""
     uri = str(tmp_path / "t.lance")
     schema = pa.schema([ID, pa.field("vector", pa.list_(pa.float32(), WIDTH))])
     nulls = pa.nulls(300, schema.field("vector").type)
@@ -307,7 +307,7 @@ def test_an_index_whose_files_are_gone_is_damage_still(tmp_path: Path) -> None:
 def test_verify_says_what_init_would_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[str], None]
 ) -> None:
-    """Of a table that was set up before `memwal init` looked at that."""
+    """Covers a table that was set up without the checks of `memwal init`."""
     uri = str(tmp_path / "t.lance")
     make(uri)
     with monkeypatch.context() as before:

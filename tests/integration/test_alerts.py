@@ -1,4 +1,4 @@
-"""Each alert of the shipped rules fires by the fault that it is for, and by no other; none fires on a healthy table."""
+"""Each alert of the shipped rules fires for its own fault and for no other; none fires on a healthy table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.promtool import promtool
 from tests.support.clock import FakeClock
 
 MINUTE = 60 // EVERY
-"""Scrapes in a minute."""
+"""Scrapes per minute."""
 HEALTHY, LONG = 5 * MINUTE, 12 * MINUTE
 QUICK = {"put_timeout": "50ms", "retry_budget": "200ms"}
 Opened = tuple[Table, Scrapes]
@@ -48,7 +48,7 @@ Opened = tuple[Table, Scrapes]
 
 @pytest.fixture
 def watched(tmp_path: Path, uri: str) -> Iterator[Callable[..., Opened]]:
-    """Opens the small table of one region with settings, and what scrapes it as a daemon's /metrics does."""
+    """Open the small table of one region with settings, and a scraper that reads it like a daemon's /metrics."""
     with ExitStack() as stack:
 
         def opened(**sections: Mapping[str, Any]) -> Opened:
@@ -72,7 +72,7 @@ def _page(pages: DaemonPages | RunPages) -> str:
 
 
 def _closed(table: Table) -> None:
-    with suppress(memwal.MemWalError):  # fenced, or its storage was made to fail
+    with suppress(memwal.MemWalError):  # fenced, or its storage fails
         table.close()
 
 
@@ -99,7 +99,7 @@ def test_a_healthy_table_fires_no_alert(watched: Callable[..., Opened], made: An
 
 
 def test_rows_that_are_not_committed_in_time(watched: Callable[..., Opened], made: Any) -> None:
-    """A commit under way stands still; commits of a process are one at a time."""
+    """A commit in progress blocks; a process makes one commit at a time."""
     table, scrapes = watched(commit={"interval": "500ms"})
     scrapes.take(HEALTHY)
     with table._commits._one_at_a_time:
@@ -110,7 +110,7 @@ def test_rows_that_are_not_committed_in_time(watched: Callable[..., Opened], mad
 
 
 def test_commits_that_are_paused_are_not_late(watched: Callable[..., Opened], made: Any) -> None:
-    """And a pause that may have been forgotten is told of after an hour."""
+    """After an hour an alert reports a pause, since an operator may have forgotten it."""
     table, scrapes = watched(commit={"interval": "500ms"})
     scrapes.take(HEALTHY)
     table.pauses.pauses.pause("commits", "an operator")
@@ -203,7 +203,7 @@ def test_commits_that_fail(watched: Callable[..., Opened], made: Any, monkeypatc
 
 
 def test_puts_that_wait_for_room(watched: Callable[..., Opened], made: Any) -> None:
-    """Flushes are held up, so that puts find no room and give up after a while."""
+    """Flushes are blocked, so puts find no room and fail after their wait."""
     size = {"size_max": "140KiB", "unflushed_max": "140KiB"}
     table, scrapes = watched(memtable=size, wal={"put_timeout": "300ms"})
     scrapes.take(HEALTHY)
@@ -242,7 +242,7 @@ def test_an_indexer_that_stands_still(
 def test_requests_that_cost_more_than_the_budget(
     watched: Callable[..., Opened], made: Any, s3_table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A put a scrape is 120 PUTs an hour: 0.0006 dollars."""
+    """One put per scrape is 120 PUTs an hour: 0.0006 dollars."""
     options = dict(s3_table.storage_options)
     for name in ("access_key_id", "secret_access_key"):
         monkeypatch.setenv(name.upper(), options[name])
@@ -289,7 +289,7 @@ def _of(table: Table, **labels: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_run_without_micro_batches_that_is_paused(tmp_path: Path, uri: str, paused: bool) -> None:
-    """The source has rows, and none is taken: because an operator wants it so, or not."""
+    """The source has rows, and the run reads none: because an operator paused it, or because of a fault."""
     config, clock = tmp_path / "config.toml", FakeClock()
     config.write_text(toml(small_sections(uri)))
     settings = load(config, os.environ)
@@ -328,7 +328,7 @@ class Run:
             return str(answer.read().decode())
 
     def land(self, lines: list[str], age: float = 0.0) -> None:
-        """Let a file land in the source that looks `age` seconds old, whole at once."""
+        """Put a complete file into the source; its modification time is `age` seconds ago."""
         self._landed += 1
         file = self._directory / f"{self._landed:05d}.json"
         hidden = file.with_name(f".{file.name}")
@@ -337,12 +337,12 @@ class Run:
         hidden.rename(file)
 
     def ingest(self, lines: list[str], age: float = 0.0) -> None:
-        """The same, and wait until its micro-batch has finished."""
+        """Put a file into the source, and wait until its micro-batch has finished."""
         self.land(lines, age)
         wait_until(lambda: json.loads(self._page("/status"))["micro_batches"] == self._landed)
 
     def daemon(self) -> psutil.Process:
-        """Its own daemon."""
+        """The run's own daemon."""
         children = psutil.Process(self.running.process.pid).children()
         (found,) = [each for each in children if "memwal.ingest.daemon" in " ".join(each.cmdline())]
         return found
@@ -350,7 +350,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, start_for_module: Callable[..., Running]) -> Run:
-    """A run that is warm: rows of the first micro-batch waited for Spark's start."""
+    """Start a run and warm it up: rows of the first micro-batch wait for Spark's start."""
     home = tmp_path_factory.mktemp("alerts")
     source = home / "source"
     source.mkdir()
@@ -376,7 +376,7 @@ BAD = [json.dumps({"id": "no number", "name": "a"}) for _ in range(3)]
 
 
 def test_a_healthy_run_fires_no_alert(run: Run) -> None:
-    """Tried again, as a micro-batch of a healthy run takes seconds where the machine stands still for so long."""
+    """Retry, since a micro-batch of a healthy run takes seconds when the machine stalls for that long."""
 
     def quiet() -> bool:
         since = len(run.scrapes)
@@ -396,7 +396,7 @@ def test_bad_rows_above_one_percent(run: Run) -> None:
 
 
 def test_micro_batches_that_do_not_end(run: Run) -> None:
-    """The daemon stands still: the micro-batch waits for it, and the lag rises though nothing is counted."""
+    """The daemon is stopped: the micro-batch waits for it, and the lag rises although no count rises."""
     since = len(run.scrapes)
     run.scrapes.take(HEALTHY)
     lag = run.scrapes.newest("memwal_source_lag_seconds")
@@ -420,7 +420,7 @@ def test_micro_batches_that_do_not_end(run: Run) -> None:
 
 
 def test_rows_that_are_queryable_late(run: Run) -> None:
-    """They have waited in the source for longer than `source.freshness_max`."""
+    """The rows have waited in the source for longer than `source.freshness_max`."""
     since = len(run.scrapes)
     run.scrapes.take(HEALTHY)
     run.scrapes.take(HEALTHY, lambda: run.ingest(GOOD, age=90))
@@ -428,7 +428,7 @@ def test_rows_that_are_queryable_late(run: Run) -> None:
 
 
 def test_a_source_that_is_faster_than_the_run(run: Run) -> None:
-    """Each file has lain in the source for longer than the one before; so its rows are queryable late too."""
+    """Each file has waited in the source longer than the previous one, so its rows become queryable late too."""
     since, ages = len(run.scrapes), iter(range(70, 10_000, 40))
     run.scrapes.take(HEALTHY)
     run.scrapes.take(8 * MINUTE, lambda: run.ingest(GOOD, age=next(ages)))

@@ -1,4 +1,4 @@
-"""Tables without a key, from the outside: every row exactly once, equal ones too, at every level, after every step."""
+"""Tables without a key, from the outside: every row exactly once, also equal rows, at every level, after every step."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_newer_owner_takes_over_every_row(uri: str) -> None:
 
 
 def test_tiny_limits_and_many_threads(uri: str) -> None:
-    """Every limit is crossed, commits run beside, and each put is sent twice."""
+    """Puts exceed every limit, commits run at the same time, and each put is sent twice."""
     tiny = {
         "memtable": {"rows_max": 40, "size_max": "1MiB", "unflushed_max": "64MiB"},
         "wal": {"entry_size_max": "2KiB", "linger_max": "5ms"},
@@ -123,7 +123,7 @@ def test_tiny_limits_and_many_threads(uri: str) -> None:
                     part = rows([producer, *range(100, 110)])
                     for _ in range(2):
                         table.put(part, token=f"p{producer}:{sequence}", durable=bool(sequence % 3))
-            except BaseException as error:  # noqa: BLE001 - told to the test
+            except BaseException as error:  # noqa: BLE001 - reported by the test
                 failures.append(error)
 
         threads = [threading.Thread(target=puts, args=(producer,)) for producer in range(4)]
@@ -156,7 +156,7 @@ def test_rows_are_spread_by_the_columns_that_are_named(uri: str) -> None:
 
 
 def test_columns_come_go_and_are_renamed_meanwhile(uri: str) -> None:
-    """By another program, with rows in an SST and in the log; only what rows are routed by has to stay."""
+    """Another program changes columns while rows are in an SST and in the log; only the routing columns must stay."""
     with opened(uri, 3, regions={"by": ["n"]}) as table:
         table.put(rows([1, 1]))
         table.flush()
@@ -181,7 +181,7 @@ def test_columns_come_go_and_are_renamed_meanwhile(uri: str) -> None:
         opened(uri)
 
 
-# ---- asked for wrongly ---------------------------------------------------------------------------------------------
+# ---- invalid calls -------------------------------------------------------------------------------------------------
 
 
 def test_keys_are_refused_in_one_line(uri: str) -> None:
@@ -254,7 +254,7 @@ def test_on_s3_committers_at_once_append_once(s3_table: Any) -> None:
             try:
                 store = open_store(*s3_table)
                 flush.commit(*s3_table, store, clock=SystemClock(), retries=40, courtesy=0.0, memory_max=1)
-            except BaseException as error:  # noqa: BLE001 - told to the test
+            except BaseException as error:  # noqa: BLE001 - reported by the test
                 failures.append(error)
 
         threads = [threading.Thread(target=commits) for _ in range(2)]
@@ -284,7 +284,7 @@ FAULTS = {
 def test_a_commit_whose_version_got_no_answer_is_there_once(
     s3_table_through_proxy: Any, fault_proxy: Any, fault: Any
 ) -> None:
-    """Lost: the version is there, and the committer hears nothing of it."""
+    """In the case "answer lost", storage has the new version, and the committer gets no answer."""
     with on_s3(s3_table_through_proxy) as table:
         table.put(rows([1, 1, 2]))
         table.flush()

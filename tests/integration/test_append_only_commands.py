@@ -1,4 +1,4 @@
-"""Tables without a key, as a user meets them: commands, adoption, the daemon, Spark."""
+"""Tables without a key as a user sees them: commands, adoption, the daemon, Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.append_rows import QUIET, clean, configured, counted, opened, rows
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command in this process; its exit code, output and errors."""
+    """Run the command in this process; return its exit code, output and errors."""
 
     def command(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["memwal", *map(str, arguments)])
@@ -63,7 +63,7 @@ def test_collected_garbage_loses_no_row(uri: str, run: Callable[..., Any], tmp_p
     clean(uri)
 
 
-# ---- a table that is there -----------------------------------------------------------------------------------------
+# ---- existing tables -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["2.0", "2.2"])
@@ -94,7 +94,7 @@ def test_a_table_of_legacy_files_is_refused_in_one_line(uri: str, run: Callable[
 
 @pytest.mark.parametrize("key", [(), "n"], ids=["no key", "a key"])
 def test_rows_copied_into_a_new_table_bring_no_progress_along(uri: str, tmp_path: Path, key: Any) -> None:
-    """Lance copies the schema's metadata with the rows, and with it what is committed of the table they come from."""
+    """Lance copies the schema's metadata with the rows, including the source's record of committed generations."""
     schema, copy = pa.schema([pa.field("n", pa.int64(), nullable=not key)]), str(tmp_path / "copy")
     with memwal.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
         for n in range(3):
@@ -113,7 +113,7 @@ def test_rows_copied_into_a_new_table_bring_no_progress_along(uri: str, tmp_path
 @pytest.mark.parametrize("key", [(), "n"], ids=["no key", "a key"])
 @pytest.mark.parametrize("clone", ["shallow_clone", "deep_clone"])
 def test_a_clone_takes_rows_of_its_own(uri: str, tmp_path: Path, key: Any, clone: str) -> None:
-    """It says that generations are committed of which it has no log: its own begin above them."""
+    """The clone's metadata records committed generations without a log: its own generations begin above them."""
     schema, copy = pa.schema([pa.field("n", pa.int64(), nullable=not key)]), str(tmp_path / "copy")
     with memwal.open(uri, schema=schema, key=key, regions=1, settings=QUIET) as table:
         table.put(pa.table({"n": [1]}))
@@ -282,7 +282,7 @@ def test_a_replayed_micro_batch_adds_nothing(spark: Any, uri: str, tmp_path: Pat
         process()
         expected = Counter([1, 1, None, *range(50), 1, *range(50)])
         for done in (checkpoint / "commits").iterdir():
-            done.unlink()  # as a driver that was killed before it said so
+            done.unlink()  # as if the driver had been killed before it recorded this
         process()
         assert [region.applied for region in batches[0].regions] == [True] * 3
         assert [region.applied for region in batches[1].regions] == [False] * 3

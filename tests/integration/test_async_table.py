@@ -1,4 +1,6 @@
-"""`memwal.connect_async`: the answers of the synchronous table, in few threads; what a cancelled call lets go."""
+"""`memwal.connect_async`: the answers of the synchronous table, with few threads; a cancelled call releases its
+resources.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ SCHEMA = pa.schema(
     ]
 )
 SOON = 0.5
-"""Seconds in which a cancelled call returns to its task; tens of milliseconds, on a machine with time."""
+"""Seconds within which a cancelled call returns to its task; tens of milliseconds on an idle machine."""
 
 
 def rows(ids: range) -> list[dict[str, Any]]:
@@ -53,7 +55,7 @@ def within(seconds: float, met: Callable[[], bool]) -> bool:
 
 
 class World:
-    """An embedded table and the daemons before it."""
+    """An embedded table and the daemons in front of it."""
 
     def __init__(self, path: Path, ends: ExitStack) -> None:
         patient = {"put_timeout": "50s", "retry_budget": "100s"}
@@ -89,7 +91,7 @@ def connected(world: World) -> Coroutine[Any, Any, AsyncTable]:
 
 
 def parted(client: Any, endpoints: tuple[str, ...]) -> None:
-    """Let a client believe that each of two daemons owns one region: then its calls go to both."""
+    """Make a client believe that each of two daemons owns one region, so its calls go to both."""
     owners = zip(client.router.regions, endpoints, strict=True)
     client.router._believe({region: client.router._owners[region]._replace(endpoint=at) for region, at in owners})
     assert client.router.sole is None
@@ -114,7 +116,7 @@ def comparable(answer: Any) -> Any:
     if isinstance(answer, pa.Table):
         return answer.schema, sorted(answer.to_pylist(), key=lambda row: row["id"])
     if isinstance(answer, dict) and "regions" in answer:
-        return [answer["table"], answer.get("rows")]  # of a status: what does not move with the clock
+        return [answer["table"], answer.get("rows")]  # of a status: the parts that do not depend on the clock
     return answer
 
 
@@ -193,7 +195,8 @@ def test_mistakes_are_raised_by_the_await_with_their_kinds(world: World) -> None
 @pytest.mark.parametrize(
     ("asynchronous", "synchronous", "absent"),
     [
-        # What hands the rows to another library is read without an event loop; a schema may need a look at the log.
+        # `to_reader` hands rows to another library, which reads them without an event loop; `schema` may have to read
+        # the log.
         (AsyncRowStream, RowStream, {"to_reader"}),
         (AsyncChanges, Changes, {"schema"}),
     ],
@@ -259,7 +262,7 @@ async def until(met: Callable[[], bool]) -> None:
 async def cancelled(call: Awaitable[Any], begun: Callable[[], bool]) -> float:
     """Cancel a call once it has `begun`; return the seconds that it took to return."""
     task = asyncio.ensure_future(call)
-    await asyncio.sleep(0)  # one that has not started would not see that it is cancelled
+    await asyncio.sleep(0)  # a call that has not started would not observe its cancellation
     await until(begun)
     started = time.monotonic()
     task.cancel()
@@ -269,7 +272,7 @@ async def cancelled(call: Awaitable[Any], begun: Callable[[], bool]) -> float:
 
 
 class Gate:
-    """A place in the daemon at which its threads wait."""
+    """A point in the daemon at which its threads wait."""
 
     def __init__(self) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
@@ -288,7 +291,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
-    """The views that reads hold, as weak references."""
+    """Collect weak references to the views that reads hold."""
     references: list[weakref.ref[Any]] = []
     through = BaseReads.__init__
 
@@ -302,7 +305,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
 
 @asynccontextmanager
 async def idle_after(world: World, daemons: int = 1) -> AsyncIterator[AsyncTable]:
-    """A table whose threads must all be free in the end, within a second and what a busy machine takes."""
+    """Yield a table whose threads must all be idle at the end, within a second plus the delay of a busy machine."""
     async with await memwal.connect_async([world.at, *(world.serve() for _ in range(1, daemons))]) as table:
         if daemons > 1:
             parted(table._table, table._table.router.endpoints)
@@ -332,7 +335,7 @@ def test_a_cancelled_read_ends_at_the_daemon_before_its_next_step(
             assert await cancelled(getattr(table, read)(*given, **options), lambda: len(steps) == daemons) < SOON
         gate.opened.set()
         assert within(10, lambda: not [view for view in held if view() is not None])
-        assert len(steps) == daemons  # of several levels each
+        assert len(steps) == daemons  # one step per daemon, for several levels each
 
     asyncio.run(ask())
 
@@ -350,7 +353,7 @@ def test_a_cancelled_scan_lets_its_moment_go(
         yield from through(self, *args)
 
     monkeypatch.setattr(BaseReads, "batches", slow)
-    # Of a filter that only rows of the base pass, the first batch comes from there.
+    # Only rows of the base pass this filter, so the first batch comes from the base.
     filter = "id < 100" if when == "while it opens" else None
 
     async def read(table: AsyncTable) -> None:
@@ -412,7 +415,7 @@ def test_a_cancelled_put_that_waits_for_room_is_withdrawn(world: World, monkeypa
 
 
 def anybody_waits_for_room() -> bool:
-    """Whether a thread does, also one of gRPC, which `threading` does not list."""
+    """Return whether any thread waits for room, including threads of gRPC, which `threading` does not list."""
     names = set()
     for frame in sys._current_frames().values():
         at: Any = frame
@@ -438,16 +441,16 @@ def test_a_cancelled_put_that_began_may_be_applied_and_its_repeat_changes_nothin
     async def put() -> None:
         async with idle_after(world) as table:
             assert await cancelled(table.put(lone, token="loader:1"), gate.entered.is_set) < SOON
-            behind = table.put(rows(range(900, 901)), token="loader:2")  # of the same region: it waits behind the first
+            behind = table.put(rows(range(900, 901)), token="loader:2")  # same region: waits behind the first put
             queued = time.monotonic()
             assert await cancelled(behind, lambda: time.monotonic() > queued + 0.5) < SOON
             assert within(5, lambda: table._writes._idle == table._writes._threads)
-            await asyncio.sleep(0.3)  # the daemon looks 20 times a second
+            await asyncio.sleep(0.3)  # the daemon checks 20 times a second
             gate.opened.set()
             receipt = await table.put(lone, token="loader:1")
             assert not receipt.applied
             assert await table.count("id = 900") == 1
-            assert (await table.put(lone, token="loader:2")).applied  # it had not begun, and was withdrawn
+            assert (await table.put(lone, token="loader:2")).applied  # the cancelled put was withdrawn before it began
 
     asyncio.run(put())
 

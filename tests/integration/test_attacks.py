@@ -1,4 +1,4 @@
-"""Schedules that broke a promise once, each the smallest one that did."""
+"""Schedules that once broke a promise, each reduced to the smallest one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(uri: str, regions: int | None = None, **table: str) -> Table:
 
 
 def send(table: Table, rows: pa.Table, regions: int | None = None) -> None:
-    """A micro-batch as the sink's tasks send it, to the first so many regions only where that is given."""
+    """Send a micro-batch as the sink's tasks do; with `regions`, only to that number of regions."""
     buckets = table.base.route(rows)
     for bucket, region in enumerate(table.base.regions[:regions]):
         part = rows.filter(pa.array(buckets == bucket))
@@ -67,7 +67,9 @@ def test_a_micro_batch_with_deletes_that_a_resize_met_half_applied_is_completed(
 def test_a_put_that_changes_nothing_is_not_acked_by_an_owner_that_was_overtaken(
     tmp_path: Path, rules: dict[str, str]
 ) -> None:
-    """The older owner finds the key, which the newer one has deleted: nobody would have the row that it acks."""
+    """The older owner finds the key, which the newer owner has deleted. If it acked the put, no owner would have the
+    row.
+    """
     uri = str(tmp_path / "t.lance")
     with opened(uri, 1, **rules) as older:
         older.put([{"id": 1, "n": 9}], token="b:1")
@@ -88,7 +90,7 @@ READS: dict[str, Callable[[Any], int]] = {
 
 @pytest.mark.parametrize("read", READS)
 def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: Path, read: str) -> None:
-    """Regions keep their ids, so that daemons which were started again at their addresses know those it asks for."""
+    """Regions keep their ids, so daemons restarted at their addresses have the regions that the client requests."""
     uri, settings = str(tmp_path / "t.lance"), load({"table": {"uri": str(tmp_path / "t.lance")}, **QUIET}, {})
     with opened(uri, 2) as table:
         table.put([{"id": id, "n": 1} for id in range(100)])
@@ -109,7 +111,7 @@ def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: P
 
 
 def at_once(_table: RemoteTable, _attempts: Any, error: Exception, _seen: int) -> None:
-    """In place of another attempt."""
+    """Raise the error in place of another attempt."""
     raise error
 
 
@@ -117,7 +119,7 @@ def at_once(_table: RemoteTable, _attempts: Any, error: Exception, _seen: int) -
 def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_format: str
 ) -> None:
-    """Nobody writes, so nothing has told them that their claims are gone; they are asked by the routing of before."""
+    """Without a write the owners do not detect the loss of their claims; the client uses the previous routing."""
     uri, stored = str(tmp_path / "t.lance"), {"wal": {"format": wal_format}, **QUIET}
     settings = load({"table": {"uri": uri}, **stored}, {})
     with memwal.open(uri, settings=stored, schema=SCHEMA, key="id", regions=2) as table:
@@ -137,14 +139,14 @@ def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
         for read in READS.values():
             with pytest.raises(memwal.Unavailable, match="resized"):
                 read(client)
-        for service in services:  # what a daemon asks itself every second: it begins anew then
+        for service in services:  # the check that a daemon makes every second: here it opens the table anew
             assert service.table.resizing.done() is not None
 
 
 def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the routing and the look at the regions the table of the new ones takes the place of it."""
+    """The resized table replaces the old one after the owner read the routing and before it read the regions."""
     uri, settings = str(tmp_path / "t.lance"), load({"table": {"uri": str(tmp_path / "t.lance")}, **QUIET}, {})
     with opened(uri, 2) as table:
         table.put([{"id": id, "n": 1} for id in range(100)])
@@ -171,7 +173,7 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
 def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_nothing(
     tmp_path: Path, wait_until: Callable[..., Any], daemons: int
 ) -> None:
-    """Ports are used again, and regions of all tables have the same ids."""
+    """Ports are reused, and the regions of all tables have the same ids."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(opened(str(tmp_path / name), 2)) for name in ("ours", "theirs"))
         before = FlightService(ours, "grpc://127.0.0.1:0")
@@ -200,7 +202,7 @@ def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_noth
 
 
 def listening(table: Table, endpoint: str) -> FlightService | None:
-    """A service of `table` at `endpoint`, None while the port is still taken."""
+    """Return a service of `table` at `endpoint`; None while the port is still in use."""
     try:
         return FlightService(table, endpoint)
     except OSError:
@@ -208,7 +210,7 @@ def listening(table: Table, endpoint: str) -> FlightService | None:
 
 
 class Jumping(SystemClock):
-    """Clocks as a process finds them that was stopped, or whose machine was suspended: one of them stood still then."""
+    """Clocks after a process was stopped, or after its machine was suspended, when the monotonic clock stood still."""
 
     def __init__(self, *, suspended: bool) -> None:
         self.ahead, self._suspended = 0.0, suspended
@@ -235,7 +237,7 @@ def test_an_owner_that_slept_shows_no_rows_of_before_though_its_balancer_woke_fi
                 clock.ahead = 30.0
                 woke = clock.now()
                 wait_until(lambda: balancer._stepped[1] > woke)
-                with suppress(memwal.Unavailable, memwal.FencedError):  # unless it has taken the region back
+                with suppress(memwal.Unavailable, memwal.FencedError):  # unless the owner has taken the region back
                     assert asleep.get([1])["n"].to_pylist() == [2]
         finally:
             balancer.stop()
@@ -264,7 +266,7 @@ def storage_is_away(_: RegionWriter) -> None:
 
 
 def open_share(settings: Settings, share: int, ends: ExitStack) -> Table:
-    """The table with every second of its regions, from number `share` on."""
+    """Open the table with every second of its regions, starting at number `share`."""
     table = ends.enter_context(open_table(settings, {}, claim=False))
     for region in table.base.regions[share::2]:
         table.acquire(region)

@@ -1,4 +1,4 @@
-"""Ingestion that is faster than commits waits for them, is told so, and goes on after them."""
+"""When ingestion outpaces commits, puts are rejected as busy and wait, and succeed after a commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PENDING = 2
 
 @pytest.fixture
 def full(small_config: Callable[..., Path], made: Any) -> Iterator[Any]:
-    """A table of one region that commits on demand only, with as many SSTs waiting as may."""
+    """A table of one region that commits only on demand, with the maximum number of SSTs waiting."""
     commit = {"interval": "0s", "pending_max": PENDING}
     config = small_config(regions={"count": 1}, commit=commit, wal={"put_timeout": "1s"})
     with open_table(load(config, {}), {}) as table:
@@ -44,7 +44,7 @@ def client(full: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a region has told a put that there is no room."""
+    """Return an event that is set once a region has rejected a put for lack of room."""
     said, real = threading.Event(), RegionLevels.no_room
 
     def no_room(levels: RegionLevels, limits: Any) -> memwal.Unavailable:
@@ -56,7 +56,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def commit_elsewhere(uri: str) -> None:
-    """As `memwal commit` does, in any process: the writer of the region learns of it by itself."""
+    """Commit like `memwal commit` in any process: the writer of the region detects it without a message."""
     assert flush.commit(uri, {}, wal.open_store(uri), clock=wal.SystemClock()).ssts == PENDING
 
 
@@ -73,7 +73,7 @@ def test_too_many_ssts_that_wait_make_puts_wait_and_then_say_why(full: Any, made
 def test_a_put_that_waits_goes_on_when_somebody_commits(
     full: Any, client: Any, made: Any, uri: str, refused: threading.Event
 ) -> None:
-    """It has no token: what was refused as busy is nowhere, so it is sent again all the same."""
+    """The put has no token: a put rejected as busy was not applied anywhere, so the client may send it again."""
     receipts: list[Any] = []
     putting = threading.Thread(target=lambda: receipts.append(client.put(made.rows(range(10, 20)))))
     putting.start()

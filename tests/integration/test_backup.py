@@ -43,7 +43,7 @@ BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 WRITERS, ROWS = 2, 6
 KEYS = 40
 _PAUSE = 0.01
-"""Seconds between the writes of a writer: a load that leaves the backup a share of the processors."""
+"""Seconds between two writes of a writer: the load leaves the backup a share of the processors."""
 
 
 # ---- beside writers --------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Op:
 
 @dataclass
 class Load:
-    """Threads that put, delete, flush, commit and collect, and what they were acknowledged."""
+    """Threads that put, delete, flush, commit and collect garbage, with a record of the acknowledged writes."""
 
     table: Any
     uri: str
@@ -91,11 +91,13 @@ class Load:
         try:
             while not self._stop.wait(_PAUSE):
                 job()
-        except Exception as error:  # noqa: BLE001 - the test fails with it
+        except Exception as error:  # noqa: BLE001 - reported by the test
             self.errors.append(error)
 
     def _write(self, writer: int) -> None:
-        """The next write of one writer: most are puts; with a key some delete what was put, and keys come again."""
+        """Return the next write of one writer: mostly puts; with a key, some deletes of earlier rows, and repeated
+        keys.
+        """
         ops = self.ops.setdefault(writer, [])
         number, clock = len(ops), wal.SystemClock()
         deletes = self.keyed and number % 4 == 3
@@ -116,7 +118,7 @@ class Load:
         self.table.flush()
         self.table.commit()
         self.commits += 1
-        with suppress(OSError):  # another clean-up
+        with suppress(OSError):  # another clean-up may delete the file
             lance.dataset(self.uri).cleanup_old_versions(retain_versions=2, error_if_tagged_old_versions=False)
 
     def _collect(self) -> None:
@@ -126,8 +128,9 @@ class Load:
         self.collected += found.entries + found.committed
 
     def check(self, uri: str, record: Any) -> None:
-        """Per writer and region what was restored is the state after a prefix of the writes, which has all that were
-        acknowledged before the backup began and none that began after its moment.
+        """Check the restored rows. For each writer and region they are the state after a prefix of its writes. The
+        prefix has every write that was acknowledged before the backup began, and none that began after the backup's
+        snapshot.
         """
         base, found = BaseTable.open(uri), rows_of(uri)
         for writer, ops in self.ops.items():
@@ -180,7 +183,8 @@ def test_backups_beside_writers_deletes_flushes_commits_and_collections(keyed: b
         assert restored(str(tmp_path / f"backup-{number}"), place, at_once=8).record == record
         load.check(place, record)
         assert "op_idx" in {index.name for index in lance.dataset(place).describe_indices()}
-    # All writes once more, in their order and with their tokens: each is applied once, whatever the backup had of it.
+    # Send all writes again, in their order and with their tokens: each is applied once, whether the backup had it or
+    # not.
     with memwal.open(place, settings=BY_HAND) as again:
         for writer, ops in load.ops.items():
             for op in ops:
@@ -255,7 +259,7 @@ def configuration(path: Path, uri: str, options: Mapping[str, str] | None = None
 
 @pytest.fixture
 def config(uri: str, tmp_path: Path, made: Any) -> Path:
-    """The configuration of a table with rows in its base, an SST and its log."""
+    """Return the configuration of a table with rows in its base, in an SST and in its log."""
     with memwal.open(uri, schema=made.schema, key="id", settings=BY_HAND) as table:
         table.put(made.rows(range(20)))
         table.flush()
@@ -327,7 +331,7 @@ def test_s3_options_of_the_place_of_a_backup(
     assert "--option.secret_access_key: the environment variable BACKUP_SECRET is not set" in ran.err
     ran = cli("backup", config, dest, *options, env={"BACKUP_SECRET": secret})
     assert (ran.code, ran.err) == (0, "")
-    # The table of this configuration is on S3 too, so its options serve both.
+    # The table of this configuration is on S3 too, so the same options serve both.
     remote = configuration(tmp_path / "s3.toml", f"{s3_table.uri}/new", s3_table.storage_options)
     ran = cli("restore", remote, dest)
     assert (ran.code, ran.err) == (0, "")

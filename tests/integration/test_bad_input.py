@@ -1,7 +1,7 @@
-"""Input that could break a memtable, put into a table: refused in one line with column and row, or taken and found.
+"""Input that could break a memtable, put into a table: rejected in one line with column and row, or accepted and found.
 
-After each, later puts work and every read does, in both index modes; what was taken is the same after a flush and a
-commit, and after the table is opened again. tests/unit/test_memtable_bad_input.py has the memtable alone.
+After each case later puts work and every read does, in both index modes; accepted rows are the same after a flush and a
+commit, and after the table is opened again. tests/unit/test_memtable_bad_input.py tests the memtable alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def table(settings: dict[str, Any], tmp_path: Path) -> Iterator[Any]:
 
 
 def not_utf8(rows: int) -> pa.Array:
-    """Text that Arrow takes without looking: its last value is the byte FF."""
+    """Return text that Arrow accepts without validation: its last value is the byte FF."""
     offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32).tobytes())
     return pa.Array.from_buffers(pa.string(), rows, [None, offsets, pa.py_buffer(b"a" * (rows - 1) + b"\xff")])
 
@@ -84,7 +84,7 @@ def test_rows_that_cannot_be_found_again_are_refused_with_column_and_row(case: s
 
 
 def reads_as_before(table: Any, more: dict[int, str | None]) -> None:
-    """All good rows are found by every read, and `more` rows (id: body) by their keys."""
+    """Check that every read finds all good rows, and finds `more` rows (id: body) by their keys."""
     known = {row["id"]: row["body"] for row in GOOD}
     found = table.scan(["id", "body"]).read_all().to_pylist()
     assert {row["id"]: row["body"] for row in found} == known | more

@@ -1,4 +1,4 @@
-"""Lance's encoding settings in a column's metadata, given when the table is created, hold for the base's files."""
+"""Lance's encoding settings in a column's metadata, set when the table is created, apply to the base's files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ROWS = 4000
 
 
 def rows(seed: int, ids: range) -> pa.Table:
-    """Texts of hex digits, half of which a compressor saves; every one is another."""
+    """Return distinct texts of hex digits, which a compressor shrinks to half their size."""
     rng = np.random.default_rng(seed)
     return pa.table({"id": pa.array(ids), "text": [rng.bytes(100).hex() for _ in ids]})
 
 
 def sizes(uri: str) -> int:
-    """Bytes of the data files of the newest version."""
+    """Return the bytes of the data files of the newest version."""
     dataset = lance.dataset(uri)
     return sum(
         (Path(uri) / "data" / file.path).stat().st_size for f in dataset.get_fragments() for file in f.data_files()
@@ -33,7 +33,9 @@ def sizes(uri: str) -> int:
 
 @pytest.fixture
 def lives(tmp_path: Path) -> dict[str, list[int]]:
-    """By compression: the size of the base after a first commit, after one that replaces rows, after a compaction."""
+    """Return for each compression the size of the base after a first commit, after a commit that replaces rows, and
+    after a compaction.
+    """
     found = {}
     for name, metadata in (("zstd", ZSTD), ("none", NONE)):
         uri = str(tmp_path / name)
@@ -53,7 +55,7 @@ def lives(tmp_path: Path) -> dict[str, list[int]]:
 
 
 def _check_metadata(uri: str, metadata: dict[str, str]) -> None:
-    """The first version and the newest declare it, and so does a table that is opened again."""
+    """The first and the newest version declare the encoding, and so does a table that is opened again."""
     dataset: Any = lance.dataset(uri)
     for version in (1, dataset.version):
         kept = dataset.checkout_version(version).schema.field("text").metadata

@@ -1,4 +1,4 @@
-"""The benchmarks with a broker run for a moment: freshness finds its events, the whole path counts its records."""
+"""The benchmarks with a broker run briefly: `freshness` finds its events, and the whole path counts its records."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The benchmarks beside peers run at their smoke values and every side holds the same rows; Spark's need too long here.
+"""The benchmarks beside peers run at their smoke values, and every side holds the same rows; Spark's take too long
+here.
 
-The peers' packages are fetched once per machine, as `make peers` does before the tests.
+`make peers` downloads the peers' packages once per machine, before the tests.
 """
 
 from __future__ import annotations

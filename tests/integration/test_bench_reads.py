@@ -1,4 +1,4 @@
-"""The benchmarks of reads beside writes run for a moment, and what they count as right is what they say."""
+"""The benchmarks of reads beside writes run briefly, and their checks of the answers are correct."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_runbook_puts_new_or_live_rows_and_deletes_only_live_ones(name: str) -
     assert len(steps) == 12
     for step, again in zip(steps, RUNBOOKS[name](600, 12), strict=True):
         assert np.array_equal(step.vectors, again.vectors)
-        live.take(step)  # KeyError where a row to delete is not alive
+        live.take(step)  # raises KeyError if a row to delete does not exist
         alive.append(len(live.vectors))
     assert min(alive) > 0
     put = np.concatenate([step.put for step in steps])
@@ -102,7 +102,7 @@ def test_looks_at_storage_run_and_miss_no_row(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_index_trained_on_a_few_rows_of_one_kind_finds_the_rows_of_others(tmp_path: Path) -> None:
-    """It is trained anew while the table is small, by upkeep alone."""
+    """Upkeep alone trains the index anew while the table is small."""
     asked, live, found = queries(50), Live(), []
     settings = {"commit": {"interval": "0s", "optimize_interval": "1ms"}, "memtable": {"age_max": "1h"}}
     with memwal.open(

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with one commit of the package as it is."""
+    """Create a repository with one commit of the current package."""
     at = tmp_path / "checkout"
     at.mkdir()
     shutil.copy(ROOT / "__init__.py", at)

@@ -15,7 +15,7 @@ from bench.spark_path import BENCHMARKS, lines
 
 @pytest.fixture
 def spark_ends() -> Iterator[None]:
-    """Ends the session that a benchmark has started."""
+    """End the session that a benchmark has started."""
     yield
     from pyspark.sql import SparkSession
 

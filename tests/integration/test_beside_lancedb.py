@@ -1,4 +1,4 @@
-"""The page `flush/beside_lancedb.md`: what LanceDB does beside memwal, how a table is left, and taken over again."""
+"""The page `flush/beside_lancedb.md`: what LanceDB does beside memwal, leaving a table and taking it over again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_lancedb_may_do_beside_memwal(tmp_path: Path, wal_format: str) -> N
         table.put(rows(*range(10)))
         table.flush()
         table.commit()
-        table.put(rows(5, 20, v=1))  # on its way while LanceDB writes
+        table.put(rows(5, 20, v=1))  # unflushed while LanceDB writes
         other = lancedb_table(tmp_path)
         other.add(rows(100, 101))
         merged(other, rows(1, 102, v=2))
@@ -98,7 +98,7 @@ def test_leaving(tmp_path: Path, wal_format: str, drop: Callable[[Path], None]) 
         table.commit()
         assert all(
             not region["memtable_rows"] and not region["ssts"] for region in table.status()["regions"]
-        )  # nothing that leaving could lose
+        )  # leaving loses no row
     expected = dict.fromkeys((0, 1, 2, 5, 6, 7, 8, 9), 0) | {3: 1, 20: 1}
     assert held(tmp_path) == expected
 
@@ -114,7 +114,7 @@ def test_leaving(tmp_path: Path, wal_format: str, drop: Callable[[Path], None]) 
     assert not [key for key in dataset.schema_metadata if key.startswith("memwal:")]
     table = lancedb_table(tmp_path)
     table.add(rows(100))
-    merged(table, rows(1, 101, v=2), beside=False)  # an ordinary merge again, into the base
+    merged(table, rows(1, 101, v=2), beside=False)  # an ordinary merge into the base again
     table.update(where="id = 2", values={"v": 3})
     table.delete("id = 5")
     table.optimize()

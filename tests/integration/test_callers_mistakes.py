@@ -1,4 +1,4 @@
-"""What a caller does wrong never costs an acknowledged row, and never the region."""
+"""A caller's mistake never loses an acknowledged row, and never ends a region."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _open(path: Path, **options: Any) -> Any:
 
 
 def _not_utf8(rows: int) -> pa.Array:
-    """Text that Arrow takes without looking: its last value is the byte FF."""
+    """Return text that Arrow accepts without validation: its last value is the byte FF."""
     offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32).tobytes())
     return pa.Array.from_buffers(pa.string(), rows, [None, offsets, pa.py_buffer(b"a" * (rows - 1) + b"\xff")])
 
@@ -116,7 +116,7 @@ def test_an_argument_that_contradicts_the_table_is_refused(tmp_path: Path, argum
 
 
 def test_a_column_added_by_a_stranger_is_null_in_rows_that_waited(tmp_path: Path) -> None:
-    """Lance allows a column of nulls to be added beside MemWAL; rows put before it read null for it."""
+    """Lance allows other programs to add a column of nulls beside MemWAL; rows put before it read null for it."""
     with _open(tmp_path) as table:
         table.put([{"id": 1, "v": 1}], missing="null")
         table.flush()
@@ -180,7 +180,7 @@ def test_a_commit_that_fails_for_any_reason_is_tried_at_the_next_interval(
 
 
 def test_a_stale_note_does_not_lead_to_another_tables_daemon(tmp_path: Path) -> None:
-    """Both tables have the same region ids; the note of the first points to the port of the second's daemon."""
+    """Both tables have the same region ids; the owner note of the first names the port of the second's daemon."""
     columns = {"id": "int64", "v": "int64"}
     settings = [
         load({"table": {"uri": str(tmp_path / name), "key": ["id"], "columns": columns}}, {}) for name in ("a", "b")

@@ -1,4 +1,4 @@
-"""The change feed: what it tells, after whatever happened to the table, and to whom."""
+"""The change feed: which changes it returns, after everything that can happen to a table, and to which callers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Told = list[tuple[Any, ...]]
 
 
 def opened(uri: str, regions: int = 1, **new: Any) -> Any:
-    """The table of these tests, created where there is none."""
+    """Open the table of these tests; create it if it does not exist."""
     options = {"schema": SCHEMA, "key": "id", "regions": regions} | new
     return memwal.open(uri, settings=QUIET, **options)
 
@@ -35,7 +35,7 @@ def again(uri: str) -> Any:
 
 
 def told(changes: Any, *columns: str) -> Told:
-    """Kind and columns of each change."""
+    """Return the kind and the columns of each change."""
     rows = changes.read_all() if not isinstance(changes, pa.Table) else changes
     return [tuple(each[name] for name in ("_change", *columns)) for each in rows.to_pylist()]
 
@@ -52,7 +52,7 @@ def entries(uri: str) -> list[int]:
 
 
 def deleted(uri: str) -> int:
-    """How many entries were deleted."""
+    """Return how many WAL entries were deleted."""
     keys = [key for key in map(wal.layout.parse_entry_key, wal.open_store(uri).list("_mem_wal/")) if key is not None]
     newest: dict[Any, int] = {}
     for key in keys:
@@ -162,7 +162,7 @@ def test_an_entry_that_was_collected_under_a_reader_is_noticed(uri: str) -> None
 
 
 def test_a_commit_that_crashed_between_its_passes_hides_no_change(uri: str) -> None:
-    """The base lacks the deleted row already, and its progress is that of before."""
+    """The base already lacks the deleted row, and still has the earlier progress."""
     with opened(uri) as table:
         table.put([row(1, 1), row(2, 1)])
         table.flush()
@@ -255,7 +255,7 @@ def test_a_batch_that_is_not_closed_is_never_told(uri: str) -> None:
     assert told(stored.changes(begin)) == []
     append(log, 13, True, "b")
     closing = stored.changes_position()["regions"][str(region)]
-    for since in (begin, middle):  # the part below `middle` is told with the entry that closes it
+    for since in (begin, middle):  # the rows below `middle` are delivered with the entry that closes their batch
         assert told(stored.changes(since), "id", "_position", "_row") == [
             ("insert", 12, closing, 0),
             ("insert", 13, closing, 1),
@@ -307,7 +307,7 @@ def test_a_table_without_a_key_has_inserts_only(uri: str) -> None:
             table.changes(position).read_all()
         table.put([row(3, 1)])
         assert ("insert", 3) in told(table.changes("earliest"), "id")
-        assert len(told(table.changes("earliest"))) < 6  # the newest entry of a region is kept, with the applied map
+        assert len(told(table.changes("earliest"))) < 6  # each region keeps its newest entry, with the applied map
 
 
 def test_a_log_in_arrow_format(uri: str) -> None:
@@ -341,7 +341,7 @@ def test_columns_that_change_are_seen_from_the_next_batch_on(uri: str) -> None:
         table.put(pa.table({"id": [1], "name": ["a"], "number": [3], "grade": [4]}))
         batch = next(batches)
         assert [(each["number"], each["grade"]) for each in batch.to_pylist()] == [(2, None), (3, 4)]
-        # From before the change, and so with an older base version: the values are found by field id.
+        # The position was taken before the change, with an older base version: the feed finds the values by field id.
         assert told(table.changes(position, images="both"), "number", "grade") == [
             ("update_preimage", 1, None),
             ("update_postimage", 2, None),
@@ -411,7 +411,7 @@ def test_a_poll_behind_the_log_of_a_table_that_was_put_back_is_refused(uri: str,
 
 
 def test_a_feed_does_not_go_on_in_a_table_that_was_made_anew(uri: str) -> None:
-    """Neither the number of the base version nor that of the position tells the two tables apart."""
+    """Neither the base version nor the position distinguishes the two tables."""
     with opened(uri) as table:
         table.put([row(1, 1)])
     stored = memwal.open(uri, read_only=True)
@@ -441,8 +441,8 @@ def test_a_position_of_another_table_is_refused_where_a_reader_stands_at_the_sam
 
 
 def test_beside_commits_collections_and_maintenance(uri: str) -> None:
-    """All of it as an open table does it by itself, all the time, until collections have deleted entries; the reader
-    begins anew every few pieces.
+    """The open table commits, collects and maintains by itself until collections have deleted entries; the reader
+    restarts its feed every few pieces.
     """
     settings = {
         "commit": {"interval": "100ms", "compact_interval": "300ms", "compact_fragments": 2},
@@ -451,7 +451,7 @@ def test_beside_commits_collections_and_maintenance(uri: str) -> None:
             "wal_age_min": "0s",
             "sst_age_min": "0s",
             "manifest_age_min": "0s",
-            "changes_age_min": "10s",  # several times what the reader takes on a busy machine
+            "changes_age_min": "10s",  # several times the seconds that the reader takes on a busy machine
             "versions_interval": "500ms",
             "versions_age_min": "1s",
             "versions_min": 1,

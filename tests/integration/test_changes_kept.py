@@ -1,4 +1,4 @@
-"""How long changes are kept: by the setting, by the clean-up of versions, in an idle region."""
+"""How long changes are kept: by the setting, beside a clean-up of versions, and in an idle region."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def told(changes: Any) -> list[tuple[Any, ...]]:
 
 
 def test_manifests_are_kept_by_which_a_reader_finds_where_a_generation_ends(table: Any, uri: str) -> None:
-    """More of them than the newest ones that a collection leaves alone."""
+    """There are more manifests than the newest ones that a collection always keeps."""
     clock = wal.SystemClock()
     for n in range(12):
         committed(table, 1, n)
@@ -62,7 +62,7 @@ def test_manifests_are_kept_by_which_a_reader_finds_where_a_generation_ends(tabl
     base, store = flush.BaseTable.open(uri), wal.open_store(uri)
     collector = TableCollector(store, base.codec, clock, wal.regions(store))
     found = collector.collect(base, Ages(0.0, 0.0, 604_800.0, 0.0, changes=clock.now() - since))
-    assert (found.entries, found.manifests) == (12, 23)  # the last of those before `since` tells where it ended
+    assert (found.entries, found.manifests) == (12, 23)  # the last one before `since` states where its generation ended
     assert told(table.changes(position, images="both"))[:2] == [("update_preimage", 1, 11), ("update_postimage", 1, 12)]
     assert len(told(table.changes(position))) == 40
     assert_clean(store, uri)
@@ -96,8 +96,9 @@ def test_the_version_that_was_the_newest_is_kept_however_old_it_is(table: Any, u
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_a_region_that_was_idle_for_days(table: Any, uri: str, idle: bool) -> None:
-    """The version with its progress, and the one before, were cleaned up: a later one is as good, if it is older than
-    the next entry of the region by an hour."""
+    """The version that recorded the region's progress and the version before it were cleaned up. A later version serves
+    as well if it is an hour older than the next entry of the region.
+    """
     committed(table, 1, 1)
     position = table.changes_position()
     lance.dataset(uri).optimize.compact_files()
@@ -128,7 +129,7 @@ def test_a_region_that_was_idle_for_days(table: Any, uri: str, idle: bool) -> No
 
 
 def resized(uri: str, to: int, n: int) -> memwal.Position:
-    """The position after a resize and a put of every key."""
+    """Resize, put every key, and return the position."""
     flush.resize(uri, None, wal.open_store(uri), to, clock=wal.SystemClock(), ids=wal.SystemIds())
     with memwal.open(uri, settings=QUIET) as table:
         table.put([row(key, n) for key in range(40)])
@@ -136,18 +137,18 @@ def resized(uri: str, to: int, n: int) -> memwal.Position:
 
 
 def only_the_newest_versions_are_kept(uri: str) -> memwal.Position:
-    """The position after commits, when the base has two versions."""
+    """Commit several times until the base has two versions; return the position."""
     with memwal.open(uri, settings=QUIET) as table:
         for n in range(2, 6):
             table.put([row(key, n) for key in range(40)])
             table.flush()
             table.commit()
-    clean_up(uri, 2)  # the newest is the first with what its regions have
+    clean_up(uri, 2)  # of both, only the newest has the newest progress of all regions
     return memwal.open(uri, read_only=True).changes_position()
 
 
 def test_a_region_that_comes_back_after_its_versions_were_cleaned_up(uri: str) -> None:
-    """Fewer regions, more again much later: the log of a region has a new sentinel, which holds no change."""
+    """The table shrinks, and grows much later: the log of a region has a new sentinel, which holds no change."""
     with memwal.open(uri, schema=SCHEMA, key="id", regions=4, settings=QUIET) as table:
         table.put([row(key, 0) for key in range(40)])
     resized(uri, 2, 1)
@@ -161,7 +162,9 @@ def test_a_region_that_comes_back_after_its_versions_were_cleaned_up(uri: str) -
 def test_a_reader_looks_while_a_resize_opens_its_regions(
     uri: str, comes_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The switch is made, and the fence of the claim that opens a region is there; its manifest still says sealed."""
+    """The switch to the new regions is made, and the fence of the claim that opens a region exists; its manifest still
+    says sealed.
+    """
     with memwal.open(uri, schema=SCHEMA, key="id", regions=4 if comes_back else 2, settings=QUIET) as table:
         table.put([row(key, 0) for key in range(40)])
     if comes_back:
@@ -184,8 +187,9 @@ def test_a_reader_looks_while_a_resize_opens_its_regions(
 
 @pytest.fixture
 def collected_under_a_reader(table: Any, uri: str, monkeypatch: pytest.MonkeyPatch) -> tuple[UUID, int]:
-    """A region and its newest position, whose entry is flushed and collected as soon as somebody asks for it, having
-    read the manifest of before. Another row is put then."""
+    """Return a region and its newest position. The entry at this position is flushed and collected right before a
+    reader requests it, after the reader read the previous manifest; then another row is put.
+    """
     table.put([row(1, 1)])
     store, base = wal.open_store(uri), flush.BaseTable.open(uri)
     (region,) = base.regions
@@ -209,7 +213,7 @@ def collected_under_a_reader(table: Any, uri: str, monkeypatch: pytest.MonkeyPat
 
 
 class SlowClock(FakeClock):
-    """A step of a reader between two looks at it takes as long as on a busy machine."""
+    """Every reading of the clock advances it by 10 seconds, as if a reader ran on a busy machine."""
 
     def monotonic(self) -> float:
         self.advance(10.0)
@@ -217,7 +221,7 @@ class SlowClock(FakeClock):
 
 
 def test_a_piece_ends_in_time_though_no_change_was_found(uri: str) -> None:
-    """A client gives up what takes longer, and asks from the same position again: its feed would stand still."""
+    """A client times out on a longer call and requests the same position again, so its feed would never advance."""
     for _ in range(2):  # fences, which change nothing
         with memwal.open(uri, schema=SCHEMA, key="id", regions=4, settings=QUIET):
             pass

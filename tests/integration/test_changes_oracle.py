@@ -1,4 +1,4 @@
-"""The change feed of a table under a random life, read in pieces, beside a dict."""
+"""The change feed of a table with random operations, read in pieces, compared with a dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--quiet`, over all commands: results, errors and exit codes stay, progress, hints and notes go."""
+"""`--quiet` for all commands: results, errors and exit codes stay; progress, hints and notes are left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import PATIENCE, Ran
 
 Cli = Callable[..., Ran]
 TERMINAL = {"FORCE_COLOR": "1"}
-"""As if the output were a terminal, where progress is shown."""
+"""Makes commands show progress, as on a terminal."""
 ARGUMENTS = {
     "query": ("--limit", "3"),
     "sql": ("select id from table order by id limit 3",),
@@ -30,7 +30,7 @@ ARGUMENTS = {
     "dlq show": ("ffff",),
     "load": ("more.parquet",),
 }
-"""What a command needs besides its configuration."""
+"""The arguments that a command needs besides its configuration."""
 
 
 def names(group: Any, *before: str) -> Iterator[tuple[str, ...]]:
@@ -46,7 +46,7 @@ COMMANDS = sorted(names(typer.main.get_command(app)))
 
 @pytest.fixture
 def config(small_config: Callable[..., Path], uri: str, made: Any) -> Path:
-    """That of a table with ten rows, in memtables of a process that has ended."""
+    """The configuration of a table with ten rows, which the memtables of an ended process held."""
     path = small_config(gc={"interval": "0s"})
     with memwal.open(uri, settings=path) as table:
         table.put(made.rows(range(10)))
@@ -54,7 +54,7 @@ def config(small_config: Callable[..., Path], uri: str, made: Any) -> Path:
 
 
 def both(cli: Cli, *words: str | Path, **how: Any) -> tuple[Ran, Ran]:
-    """A command that changes nothing, without and with --quiet."""
+    """Run a command that changes nothing without and with --quiet; return both results."""
     loud, quiet = cli(*words, **how), cli(*words, "--quiet", **how)
     assert (quiet.code, quiet.err if quiet.code else "") == (loud.code, loud.err if loud.code else "")
     return loud, quiet

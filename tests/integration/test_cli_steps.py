@@ -1,4 +1,4 @@
-"""`memwal flush` and `memwal commit`: with a daemon, without one, and where there is nothing to do."""
+"""`memwal flush` and `memwal commit`: with a daemon, without one, and with nothing to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command as `memwal` does, in this process; exit code, output, errors."""
+    """Run a command like `memwal`, in this process; return exit code, output, errors."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
@@ -107,7 +107,7 @@ def test_beside_a_daemon(
         assert command("flush", config) == (0, f"flushed 30 rows of {uri} (the daemon at {endpoint})\n", "")
         assert command("commit", config)[1].startswith("committed 2 SSTs of 2 regions as version ")
         assert remote.count(level="committed") == 30
-        remote.put(made.rows(range(25, 35), 1))  # nobody was fenced
+        remote.put(made.rows(range(25, 35), 1))  # the commands fenced no owner
         assert remote.count() == 35
         assert command("flush", config)[0] == command("commit", config)[0] == 0
         assert remote.count(level="committed") == 35

@@ -1,4 +1,4 @@
-"""The simulation of everything at once: its judge, some seeds, one seed one run, and planted faults."""
+"""The simulation of everything at once: its judge, some seeds, equal runs for one seed, and planted faults."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.simulation.oracle import Wrong
 from tests.simulation.world import simulate
 
 SEEDS = 100
-"""Thousands: `make simulate`."""
+"""`make simulate` runs thousands of seeds."""
 
 
 class Books:
-    """A ledger of one key, whose reads begin when they are made."""
+    """A ledger of one key. Each read begins when its method is called."""
 
     def __init__(self) -> None:
         self.ledger = Ledger({})
@@ -29,7 +29,7 @@ class Books:
         return self.ledger.begin("client", {1: deletes}, named, durable=durable)
 
     def put(self) -> Op:
-        """An acknowledged one."""
+        """Record an acknowledged write."""
         op = self.write()
         self.ledger.acked(op)
         return op
@@ -46,7 +46,7 @@ def test_the_ledger_learns_the_order_of_writes_from_reads() -> None:
     books.read(one)
     before = books.ledger.moment()
     books.read(other)
-    books.read(one, began=before)  # began before the other one was shown
+    books.read(one, began=before)  # the read began before the other one was shown
     with pytest.raises(Wrong, match="did not find any more"):
         books.read(one)
 

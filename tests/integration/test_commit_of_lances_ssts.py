@@ -1,7 +1,7 @@
-"""SSTs that Lance's ShardWriter flushed are committed by memwal like its own: same rows, progress, indexes, garbage.
+"""memwal commits SSTs that Lance's ShardWriter flushed like its own: same rows, progress, indexes, garbage.
 
-A generation of Lance's keeps superseded rows behind a deletion vector, where ours leaves them out, and has indexes of
-Lance's making. The oracle is a dict that knows nothing of regions, generations or SSTs.
+A generation of ShardWriter keeps superseded rows behind a deletion vector, whereas memwal leaves them out, and has
+indexes that Lance built. The oracle is a dict without regions, generations and SSTs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST = range(300)
 
 
 def rows(ids: Iterable[int], version: int) -> pa.Table:
-    """Every column is a function of (id, version)."""
+    """Return rows; every column is a function of (id, version)."""
     listed = [
         {
             "id": id,
@@ -55,7 +55,7 @@ def keys(ids: Iterable[int]) -> pa.Table:
 
 
 class World:
-    """A table, what must be in it, and Lance's writers of its regions."""
+    """A table, its expected rows, and Lance's writers of its regions."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -101,7 +101,7 @@ class World:
                 act(writer, part)
 
     def three_generations(self) -> None:
-        """Each writer is opened and closed three times; keys overlap within a generation and over them."""
+        """Open and close each writer three times; keys repeat within a generation and across generations."""
         writers = self.writers()
         self.their_put(writers, range(280, 340), 2)
         self.their_put(writers, range(285, 300), 3)  # superseded within the generation
@@ -136,17 +136,17 @@ class World:
         assert verify_table(self.store, self.uri, deep=True).findings == ()
 
     def check_lance_over_ssts(self) -> None:
-        """Lance's scan of base and SSTs, where everything is flushed."""
+        """Check Lance's scan of base and SSTs when everything is flushed."""
         self.same(scanned(self.uri, self.manifests()))
 
     def same(self, found: pa.Table) -> None:
-        """`found` is the oracle's rows, every column of them."""
+        """Check that `found` has the oracle's rows, with every column."""
         expected = pa.concat_tables([SCHEMA.empty_table(), *(rows([id], v) for id, v in self.oracle.items())])
         by_id = found.select(SCHEMA.names).cast(pa.schema(list(SCHEMA))).sort_by("id").combine_chunks()
         assert by_id.equals(expected.sort_by("id").combine_chunks())
 
     def check_committed(self) -> None:
-        """Everything is in the base table: rows, progress, indexes; nothing is listed; nothing is wrong."""
+        """Check that the base table has everything (rows, progress, indexes), and that no SST is listed."""
         dataset = lance.dataset(self.uri)
         self.same(dataset.to_table())
         committed = BaseTable.open(self.uri).committed
@@ -160,7 +160,9 @@ class World:
         self.check_clean()
 
     def check_collected(self) -> None:
-        """A collection takes every directory, and all goes on: for our readers, Lance's, and Lance's writer."""
+        """Check that a collection deletes every directory, and that memwal's readers, Lance's readers and Lance's
+        writer still work.
+        """
         collector = TableCollector(self.store, self.base.codec, wal.SystemClock(), self.base.regions)
         found = collector.collect(self.base, Ages(wal=-1.0, sst=-1.0, orphan=604_800.0))
         assert (found.committed > 0, found.abandoned, found.unaccounted, found.unreadable) == (True, 0, 0, 0)
@@ -179,7 +181,7 @@ class World:
 
 
 def close(writers: Iterable[ShardWriter]) -> None:
-    """Each flushes what it holds as one generation."""
+    """Close the writers; each flushes its rows as one generation."""
     for writer in writers:
         writer.close()
 
@@ -188,12 +190,12 @@ def close(writers: Iterable[ShardWriter]) -> None:
 
 
 def created(uri: str, **indexes: str) -> None:
-    """By memwal."""
+    """Create the table with memwal."""
     memwal.open(uri, schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=BY_HAND).close()
 
 
 def initialised(uri: str, indexes: Sequence[str] | None, **sharding: Any) -> None:
-    """By Lance, with `indexes` that its writers maintain, and adopted by `memwal init`."""
+    """Create the table with Lance, with `indexes` that its writers maintain, and adopt it with `memwal init`."""
     keyed = SCHEMA.set(0, SCHEMA.field("id").with_metadata(PRIMARY_KEY))
     dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed)
     if indexes:
@@ -215,7 +217,7 @@ TABLES: dict[str, Callable[[str], None]] = {
 
 @pytest.fixture(params=TABLES)
 def world(request: pytest.FixtureRequest, uri: str) -> World:
-    """A table with committed rows, and nothing else."""
+    """Yield a table that has committed rows only."""
     TABLES[request.param](uri)
     world = World(uri)
     with world.ours() as table:
@@ -258,7 +260,7 @@ def test_by_the_command(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> No
 
 
 def test_generations_of_both_in_one_commit(world: World) -> None:
-    """ShardWriter, memwal, ShardWriter, memwal; each puts rows over the other's, and takes rows of the other's away."""
+    """ShardWriter, memwal, ShardWriter, memwal: each overwrites and deletes rows that the other one wrote."""
     writers = world.writers()
     world.their_put(writers, range(290, 320), 2)
     world.their_delete(writers, [3, 4])
@@ -267,7 +269,7 @@ def test_generations_of_both_in_one_commit(world: World) -> None:
         world.put(table, [3, *range(300, 310)], 3)
         world.delete(table, [295, 311])
         table.flush()
-        world.put(table, [295], 4)  # in the log alone when the other one claims
+        world.put(table, [295], 4)  # only in the log when the other writer claims
     writers = world.writers()
     world.their_delete(writers, [300, 3])
     world.their_put(writers, [311, 400], 5)
@@ -286,7 +288,9 @@ def test_generations_of_both_in_one_commit(world: World) -> None:
 
 
 def test_a_commit_beside_a_shard_writer_that_goes_on(world: World, wait_until: Callable[..., Any]) -> None:
-    """Its next publication must not lose what is committed and pruned meanwhile, nor may we lose its rows."""
+    """ShardWriter's next publication must keep what is committed and pruned meanwhile, and memwal must keep
+    ShardWriter's rows.
+    """
     writers = world.writers(max_memtable_rows=32)
     for turn in range(3):
         for first in range(turn, turn + 200, 20):

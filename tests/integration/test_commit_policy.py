@@ -1,4 +1,4 @@
-"""A table that commits by itself: how fresh the base table is, and how small it stays."""
+"""A table that commits by itself: the freshness of the base table, and its number of fragments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price"
 
 
 class Ahead(wal.SystemClock):
-    """The system's clock, but for its monotonic reading, which stands still until it is moved on."""
+    """The system's clock, except for its monotonic reading, which moves only when the test moves it."""
 
     def __init__(self) -> None:
         self.by = 0.0
@@ -35,10 +35,10 @@ class Ahead(wal.SystemClock):
 
 @pytest.fixture
 def stepped(uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Table, CommitLoop, Ahead]]:
-    """A table with default settings whose loop the test steps, and whose clock it moves."""
+    """A table with default settings; the test runs the steps of its commit loop and moves its clock."""
     loops: list[CommitLoop] = []
     monkeypatch.setattr(CommitLoop, "start", lambda loop: loops.append(loop))  # noqa: PLW0108 - as a method
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk's pace is not what is looked at
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # the duration of disk writes does not matter here
     clock = Ahead()
     given = {"table": {"uri": uri, "key": ["id"], "indexes": {"price": "btree"}}, "regions": {"count": 1}}
     with open_table(load(given, os.environ), os.environ, SCHEMA, clock=clock) as table:
@@ -46,7 +46,7 @@ def stepped(uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Table, 
 
 
 def batch(number: int) -> pa.Table:
-    """Nine of ten keys are new, the others had a row before."""
+    """Return a batch: nine of ten keys are new, and the others replace earlier rows."""
     rng = np.random.default_rng(number)
     ids = np.arange(number * ROWS, (number + 1) * ROWS)
     ids[: ROWS // 10] = rng.choice(max(number, 1) * ROWS, ROWS // 10, replace=False)
@@ -56,7 +56,7 @@ def batch(number: int) -> pa.Table:
 def test_a_stream_of_micro_batches_leaves_few_fragments_segments_and_ssts(
     stepped: tuple[Table, CommitLoop, Ahead], uri: str
 ) -> None:
-    """One every 10 seconds, for 25 minutes. Of 1,000 of 1,000 rows, as of these, there are never more."""
+    """One micro-batch every 10 s, for 25 minutes. 1,000 micro-batches of 1,000 rows stay within the bounds too."""
     table, loop, clock = stepped
     commits, fragments, segments, ssts = 0, 0, 0, 0
     keys: set[int] = set()
@@ -82,7 +82,7 @@ def test_a_stream_of_micro_batches_leaves_few_fragments_segments_and_ssts(
 def test_a_row_reaches_the_base_table_by_itself_and_an_idle_table_is_left_alone(
     open_small: Callable[..., Any], uri: str, made: Any, wait_until: Callable[..., Any], tree: Callable[..., Any]
 ) -> None:
-    """That it takes no longer than the interval, `test_ingest_commit_loop.py` shows with a clock of its own."""
+    """`test_ingest_commit_loop.py` checks with its own clock that the commit takes no longer than the interval."""
     seen: list[Any] = []
 
     def unchanged() -> bool:
@@ -92,7 +92,7 @@ def test_a_row_reaches_the_base_table_by_itself_and_an_idle_table_is_left_alone(
     with open_small(commit="1s") as table:
         table.put(made.rows(range(5)))
         wait_until(lambda: table.count(level="committed") == 5)
-        wait_until(unchanged, every=1.5)  # more than the interval, in which a table that is never idle writes again
+        wait_until(unchanged, every=1.5)  # longer than the interval, within which a table that is not idle writes again
 
 
 def test_rows_of_a_reopened_table_are_committed_too(
@@ -126,4 +126,4 @@ def test_an_idle_table_on_s3_makes_no_request(
         table.put(made.rows(range(10)))
         wait_until(lambda: table.count(level="committed") == 10)
         wait_until(lambda: not any(region["ssts"] for region in table.status()["regions"]))
-        assert fault_proxy.falls_silent(2.0)  # maintenance looks once; four intervals
+        assert fault_proxy.falls_silent(2.0)  # maintenance runs once; wait four intervals

@@ -1,4 +1,6 @@
-"""Regions are committed apart from one another, somebody leads whoever has ended, and what is held back is told."""
+"""Each region is committed independently, another process leads after the leader ended, and held-back rows are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,8 @@ def test_a_key_that_a_stranger_doubled_holds_only_its_own_region_back(tmp_path: 
             table.status()["regions"][1]["id"]
         ]
 
-    with opened(tmp_path / "t") as table:  # nothing of this is remembered, and commits of others lie above the stranger
+    # The reopened table does not remember the failure, and other commits are newer than the other program's row.
+    with opened(tmp_path / "t") as table:
         with pytest.raises(memwal.MemWalError, match=rf"id = {doubled}, .*no row was written over them"):
             table.commit()
         assert lance.dataset(table.base.uri).count_rows(f"id = {doubled} AND v <> 2") == 2
@@ -201,7 +204,9 @@ def test_regions_of_a_table_without_a_key_are_committed_apart(tmp_path: Path) ->
 def test_a_commit_tells_what_it_left_out_though_another_process_leads_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`catch_up` forgets what is the leader's to tell; a commit under way was told as done then."""
+    """`catch_up` clears the state that only a leader reports; a commit in progress must still
+    report what it left out.
+    """
     commit = flush.commit
     with opened(tmp_path / "t") as table:
         table.put(rows(1))

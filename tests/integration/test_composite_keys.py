@@ -1,4 +1,4 @@
-"""A key of several columns whose first column is the same in all rows: the rows spread over the regions."""
+"""A key of several columns whose first column is equal in all rows: the rows are spread over the regions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`config check` says all that `run` would, at once, and reads only; changed indexes are told, not ignored."""
+"""`config check` reports all errors of `run` at once and only reads; it reports changed indexes instead of ignoring
+them.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ def test_changed_indexes_are_refused(
     config = small_config()
     for _ in range(2):
         assert cli("init", config, env={"MEMWAL__TABLE__INDEXES": json.dumps(first)}).code == 0
-    fewer = {"vector": "ivf_pq"}  # indexes may have been added later
+    fewer = {"vector": "ivf_pq"}  # other indexes may have been added later
     assert cli("init", config, env={"MEMWAL__TABLE__INDEXES": json.dumps(fewer)}).code == 0
     for command in (("init",), ("config", "check")):
         ran = cli(*command, config, env={"MEMWAL__TABLE__INDEXES": json.dumps(indexes)})

@@ -1,14 +1,14 @@
-"""Conformance at every stage of a row's way: Lance's own readers and LanceDB find what our reader finds.
+"""Conformance at every stage of a row: Lance's own readers and LanceDB return the same rows as memwal's reader.
 
-    tail        rows in the log and the memtable alone, older ones in the base
+    tail        rows only in the log and the memtable, older ones in the base
     flushed     in SSTs over the base, of several generations and regions
     mid-commit  between the two passes of a commit: deleted keys gone from the base, SSTs still listed
     committed   in the base, SSTs dropped from the manifests
     collected   SSTs and log entries deleted
-    closed      nobody owns the regions
+    closed      no process owns the regions
 
-Lance's readers are given a region's SSTs, and LanceDB finds them itself, so they are held against level `flushed`; what
-LanceDB reads of the base alone is held against `committed`.
+Lance's readers get a region's SSTs, and LanceDB finds them itself, so both are compared with level `flushed`. LanceDB's
+reads of the base alone are compared with `committed`.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def rows(ids: Sequence[int], price: int) -> pa.Table:
 
 
 def content(found: pa.Table) -> pa.Table:
-    """Columns in the table's order, rows by id."""
+    """Return the columns in the table's order and the rows by id."""
     return found.select(SCHEMA.names).cast(pa.schema(list(SCHEMA))).sort_by("id").combine_chunks()
 
 
 class Readers:
-    """Ours beside Lance's and LanceDB's, of the table at `uri` with the key columns `key`."""
+    """memwal's readers beside those of Lance and LanceDB, for the table at `uri` with the key columns `key`."""
 
     def __init__(self, uri: Path, key: Sequence[str]) -> None:
         self.uri, self.key = str(uri), key
@@ -81,7 +81,9 @@ class Readers:
         return snapshots(manifests)
 
     def agree(self, table: Any, *, base_alone: bool = False) -> None:
-        """`table`: ours, in whichever form. `base_alone`: nothing is above the base, so all levels are one."""
+        """Compare the readers. `table`: a memwal table of any form. `base_alone`: all rows are in the base, so all
+        levels are equal.
+        """
         flushed = content(table.scan(level="flushed").read_all())
         self._lance_agrees(table, flushed)
         committed = content(table.scan(level="committed").read_all())
@@ -100,7 +102,7 @@ class Readers:
             assert content(found) == expected.filter(pc.field("id") == id), id
         near = np.random.default_rng(1).random(WIDTH, dtype=np.float32)
         searches = LsmVectorSearchPlanner(base, snapshots, "vector")
-        # All rows are asked for: with a small k a row that the trained index codes badly is missing once in a while.
+        # The search requests all rows: with a small k it sometimes misses a row that the trained index codes badly.
         columns = ["id", "price", "_distance"]
         plan = searches.plan_search(
             pa.array(near), k=1_000, columns=columns, refine_base_table=True, overfetch_factor=2.0
@@ -121,8 +123,8 @@ class Readers:
         worded = self.lancedb.search("violet", query_type="fts", fts_columns="body").use_lsm(False).limit(1_000)
         ours = table.match("body", "violet", k=1_000, level="committed")
         assert sorted(pairs(worded.to_arrow())) == sorted(pairs(ours))
-        # It searches above the base only where the index is listed by name, and a list would have to be written before
-        # the vector index is there; when this passes, the README promises too little.
+        # LanceDB searches above the base only if the index is listed by name, and the list would have to be written
+        # before the vector index exists. If the search succeeds, the README promises too little.
         with pytest.raises(RuntimeError, match="maintained by the write spec"):
             self.lancedb.search(near).limit(10).to_arrow()
 
@@ -139,7 +141,7 @@ def pairs(found: pa.Table) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def between_passes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What is put into the list runs between a commit's deletes pass and its upserts pass."""
+    """Yield a list of functions that run between a commit's deletes pass and its upserts pass."""
     calls: list[Callable[[], None]] = []
     upsert = memwal.flush.commits.rounds.upsert_pass
 

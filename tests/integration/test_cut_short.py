@@ -1,6 +1,6 @@
-"""Micro-batches that are cut short between two batches lose nothing; at length: `python -m tests.cut_short`.
+"""Micro-batches that Spark cuts short between two batches lose no rows; longer runs: `python -m tests.cut_short`.
 
-When Spark ends a task, the rows that its Python worker reads end between two messages, as they do where they are all.
+When Spark ends a task, the input of its Python worker ends between two messages, as it does after the last row.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CUTS = {
     Case(SEND, letters=True, daemons=2): {1: "stop", 7: "kill worker", 49: "cancel"},
     Case(ROUTE, append=True, letters=True): {7: "stop"},
 }
-"""How micro-batches of a case are cut, one behind the other, by how many of their 50 batches have come."""
+"""For each case, the ways of its cuts in their order, by the number of its 50 batches that have arrived."""
 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Spark for the module, of small batches."""
+    """Start one Spark with small batches for the module."""
     session = cut_spark(tmp_path_factory.mktemp("unused"))
     yield session
     session.stop()
@@ -35,7 +35,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def scene(spark: Any, tmp_path: Path, start: Callable[..., Any]) -> Iterator[Callable[[Case], Scene]]:
-    """Makes a scene; its child daemon ends with the test."""
+    """Make scenes; their child daemons end with the test."""
     made: list[Scene] = []
 
     def make(case: Case) -> Scene:
@@ -59,7 +59,7 @@ def test_every_row_arrives_once_wherever_its_micro_batch_was_cut(scene: Callable
 
 
 def test_the_same_sink_goes_on_behind_a_cut(scene: Callable[[Case], Scene]) -> None:
-    """As where a query begins anew by itself: its micro-batches stay with one task."""
+    """The case of a query that restarts by itself: its micro-batches stay with one task."""
     table = scene(Case(ONE_TASK, append=True))
     table.cut(25, WAYS["stop"])
     table.resume(anew=False)

@@ -1,4 +1,4 @@
-"""`memwal serve` as a process: served, killed, drained, replaced, and a child that ends with its parent."""
+"""`memwal serve` as a process: it serves, is killed, drains, is replaced, and ends with its parent as a child."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import memwal
 
 
 def names(table: Any, level: str = "latest") -> dict[int, str]:
-    """What a table holds: name by id, each key once."""
+    """Return the rows of a table, name by id; each key occurs once."""
     rows = table.scan(["id", "name"], level=level).read_all().to_pylist()
     found = {row["id"]: row["name"] for row in rows}
     assert len(found) == len(rows)
@@ -62,18 +62,18 @@ def test_a_put_of_many_rows_arrives_whole(
 
 
 FIRSTS = (0, 1000, 2000)
-"""The first key of each of the writers below."""
+"""The first key of each writer."""
 
 
 def puts_of(acked: dict[int, int], first: int, life: int) -> int:
-    """How many keys from `first` on have a version of this life that was acknowledged."""
+    """Return how many keys of the writer that begins at `first` have an acknowledged version of this life."""
     return sum(id - id % 1000 == first and version >= life * 100_000 for id, version in list(acked.items()))
 
 
 def test_nothing_acked_is_lost_when_the_daemon_is_killed(
     small_config: Callable[..., Path], serve: Callable[..., Any], made: Any, wait_until: Callable[..., Any]
 ) -> None:
-    """Clients put from several threads while the daemon is killed; each is told that its last put has no answer."""
+    """Clients put from several threads while the daemon is killed; each last put fails with an unknown outcome."""
     config = small_config(memtable={"rows_max": 40}, commit={"interval": "100ms"})
     acked: dict[int, int] = {}
     unanswered: dict[int, list[int]] = {}
@@ -90,7 +90,7 @@ def test_nothing_acked_is_lost_when_the_daemon_is_killed(
                     table.put(made.rows([id], version))
                 except memwal.MemWalError as error:
                     told.append(error)
-                    unanswered.setdefault(id, []).append(version)  # it may be there or not, in either life
+                    unanswered.setdefault(id, []).append(version)  # either life may have applied it or not
                     assert killed.is_set()
                     return
                 acked[id] = version
@@ -191,12 +191,12 @@ def test_nobody_at_the_address_is_told_in_one_line(made: Any) -> None:
 
 @pytest.fixture
 def parent(small_config: Callable[..., Path], script: Callable[..., Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A process with a child daemon, and what it says of it."""
+    """Yield a process with a child daemon, and the JSON line that it printed."""
     running = script("parent.py", small_config(daemon={"drain_timeout": "2s"}))
     said = json.loads(running.line())
     child = psutil.Process(said["pid"])
     yield running, said
-    with suppress(psutil.NoSuchProcess):  # which is what most of these tests are about
+    with suppress(psutil.NoSuchProcess):  # most of these tests end it
         child.kill()
 
 

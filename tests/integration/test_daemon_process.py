@@ -1,4 +1,4 @@
-"""What a daemon sets in its process: how many arenas malloc may have."""
+"""The number of malloc arenas that a daemon allows in its process."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def served(*_, **__):
 sys.modules["memwal.ingest.daemon.serve"] = types.SimpleNamespace(serve=served)
 main()
 """
-"""Prints how many arenas a daemon has with more threads than that, which asked for memory."""
+"""Prints how many arenas a daemon has when more threads than the limit have allocated memory."""
 
-if sys.platform == "linux":  # of glibc; other C libraries have no such arenas
+if sys.platform == "linux":  # only glibc has arenas
     PROCESSORS = len(os.sched_getaffinity(0))
 
     @pytest.mark.parametrize(

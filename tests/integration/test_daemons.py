@@ -1,4 +1,4 @@
-"""Several daemons share one table: they divide its regions, take over from a dead one, and hand over in order."""
+"""Several daemons share one table: they divide its regions, take over from a dead daemon, and hand regions over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REGIONS = 6
 
 @pytest.fixture
 def cluster(small_config: Callable[..., Path], start: Callable[..., Any], uri: str) -> Callable[..., Cluster]:
-    """Starts so many daemons of one table and waits until each serves."""
+    """Start a number of daemons for one table and wait until each serves."""
 
     def begin(daemons: int, **sections: Any) -> Cluster:
         endpoints = spread(daemons, REGIONS)
@@ -39,8 +39,8 @@ def cluster(small_config: Callable[..., Path], start: Callable[..., Any], uri: s
 
 @contextmanager
 def writing(found: Cluster, made: Any) -> Iterator[Callable[[], bool]]:
-    """Puts rows of 60 keys in all regions for as long as the context lasts. Yields what tells whether every key has
-    been acked since it was asked for the first time, or since it last said so.
+    """Put rows of 60 keys in all regions inside the context. Yield a function that returns whether every key was acked
+    since its first call, or since it last returned True.
     """
     stop = threading.Event()
     seen: list[int] = []
@@ -108,7 +108,7 @@ def test_a_daemon_that_ends_hands_its_regions_over(
 def test_a_daemon_starts_without_what_it_does_not_need_yet(
     small_config: Callable[..., Path], start: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> None:
-    """Each of these takes 0.05 to 0.3 s, in which nobody serves its regions."""
+    """Each of these imports takes 0.05 to 0.3 s, during which the regions have no owner."""
     running = start([sys.executable, "-X", "importtime", "-m", "memwal.ingest.cli.app", "serve", str(small_config())])
     running.line_with("serving")
     wait_until(lambda: any(line.endswith(" memwal.ingest.daemon.serve") for line in running.errors))
@@ -119,7 +119,7 @@ def test_a_daemon_starts_without_what_it_does_not_need_yet(
 def test_workers_of_one_daemon_share_its_regions(
     small_config: Callable[..., Path], start: Callable[..., Any], uri: str, made: Any, wait_until: Callable[..., Any]
 ) -> None:
-    """One command, three processes more; one that is killed is started again, and all end with the first."""
+    """One command starts three worker processes; a killed worker is restarted, and all end with the supervisor."""
     config = small_config(regions={"count": REGIONS}, daemon={"workers": 3})
     supervisor = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)])
     endpoint = supervisor.line_with("serving").rsplit(" ", 1)[1]
@@ -143,10 +143,10 @@ def test_workers_of_one_daemon_share_its_regions(
 
 
 def workers_of(supervisor: Any) -> list[psutil.Process]:
-    """The processes that have not ended."""
+    """Return the processes that have not ended."""
     found = []
     for each in psutil.Process(supervisor.process.pid).children():
-        with suppress(psutil.NoSuchProcess):  # it ended between the two looks
+        with suppress(psutil.NoSuchProcess):  # it ended before its status was read
             if each.status() != psutil.STATUS_ZOMBIE:
                 found.append(each)
     return found
@@ -155,7 +155,9 @@ def workers_of(supervisor: Any) -> list[psutil.Process]:
 def test_a_daemon_that_was_stopped_acks_nothing_wrongly(
     cluster: Callable[..., Cluster], made: Any, wait_until: Callable[..., Any]
 ) -> None:
-    """SIGSTOP in the middle of writes, a take-over, SIGCONT: what it acked is there, and it has its share again."""
+    """SIGSTOP in the middle of writes, a take-over, SIGCONT: no acked row is lost, and the daemon
+    gets its share again.
+    """
     found = cluster(2)
     asleep, awake = found.endpoints
     with writing(found, made) as all_acked:

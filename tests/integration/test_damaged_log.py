@@ -1,4 +1,4 @@
-"""A daemon and an embedded table that meet a damaged log: they say which object, change nothing, and end."""
+"""A daemon and an embedded table that read a damaged log: both name the object, change nothing, and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memwal.wal.layout import entry_key
 
 @pytest.fixture
 def damaged(open_small: Callable[..., Any], made: Any, uri: str) -> tuple[Path, bytes]:
-    """The second of three entries with one bit flipped, and what it held."""
+    """Flip one bit in the second of three entries; return its path and its former bytes."""
     table = open_small(regions=1)
     for id in range(3):
         table.put(made.table([id]))
@@ -54,4 +54,4 @@ def test_the_daemon_says_so_once_and_ends(
     assert len(ran.error_lines) == 1
     assert damaged[0].name in ran.error_lines[0]
     claims = list((Path(uri) / "_mem_wal" / str(bucket_region(0)) / "manifest").glob("*.binpb"))
-    assert len(claims) <= 4  # the first writer's, one claim, and where its sentinel is
+    assert len(claims) <= 4  # those of the first writer, the claim, and the position of its sentinel

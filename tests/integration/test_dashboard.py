@@ -1,4 +1,4 @@
-"""The shipped dashboard, alerts and their page: PromQL that Prometheus takes, over metrics that memwal declares."""
+"""The shipped dashboard, alerts and their page: PromQL that Prometheus accepts, with metrics that memwal declares."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ DASHBOARD = ROOT / "configs" / "deploy" / "grafana" / "memwal.json"
 PAGE = ROOT / "configs" / "deploy" / "monitoring.md"
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 VARIABLES = {"$__rate_interval": "5m", "$job": ".*", "$instance": ".*"}
-"""What Grafana writes in their place."""
+"""The values that Grafana substitutes."""
 
 
 @pytest.fixture(scope="module")
 def dashboard() -> Any:
-    """The parsed dashboard."""
+    """Return the parsed dashboard."""
     return json.loads(DASHBOARD.read_text(encoding="utf-8"))
 
 
 def declared() -> set[str]:
-    """The names of all series."""
+    """Return the names of all series."""
     of_daemons = (*COUNTED, *HELD, *COMMITTED, *TABLE, *REFUSED)
     every = (*of_daemons, *BUILD, *PAUSED, *REQUESTED, *BUDGET, *RAN, *RAN_BY_REGION)
     return {f"{each.name}{suffix}" for each in every for suffix in SUFFIXES[each.kind]}
 
 
 def expressions(dashboard: Any) -> Iterator[str]:
-    """The PromQL of every panel."""
+    """Yield the PromQL of every panel."""
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             expression = target["expr"]
@@ -49,7 +49,7 @@ def expressions(dashboard: Any) -> Iterator[str]:
 
 
 def named(text: str) -> set[str]:
-    """The metrics that a text names."""
+    """Return the metrics that a text names."""
     return set(re.findall(r"\bmemwal_[a-z_]+", text))
 
 
@@ -71,7 +71,7 @@ def test_prometheus_takes_the_configuration_beside_the_rules() -> None:
 
 @pytest.mark.parametrize("file", [DASHBOARD, RULES, PAGE], ids=lambda file: file.name)
 def test_every_metric_is_declared(file: Path) -> None:
-    """A text may name a histogram as a whole."""
+    """A text may name a histogram without a suffix."""
     names = named(file.read_text(encoding="utf-8"))
     assert names
     assert names - declared() - {name.removesuffix("_bucket") for name in declared()} == set()
@@ -79,7 +79,7 @@ def test_every_metric_is_declared(file: Path) -> None:
 
 def test_the_dashboard_shows_what_a_platform_team_asks_for(dashboard: Any) -> None:
     shown = named("\n".join(expressions(dashboard)))
-    # Numbers that no panel needs, as another one tells more.
+    # Metrics that need no panel, since another metric shows more.
     left = {name for name in declared() - shown if not name.endswith(("_sum", "_count"))}
     assert left <= {"memwal_base_version", "memwal_run_batch_id", "memwal_run_last_batch_timestamp_seconds", *BYTES}
 

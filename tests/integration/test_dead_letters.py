@@ -1,4 +1,4 @@
-"""Bad rows inside Spark: they leave a micro-batch alone, become letters once, and too many of them end the stream."""
+"""Bad rows inside Spark: they do not stop a micro-batch, become letters once, and too many of them end the stream."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ POISON = ("no JSON {", '{"id": "x", "name": "a number as text"}', '{"name": "no 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Spark for the module."""
+    """Start one Spark for the module."""
     settings = load({"table": {"uri": str(tmp_path_factory.mktemp("unused"))}}, {})
     session = start_session(configuration(settings, 2, once=True))
     yield session
@@ -58,7 +58,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class Stream:
-    """A table, a directory of files of a format, and the query between them, as `memwal run` makes it."""
+    """A table, a directory of files of a format, and the query between them, as `memwal run` builds it."""
 
     def __init__(self, spark: Any, at: Path, form: str, table: dict[str, Any], dlq: dict[str, Any]) -> None:
         self.at, self.spark, self.form = at, spark, form
@@ -89,14 +89,14 @@ class Stream:
         Feed(self.at / "feed", self.at / "in", 0.0, FakeClock()).land_all()
 
     def rewrite(self, file: int, lines: Sequence[str]) -> None:
-        """Other lines in a file that has landed, as another mapping would read other rows out of it."""
+        """Replace the lines of a file that has landed, as if another mapping read other rows from it."""
         for landed in self.at.glob(f"*/{file:03d}.{self.form}"):
             before = landed.stat()
             landed.write_text("\n".join(lines) + "\n")
             os.utime(landed, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def run(self) -> None:
-        """Process what is there in a new sink. Raises: what ended the query, as the kind it is."""
+        """Process the existing files with a new sink. Raises: the error that ended the query, with its kind."""
         settings = load(self.config, {})
         sink = MemWalSink(self.config, endpoint=self.endpoint(), on_batch=self.batches.append)
         schema = written_schema(settings, sink._table())
@@ -112,13 +112,15 @@ class Stream:
             query.stop()
 
     def endpoint(self) -> str:
-        """One child daemon for all runs."""
+        """Return the endpoint of one child daemon for all runs."""
         if not self.sinks:
             self.sinks.append(MemWalSink(self.config))
         return self.sinks[0]._owner()
 
     def forget_the_last_micro_batch(self) -> None:
-        """As if the driver had died between the acks and its own note of them."""
+        """Remove Spark's record of the newest micro-batch, as if the driver had died between the
+        acks and the record.
+        """
         commits = self.at / "checkpoint" / "commits"
         newest = max(int(each.name) for each in commits.glob("[0-9]*"))
         (commits / f"{newest}").unlink()
@@ -130,14 +132,14 @@ class Stream:
         return {row["id"]: row["name"] for row in found}
 
     def letters(self) -> list[dict[str, Any]]:
-        """Oldest first, by file and row."""
+        """Return the letters, oldest first, by file and row."""
         found = lance.dataset(str(self.at / "t.lance.dlq")).to_table().to_pylist()
         return sorted(found, key=lambda each: (each["file"], each["row"]))
 
 
 @pytest.fixture
 def stream(spark: Any, tmp_path: Path) -> Iterator[Callable[..., Stream]]:
-    """Makes a stream; its child daemon ends with the test."""
+    """Make streams; their child daemons end with the test."""
     made: list[Stream] = []
 
     def make(form: str = "json", table: dict[str, Any] | None = None, **dlq: Any) -> Stream:
@@ -155,7 +157,7 @@ def line(id: int, name: str = "") -> str:
 
 
 def poisoned(first: int, rows: int, every: int = 100) -> list[str]:
-    """Lines of a file, of which every so-manieth is poison, one kind after the other."""
+    """Return the lines of a file; one line of every `every` is bad, with the kinds of errors in turn."""
     return [
         POISON[(id // every) % len(POISON)] if id % every == every // 2 else line(id)
         for id in range(first, first + rows)
@@ -207,7 +209,7 @@ def test_letters_name_their_files_where_the_paths_had_been_left_out(
 
 
 def test_a_bad_value_ends_a_stream_that_takes_none_in_one_line(stream: Callable[..., Stream]) -> None:
-    """Spark says it in a stack of the JVM, inside the sink's own call."""
+    """Spark reports the error in a JVM stack trace, inside the sink's own call."""
     source = stream(mode="fail")
     source.land([line(1), json.dumps({"id": "two", "name": "", "price": 2})])
     told = r"'id' cannot become int64 \('two' is not a valid int64\) \(row 1 of 000\.json.*dlq\.mode"
@@ -260,7 +262,9 @@ def test_a_number_beyond_every_float_is_not_taken_for_infinity(stream: Callable[
 
 @pytest.mark.parametrize("form", ["json", "csv"])
 def test_what_a_file_says_is_not_guessed_at(stream: Callable[..., Stream], form: str) -> None:
-    """Numbers as times, the time behind a date, an offset in a column without one, a float that becomes infinite."""
+    """Numbers as times, a time after a date, an offset in a column without a time zone, a float
+    that becomes infinite.
+    """
     source = stream(form, table={"columns": TYPED}, mode="table")
     bad = [(column, value) for column, values in BAD.items() for value in values]
     rows = [{"id": n, "name": "", **GOOD, column: value} for n, (column, value) in enumerate(bad)]
@@ -268,7 +272,7 @@ def test_what_a_file_says_is_not_guessed_at(stream: Callable[..., Stream], form:
     if form == "json":
         source.land([json.dumps(row) for row in rows])
     else:
-        names = ["day", "id", "ratio", "local", "at", "name"]  # in another order than the table's
+        names = ["day", "id", "ratio", "local", "at", "name"]  # in a different order than the table's
         source.land([",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in rows)])
     source.run()
     assert source.rows() == {50: "good", 51: "nothing"}
@@ -303,7 +307,7 @@ MISREAD = {
     b'{"id": 1, "fs": ["NaN", 1.5]}': "'fs'",
     b'{"id": 1, "w": [1, 2.7]}': "2.7 is not a valid int32",
 }
-"""Lines of which Spark's JSON reader makes rows, with other values than stand there or without some of them."""
+"""Lines from which Spark's JSON reader makes rows with altered values, or with values missing."""
 EXACT = (
     '{"id": 10, "name": "\\ud83d\\ude00 \\\\ud83d"}',
     '{"id": 11, "price": 1234567890.1234567890}',
@@ -338,7 +342,7 @@ def test_a_line_of_a_json_file_is_one_object_and_has_the_values_that_it_says(str
 
 
 def test_columns_of_json_files_may_be_names_of_directories(stream: Callable[..., Stream]) -> None:
-    """In the types of the table: Spark would take 007 for a number."""
+    """The values have the types of the table: Spark would read 007 as a number."""
     source = stream(table={"columns": {"id": "int64", "name": "string", "day": "date32"}}, mode="table")
     for day in ("2020-01-31", "2020-02-30"):
         at = source.at / "in" / f"day={day}" / "name=007"
@@ -412,7 +416,9 @@ def quoted_file(*records: str) -> bytes:
 
 @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
 def test_csv_is_read_as_rfc_4180_has_it(stream: Callable[..., Stream], ending: str) -> None:
-    """Quotes, line breaks and `\\r\\n` as they are written; what is not CSV is a letter, as it stands in the file."""
+    """Quotes, line breaks and `\\r\\n` stay as written; a line that is not CSV becomes a letter with its text
+    unchanged.
+    """
     source = stream("csv", table={"columns": {"id": "int64", "name": "string"}}, mode="table")
     data = quoted_file(*UNMATCHED)
     (source.at / "in" / f"[a] b.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
@@ -516,7 +522,7 @@ def test_too_many_bad_rows_end_the_stream_and_nothing_is_lost(stream: Callable[.
 
 
 def test_a_source_that_is_mended_does_not_bring_the_rows_of_letters_as_well(stream: Callable[..., Stream]) -> None:
-    """All rows of a micro-batch are bad, so no region has it; it comes again, and its letters are replayed besides."""
+    """All rows of a micro-batch are bad, so no region has it; Spark repeats it, and its letters are replayed too."""
     source = stream(mode="table", max_bad_percent=5, bad_window=10)
     source.land([line(id).replace('"price": ', '"price": "about "') for id in range(20)])
     with pytest.raises(memwal.Invalid, match="20 of the last 20 rows"):
@@ -533,7 +539,7 @@ def test_a_source_that_is_mended_does_not_bring_the_rows_of_letters_as_well(stre
 def test_a_letter_stays_one_where_the_mapping_is_mended_between_it_and_the_acks(
     stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """The table has no key: a row that is taken although its letter stands would be there twice."""
+    """The table has no key: a row that is accepted although its letter exists would be doubled."""
     source = stream(table={"append_only": True}, mode="table")
     del source.sections["table"]["key"]
     source.land([line(id) if id % 5 else line(id).replace('"price": ', '"price": "about "') for id in range(20)])
@@ -560,7 +566,7 @@ def test_a_letter_stays_one_where_the_mapping_is_mended_between_it_and_the_acks(
 
 
 def dies_behind_the_letters(collected: Callable[..., Any]) -> Callable[..., Any]:
-    """Spark's job as far as it has come when the letters are written and no region has heard of a row."""
+    """Run the job until its letters are written and before any region got a row, then die."""
 
     def dies(routed: Any, send: Any) -> None:
         collected(routed.where(f"{BUCKET} < 0"), send)
@@ -570,7 +576,7 @@ def dies_behind_the_letters(collected: Callable[..., Any]) -> Callable[..., Any]
 
 
 def dies_at_the_third_job(collected: Callable[..., Any]) -> Callable[..., Any]:
-    """As far as it has come when rows were refused by their region and their letters are written."""
+    """Run the jobs until a region has rejected rows and their letters are written, then die."""
     jobs: list[Any] = []
 
     def dies(routed: Any, send: Any) -> Any:
@@ -583,7 +589,7 @@ def dies_at_the_third_job(collected: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def replayed(source: Stream) -> str:
-    """What `memwal dlq replay` says."""
+    """Return the output of `memwal dlq replay`."""
     console = Console(file=io.StringIO(), width=200)
     cli_dlq.replay(load(source.config, {}), {}, console, ids=[], stage=None, limit=None)
     said: str = console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Records of a real broker that cannot be used: letters with their bytes and offsets, replayed once they can be."""
+"""Unusable records of a real broker: letters with their bytes and offsets, replayed once they are usable."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_poison_record_every_100_records_of_a_topic(
     assert {each["stage"] for each in letters} == {"parse", "map"}
     assert letters[4]["reason"] == "column 'twice' (sql) cannot be evaluated: value.n * 2"
 
-    # The mapping learns to do without a key: two letters fit now, and the same key twice is one row.
+    # With a default for the key in the mapping two letters are valid now; the same key twice is one row.
     replayed = cli("dlq", "replay", configured('id = { from = "value.id", default = -1 }', twice))
     assert (replayed.code, replayed.error_lines) == (0, [])
     assert "replayed 2 dead letters" in replayed.out

@@ -1,5 +1,5 @@
-"""Filters that chain many operators, or make values of any size: refused before a planner sees them, whose stack or
-memory would end the process.
+"""Filters with many chained operators or values of any size: rejected before planning, since a planner's stack or
+memory use would end the process.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_filter_that_its_parser_reads_for_ever_is_refused_by_every_read(table:
 
 
 def longest(chain: Callable[[int], str]) -> str:
-    """The longest chain that is allowed."""
+    """Return the longest chain that is allowed."""
 
     def is_refused(length: int) -> bool:
         try:
@@ -122,7 +122,7 @@ def longest(chain: Callable[[int], str]) -> str:
 
 
 def test_the_longest_chains_that_are_allowed_end_no_process(table: Any) -> None:
-    """In a process of its own, at the base alone, which Lance plans, and at all levels."""
+    """Evaluate the chains in a separate process, both on the base alone, which Lance plans, and at all levels."""
     lines = "\n".join(longest(chain) for chain in CHAINS.values())
     uri = str(table.status()["table"])
     table.flush()

@@ -1,5 +1,5 @@
-"""`delete(filter=…)`: no row that passes at its turn is left, none that was changed meanwhile is lost, whatever comes
-between the scan and the regions' turns.
+"""`delete(filter=…)`: it deletes every row that passes when its region processes it, and no row that changed meanwhile,
+whatever happens between the scan and the regions' turns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rows(ids: Sequence[int], price: int, name: str = "") -> list[dict[str, Any]]
 
 
 def reached(owner: Any, way: str, stack: ExitStack) -> Any:
-    """The table itself, or a client of a daemon that has it."""
+    """Return the table itself, or a client of a daemon that serves it."""
     if way != "flight":
         return owner
     service = FlightService(owner, "grpc://127.0.0.1:0")
@@ -48,7 +48,9 @@ def prices(table: Any) -> dict[int, int]:
 
 @pytest.fixture
 def before_piece(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Calls a function between the scan and the first piece, or before the piece of that number; pieces in the list."""
+    """Call a function after the scan and before the piece with that number (default: the first); the returned list
+    collects the pieces.
+    """
 
     def call(act: Callable[[], object], number: int = 0) -> list[int]:
         piece, sent = RegionDeletes.piece, list[int]()
@@ -66,12 +68,12 @@ def before_piece(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 
 def of_regions(table: Any, ids: range) -> list[list[int]]:
-    """Ids by bucket."""
+    """Return the ids by bucket."""
     buckets = table.base.route(pa.table({"id": pa.array(ids, pa.int64())}))
     return [[id for id, at in zip(ids, buckets, strict=True) if at == bucket] for bucket in range(len(set(buckets)))]
 
 
-# ---- what happens between the scan and the regions' turns ----------------------------------------------------------
+# ---- changes between the scan and the regions' turns ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", ["in memory", "in the base"])
@@ -138,7 +140,7 @@ def test_what_another_program_commits_meanwhile_counts(
 def test_the_scan_leaves_no_row_to_be_lost_with_its_owner(
     open_small: Callable[..., Any], before_piece: Callable[..., Any]
 ) -> None:
-    """Else the next owner would take the older row, which does not pass, for the one that the scan saw."""
+    """Otherwise the next owner would take the older row, which does not pass, for the row that the scan read."""
     older = open_small(regions=1, wal={"linger_max": "1h"})
     older.put(rows([1], 3))
     older.flush()
@@ -209,7 +211,7 @@ def test_a_column_of_the_filter_that_goes_meanwhile_is_told_and_nothing_is_delet
 def test_no_acknowledged_change_is_lost_while_deletes_run(
     way: str, open_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each key has one writer, which knows after every ack what must be there: a cheap row, until it writes again."""
+    """Each key has one writer, which knows the expected row after every ack: a cheap row, until its next write."""
     monkeypatch.setattr(deletes, "PIECE", 16)
     owner, keys, rounds = open_small(commit="200ms", memtable={"rows_max": 100}), 60, 120
     last: dict[int, tuple[int, str]] = {}
@@ -268,7 +270,7 @@ def test_every_row_is_counted_once_by_deletes_at_once(open_small: Callable[..., 
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, bucket: int, error: Exception) -> None:
-    """The region of `bucket` fails the next lookup of a condition, before it writes anything."""
+    """Make the region of `bucket` fail the next lookup of a condition, before it writes anything."""
     resolve, failed = Conditions.resolve, list[bool]()
 
     def failing(self: Conditions, writes: Any, checked: Any, view: Any) -> Any:
@@ -357,14 +359,14 @@ def test_a_crash_between_two_records_leaves_the_rest_to_a_repeat(
 @pytest.mark.parametrize("way", ["embedded", "flight"])
 @pytest.mark.parametrize("durable", [True, False])
 def test_what_a_repeat_acknowledges_outlives_the_owner(way: str, durable: bool, open_small: Callable[..., Any]) -> None:
-    """The token of a non-durable delete is in the memory of its regions at first."""
+    """At first only the memory of the regions holds the token of a non-durable delete."""
     owner = open_small(wal={"linger_max": "1h"})
     owner.put(rows(range(10), 700))
     with ExitStack() as stack:
         table = reached(owner, way, stack)
         assert table.delete(filter=DEAR, token="cleaner:1", durable=False).rows == 10
         assert not table.delete(filter=DEAR, token="cleaner:1", durable=durable).applied
-    taken = open_small(take_over=True)  # as after a kill: the owner appends nothing any more
+    taken = open_small(take_over=True)  # as after a kill: the owner no longer appends
     assert taken.count() == 0
     taken.put(rows([1], 800))
     assert not taken.delete(filter=DEAR, token="cleaner:1").applied
@@ -385,7 +387,7 @@ def test_a_repeat_is_not_acknowledged_by_an_owner_that_was_deposed(open_small: C
 def test_the_next_owner_records_no_token_whose_tombstones_it_lacks(
     open_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record may meet another owner than the pieces did, since a client sends it again to the next one."""
+    """A client that resends the record to the next owner may reach another owner than the pieces did."""
     older, record, taken = open_small(wal={"linger_max": "1h"}), RegionDeletes.record, list[Any]()
     older.put(rows(range(10), 700))
 
@@ -457,7 +459,7 @@ def test_a_table_without_a_key_refuses_it(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("rule", ["upsert = insert", "upsert = merge", "version"])
 def test_rules_of_puts_change_nothing(rule: str, tmp_path: Any) -> None:
-    """A version does not keep its row from being deleted, and any version may follow, as after a delete by key."""
+    """The version rule does not protect a row from a delete, and any version may follow, as after a delete by key."""
     options = {"version": "price"} if rule == "version" else {"upsert": rule.rsplit(" ", maxsplit=1)[-1]}
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("price", pa.int64()), ("name", pa.string())])
     settings = {"table": options, "commit": {"interval": "0s"}}

@@ -1,4 +1,4 @@
-"""Deletes by key: what counts as a key, and how many rows the receipt counts."""
+"""Deletes by key: which values are keys, and how many rows the receipt counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAYS = ("embedded", "flight", "daemons")
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open a table of texts as keys, and return how it is called: here, by a daemon, or by two of them."""
+    """Open a table with text keys, and return it embedded, as a client of a daemon, or as a client of two daemons."""
     with ExitStack() as ends:
 
         def opened(way: str = "embedded", **table: Any) -> Any:
@@ -64,7 +64,7 @@ def test_a_condition_in_the_place_of_keys_is_refused(way: str, opened: Callable[
                 f"keys = '{text}': write ['{text}'] for one key, or filter='{text}' in delete or scan for a condition"
             )
     assert table.count() == 20
-    # In a list it is a key, whatever it looks like.
+    # Inside a list every text is a key, even if it resembles a condition.
     table.put([{"name": "price > 10", "price": 1}])
     assert table.get(["price > 10"])["price"].to_pylist() == [1]
     assert table.delete(["price > 10"]).rows == 1

@@ -40,7 +40,7 @@ def begun(uri: str, token: str = "t") -> flush.LoadAttempt:
 
 
 def loaded(table: Any, ids: range, price: int, attempt: flush.LoadAttempt, *, settle: bool = True) -> None:
-    """Steps 4 and 5 of a load, and the end of its note."""
+    """Do steps 4 and 5 of a load, and remove its note."""
     if settle:
         table.flush()
         table.commit()
@@ -53,7 +53,9 @@ def loaded(table: Any, ids: range, price: int, attempt: flush.LoadAttempt, *, se
 
 @contextmanager
 def once_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Let the region wait behind its look at the stored rows: set by the region, and what it waits for."""
+    """Make the region wait after its lookup of stored rows. Yield the event that the region sets, and the event that it
+    awaits.
+    """
     looked, go_on, look_up = threading.Event(), threading.Event(), conditions.look_up
 
     def waiting(*given: Any, **options: Any) -> Any:
@@ -73,7 +75,9 @@ def once_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Eve
 def test_a_load_that_begins_while_a_region_looks(
     owner: str, open_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon is asked for a flush, which waits for the tombstones. A program that has opened the table is not."""
+    """A load requests a flush from a daemon, and the flush waits for the tombstones. It requests none from a
+    program that has opened the table.
+    """
     if owner == "daemon":
         monkeypatch.setattr(Conditions, "_loads", lambda self: {})
     with open_small(regions=1) as table, ThreadPoolExecutor(2) as pool, once_looked(monkeypatch) as (looked, go_on):
@@ -90,7 +94,7 @@ def test_a_load_that_begins_while_a_region_looks(
             go_on.set()
             assert delete.result(60).rows == 8
             load.result(60)
-        else:  # whose rows were all flushed when the load looked
+        else:  # all rows were flushed before the load checked
             loaded(table, range(3, 6), 50, attempt, settle=False)
             go_on.set()
             with pytest.raises(memwal.Unavailable, match="a load has changed the table under the delete"):
@@ -108,7 +112,7 @@ def test_a_delete_waits_for_a_load_and_goes_on(open_small: Callable[..., Any]) -
         with pytest.raises(memwal.Unavailable, match=r"load into the table is under way|did not end in time"):
             table.delete(filter=DEAR, timeout=0.2)
         assert len(prices(table)) == 10
-        table.delete([9])  # by key: the load may have come before it
+        table.delete([9])  # by key: the load may have landed before it
         delete = pool.submit(table.delete, filter=DEAR)
         loaded(table, range(5), 50, attempt)
         assert delete.result(60).rows == 4
@@ -123,7 +127,7 @@ def test_a_delete_does_not_wait_for_a_load_that_was_killed(
         monkeypatch.setattr(load_notes, "LASTS", 0.3)
         attempt = begun(table.base.uri)
         assert table.delete(filter=DEAR, timeout=60).rows == 10
-        with pytest.raises(flush.LoadEnded):  # it was not killed, but stopped
+        with pytest.raises(flush.LoadEnded):  # the load was not killed, but stopped
             loaded(table, range(5), 50, attempt)
         monkeypatch.undo()
         loaded(table, range(5), 50, begun(table.base.uri))
@@ -153,7 +157,7 @@ def test_a_region_refuses_where_the_wait_did_not_see_the_load(
 def test_through_a_daemon_every_loaded_row_that_does_not_pass_stays(
     small_config: Callable[..., Any], serve: Callable[..., Any], cli: Callable[..., Any], tmp_path: Any, uri: str
 ) -> None:
-    """Loads of cheap rows beside deletes of dear ones and puts of dear ones with other keys."""
+    """Loads of cheap rows run beside deletes of expensive rows and puts of expensive rows with other keys."""
     config = small_config(commit={"interval": "200ms"})
     _, endpoint = serve(config)
     stop = threading.Event()
@@ -165,7 +169,7 @@ def test_through_a_daemon_every_loaded_row_that_does_not_pass_stays(
                 table.put(rows(range(100, 140), 700))
                 try:
                     number += table.delete(filter=DEAR).rows
-                except memwal.Unavailable as error:  # the load began behind the wait for loads
+                except memwal.Unavailable as error:  # the load began while the delete waited for loads
                     if "call the delete again when it has ended" not in str(error):
                         raise
         return number

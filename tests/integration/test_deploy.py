@@ -1,5 +1,6 @@
-"""configs/deploy: every file fits its format by that format's own checker, and names commands, settings, ports and
-paths that exist; what it starts does start, gets ready and drains."""
+"""configs/deploy: every file passes its format's own checker, and names existing commands, settings, ports and paths;
+the processes that it starts get ready and drain.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +36,29 @@ PROGRAM = "/opt/memwal/bin/memwal"
 
 
 def objects(path: Path) -> list[dict[str, Any]]:
-    """The documents of a YAML file."""
+    """Return the documents of a YAML file."""
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
 def compose() -> dict[str, Any]:
-    """The services by name, anchors and merges resolved."""
+    """Return the services by name, with anchors and merges resolved."""
     return dict(objects(DEPLOY / "compose.yaml")[0]["services"])
 
 
 def workloads() -> dict[str, dict[str, Any]]:
-    """The pods of Kubernetes by the name of what makes them."""
+    """Return Kubernetes objects that create pods, by name."""
     found = [each for path in KUBERNETES for each in objects(path) if "template" in each.get("spec", {})]
     return {each["metadata"]["name"]: each for each in found}
 
 
 def container(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """The only one of its pods."""
+    """Return the only container of an object's pods."""
     (only,) = workload["spec"]["template"]["spec"]["containers"]
     return dict(only)
 
 
 def unit(path: Path) -> dict[str, str]:
-    """The section [Service]."""
+    """Return the section [Service]."""
     parsed = configparser.RawConfigParser(strict=True)
     parsed.optionxform = str  # type: ignore[assignment,method-assign]
     parsed.read_string(path.read_text(encoding="utf-8"))
@@ -65,7 +66,7 @@ def unit(path: Path) -> dict[str, str]:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The instructions of the Containerfile with their arguments, continued lines joined."""
+    """Return the instructions of the Containerfile with their arguments; continued lines are joined."""
     text = re.sub(r"\\\n\s*", "", (DEPLOY / "Containerfile").read_text(encoding="utf-8"))
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
@@ -75,7 +76,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def ran(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A program of this environment or of the machine."""
+    """Run a program of this environment or of the machine."""
     program = Path(sys.executable).parent / str(words[0])
     command = [str(program) if program.exists() else str(words[0]), *map(str, words[1:])]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -119,8 +120,8 @@ def test_the_compose_file_fits_the_compose_specification(tmp_path: Path) -> None
 
 
 def test_the_containerfile_passes_its_linter(tmp_path: Path) -> None:
-    # DL3008: Debian keeps no old versions of a package, so that a pinned one could not be installed for long.
-    # DL3013: pip installs from the wheels of the lock only, in their versions.
+    # DL3008: Debian keeps no old versions of a package, so a pinned version would soon be unavailable. DL3013: pip
+    # installs only wheels of the lock file, in their versions.
     ignored = [word for rule in ("DL3008", "DL3013") for word in ("--ignore", rule)]
     done = ran("hadolint", *ignored, DEPLOY / "Containerfile")
     assert (done.returncode, done.stdout) == (0, "")
@@ -133,7 +134,7 @@ if sys.platform == "linux":
 
     @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
     def test_systemd_takes_the_units_and_finds_them_confined(path: Path, tmp_path: Path) -> None:
-        """With a program that is there in place of the installed one, which `verify` looks for."""
+        """`systemd-analyze verify` requires the program to exist, so /bin/true replaces the installed one."""
         named = tmp_path / path.name.replace("@", "@orders")
         named.write_text(path.read_text().replace(PROGRAM, "/bin/true"))
         done = ran("systemd-analyze", "verify", "--man=no", named)
@@ -144,11 +145,11 @@ if sys.platform == "linux":
         assert "TimeoutStop" in ran("systemd-analyze", "verify", "--man=no", named).stderr
 
 
-# ---- what the files name -------------------------------------------------------------------------------------------
+# ---- commands, settings and paths in the files ---------------------------------------------------------------------
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every call of memwal in the files, with where it stands."""
+    """Yield every memwal command line in the files, with its place."""
     for name, service in compose().items():
         if service.get("image", "").startswith("memwal-") and "entrypoint" not in service:
             yield f"compose.yaml: {name}", service["command"]
@@ -296,7 +297,7 @@ def test_services_find_each_other_and_what_they_mount() -> None:
 
 
 def test_nothing_is_killed_before_it_has_drained() -> None:
-    """PAUSE_MOST: what the supervisor of `daemon.workers` grants a daemon beyond its drain."""
+    """PAUSE_MOST: the seconds that the supervisor of `daemon.workers` grants a daemon beyond its drain."""
     longest = max(load(path, {}).daemon.drain_timeout for path in CONFIGURATIONS) + PAUSE_MOST
     granted = [int(compose()[name]["stop_grace_period"].removesuffix("s")) for name in ("daemon", "run")]
     granted += [each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for each in workloads().values()]
@@ -343,12 +344,12 @@ def test_the_image_gets_all_of_the_package_and_nothing_else() -> None:
     assert any(f"/python{python[1]}/site-packages/pyspark/jars/" in words[-1] for words in copied)
 
 
-# ---- what the files start ------------------------------------------------------------------------------------------
+# ---- processes that the files start --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """What the service `setup` makes."""
+    """Return the directory of secrets that the service `setup` writes."""
     made = tmp_path / "secrets"
     made.mkdir()
     for _ in range(2):  # the second time it changes nothing
@@ -358,7 +359,7 @@ def secrets(tmp_path: Path) -> Path:
 
 
 def words_of(path: Path, config: Path) -> list[str]:
-    """What a unit starts, with the program of this environment and a configuration of the test's."""
+    """Return the command line of a unit, with the program of this environment and a configuration of the test."""
     words = unit(path)["ExecStart"].split()[1:]
     return [
         sys.executable,
@@ -371,7 +372,7 @@ def words_of(path: Path, config: Path) -> list[str]:
 def test_a_daemon_with_the_secrets_of_the_stack_gets_ready_and_drains(
     secrets: Path, tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any]
 ) -> None:
-    """The configuration, the health check, the probes and the signal of the files; only the places are the test's."""
+    """The configuration, health check, probes and signal are those of the files; only the paths are the test's."""
     text = (DEPLOY / "compose" / "memwal.toml").read_text().replace("/run/secrets/memwal", str(secrets))
     text = re.sub(r"\[table\.storage_options\].*?\n\n", "", text, flags=re.DOTALL)
     config = tmp_path / "memwal.toml"

@@ -1,4 +1,4 @@
-"""`memwal dlq`, as it is typed: what it prints, what it leaves, and one line for every mistake."""
+"""`memwal dlq` as a user types it: its output, its effects, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY = 86_400_000_000
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `memwal …` in this process: its exit code, output and error lines."""
+    """Run `memwal …` in this process; return its exit code, output and error lines."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
@@ -41,7 +41,9 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def config(small_config: Callable[..., Path], open_small: Callable[..., Any], uri: str, made: Any) -> Path:
-    """The small table's configuration, with six letters: two of rows that fit, two of bytes, two that do not fit."""
+    """Return the small table's configuration, with six letters: two of valid rows, two of bytes,
+    two of invalid rows.
+    """
     open_small().close()
     now = int(SystemClock().now() * 1e6)
     raws = [json.dumps(made.row(id)).encode() for id in (1, 2)] + [b"\x00\xff\xfe", b"{"] + [b'{"name": "no key"}'] * 2

@@ -1,4 +1,4 @@
-"""Fields that come up while a stream runs: a column from then on, or the end of the run."""
+"""New fields that appear while a stream runs: they become columns from then on, or end the run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_new_fields_become_columns_and_no_row_is_lost_or_doubled(
     ran = cli("run", configured("add"), "--once")
     assert ran.code == 0
     assert "new columns: grade" in ran.out
-    assert "tags, more, big, mixed, exact" in ran.out  # in a line of their own, unless one look met both files
+    assert "tags, more, big, mixed, exact" in ran.out  # on a line of its own, unless one check saw both files
     assert "fields of the source that become no columns, and are left out: 'Grade'" in ran.err
     nothing = dict.fromkeys(["name", "grade", "tags", "more", *large])
     first = [{**nothing, "id": id, "name": "a"} for id in range(10)]
@@ -68,7 +68,7 @@ def test_new_fields_become_columns_and_no_row_is_lost_or_doubled(
 def test_new_columns_of_parquet_files_become_columns(
     small_config: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path, uri: str
 ) -> None:
-    """Of files that come in any order: those without a column give null, also when the run is begun anew."""
+    """Files come in any order: those without a column give null, also after a restart of the run."""
     (tmp_path / "in").mkdir()
     narrow = pa.schema([("id", pa.int64()), ("name", pa.string())])
     place = pa.struct([("city", pa.string()), ("at", pa.list_(pa.float64()))])
@@ -80,7 +80,7 @@ def test_new_columns_of_parquet_files_become_columns(
     def land(name: str, row: dict[str, Any], schema: pa.Schema) -> None:
         path = tmp_path / "in" / name
         pq.write_table(pa.Table.from_pylist([row], schema=schema), path)
-        os.utime(path, (row["id"], row["id"]))  # of one millisecond, Spark takes them in any order
+        os.utime(path, (row["id"], row["id"]))  # files of the same millisecond come to Spark in any order
 
     land("0.parquet", {"id": 0, "name": "a"}, narrow)
     land("odd [1] {2} %20.parquet", {"id": 1, "name": "b", **new}, pa.schema([*narrow, *wide]))
@@ -109,7 +109,7 @@ def test_new_versions_of_an_avro_schema_in_debeziums_envelope_become_columns(
     cli: Callable[..., Any],
     uri: str,
 ) -> None:
-    """Versions may take fields away too: their column stays, and is null."""
+    """A version may also remove a field: its column stays, and is null."""
 
     def version(*fields: tuple[str, Any]) -> dict[str, Any]:
         row = {"type": "record", "name": "Value", "fields": [{"name": name, "type": kind} for name, kind in fields]}

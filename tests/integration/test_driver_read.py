@@ -1,4 +1,4 @@
-"""Small micro-batches that the driver reads without a job: the same rows, or none of them."""
+"""Small micro-batches that the driver reads without a job: it returns the same rows as a job, or none."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ EVERY_KIND = {
     "narrow": "vector[3, float16]",
 }
 Seen = list[tuple[pa.RecordBatch | None, pa.Table, int]]
-"""Of each micro-batch: what the driver read, what a job read, how many rows Spark counted for the former."""
+"""For each micro-batch: the driver's rows, a job's rows, and Spark's row count of the driver's rows."""
 
 
 @pytest.mark.parametrize("most_bytes", [MOST_BYTES, 1_000])
 def test_a_run_reads_its_small_micro_batches_itself(
     kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, cli: Callable[..., Any], most_bytes: int
 ) -> None:
-    """`most_bytes`: of mapped rows, which may have more bytes than their records; then a job writes them."""
+    """`most_bytes` limits mapped rows, which may be larger than their records; above it a job writes them."""
     topic, uri, config = tmp_path.name, str(tmp_path / "t.lance"), tmp_path / "config.toml"
     kafka.create_topic(topic, partitions=4)
     kafka.produce(topic, [Record(b'{"id": %d, "n": %d}' % (at % 700, at), b"%d" % (at % 700)) for at in range(2_000)])
@@ -79,7 +79,7 @@ def test_a_run_reads_its_small_micro_batches_itself(
 
 
 def test_files_without_rows_are_passed_over(tmp_path: Path, cli: Callable[..., Any]) -> None:
-    """Spark makes no part of a file without bytes, and one without rows of a file with a line break alone."""
+    """Spark makes no part for a file without bytes, and a part without rows for a file that has only a line break."""
     landing, uri, config = tmp_path / "in", str(tmp_path / "t.lance"), tmp_path / "config.toml"
     landing.mkdir()
     for number, text in enumerate(['{"id": 1}\n', "", "\n", '{"id": 2}\n']):
@@ -101,7 +101,7 @@ def test_numbers_of_tasks_are_none_that_spark_gives_a_meaning() -> None:
 
 @pytest.fixture(scope="module")
 def spark(kafka_connector: dict[str, str]) -> Iterator[Any]:
-    """A Spark with the connector."""
+    """Start a Spark with the connector."""
     session = start_session(configuration(kafka_settings({"id": "int64"}, spark=kafka_connector), 2, once=True))
     yield session
     session.stop()
@@ -109,7 +109,7 @@ def spark(kafka_connector: dict[str, str]) -> Iterator[Any]:
 
 @pytest.fixture
 def seen(spark: Any, kafka: KafkaServer, tmp_path: Path) -> Callable[..., Seen]:
-    """What both ways see of the micro-batches of a topic, the driver's first."""
+    """Return the rows of a topic's micro-batches as both ways read them, the driver's first."""
 
     def read_topic(topic: str, settings: Settings, *, raw: bool = False) -> Seen:
         source = settings.source.model_copy(update={"brokers": kafka.brokers, "topics": [topic]})
@@ -157,7 +157,7 @@ def test_rows_of_every_kind_are_those_of_a_job(kafka: KafkaServer, seen: Callabl
 
 @pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
 def test_rows_of_files_are_those_of_a_job(spark: Any, tmp_path: Path, format: str) -> None:
-    """Their places too: rows of three files, each read in parts; bad ones where a file may have them."""
+    """The places match too: rows of three files, each read in parts, with bad rows where a file may have them."""
     landing = tmp_path / "in"
     made = ["id", "id * 0.5D as x", "cast(id as string) as name", "timestamp_seconds(id) as at"]
     made.append("array(id * 1F, 1.5F) as v")
@@ -196,7 +196,7 @@ def test_rows_of_files_are_those_of_a_job(spark: Any, tmp_path: Path, format: st
 
 @contextmanager
 def small_parts(spark: Any) -> Iterator[None]:
-    """While the context lasts, Spark reads a file of a few KB in several parts."""
+    """Make Spark read a file of a few KB in several parts inside the context."""
     names = {"spark.sql.files.maxPartitionBytes": "1500", "spark.sql.files.openCostInBytes": "1"}
     before = {name: spark.conf.get(name) for name in names}
     for name, value in names.items():
@@ -264,7 +264,7 @@ def test_more_than_the_driver_takes_is_left_to_a_job(
 def test_a_driver_that_is_killed_leaves_no_rows_on_the_disk(
     kafka: KafkaServer, seen: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it reads a micro-batch, the directory for temporary files has nothing of it; on Linux."""
+    """While the driver reads a micro-batch, the directory for temporary files has no file of it; on Linux."""
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     kafka.create_topic("driver-file", partitions=1)
@@ -283,7 +283,7 @@ def test_a_driver_that_is_killed_leaves_no_rows_on_the_disk(
 
 
 def test_records_that_are_gone_end_no_read_early(spark: Any, kafka: KafkaServer, tmp_path: Path) -> None:
-    """The driver's read fails as a job's does; it does not return what it has read until then."""
+    """The driver's read fails like a job's; it does not return the rows that it has read until then."""
     kafka.create_topic("driver-gone", partitions=1)
     kafka.produce("driver-gone", [Record(b'{"id": %d}' % id) for id in range(100)])
     quick = {"kafkaConsumer.pollTimeoutMs": "2000"}

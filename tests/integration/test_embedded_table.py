@@ -1,4 +1,4 @@
-"""`memwal.open` in one process: creating, adopting, keys of every type, limits, threads."""
+"""`memwal.open` in one process: creation, adoption, keys of every type, limits, threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {
     "wal": {"entry_size_max": "2KiB", "linger_max": "5ms", "put_timeout": "3min", "retry_budget": "6min"},
     "commit": "100ms",
 }
-"""Limits so small that a few hundred rows cross every one of them."""
+"""Limits so small that a few hundred rows exceed each of them."""
 
 
 # ---- keys ----------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_a_composite_key_is_all_of_its_columns(uri: str) -> None:
     assert len(committed) == len(model)
 
 
-# ---- creating and finding tables -----------------------------------------------------------------------------------
+# ---- creation and search of tables ---------------------------------------------------------------------------------
 
 
 def test_a_table_that_is_there_brings_schema_key_indexes_and_regions(
@@ -255,7 +255,7 @@ def test_an_old_memtable_is_flushed_though_nobody_writes(
 
 
 def test_many_threads_put_and_read_at_once(open_small: Callable[..., Any], made: Any, uri: str) -> None:
-    """Every thread owns its keys, so the newest value of each is what its thread put last."""
+    """Each thread puts its own keys, so the newest value of a key is the last one that its thread put."""
     threads, puts = 8, 25
     models: list[dict[int, int]] = [{} for _ in range(threads)]
     problems: list[str] = []
@@ -279,7 +279,7 @@ def test_many_threads_put_and_read_at_once(open_small: Callable[..., Any], made:
                 expected = {id: f"row {id} v{v}" for id, v in mine.items()}
                 if found != expected:
                     problems.append(f"thread {thread}, put {version}: {found.items() ^ expected.items()}")
-        except Exception as error:  # noqa: BLE001 - told by the main thread
+        except Exception as error:  # noqa: BLE001 - reported by the main thread
             problems.append(f"thread {thread}: {error!r}")
 
     working = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
@@ -302,8 +302,9 @@ def test_many_threads_put_and_read_at_once(open_small: Callable[..., Any], made:
 
 
 def test_a_reader_never_sees_a_key_twice_or_go_back(open_small: Callable[..., Any], made: Any) -> None:
-    """While one thread puts ever newer versions of all keys, with flushes and commits, readers see each key once and
-    never an older version than before."""
+    """One thread puts new versions of all keys repeatedly, with flushes and commits. Readers see each key once, and
+    never an older version than before.
+    """
     with open_small(**TINY) as table:
         table.put(made.table(range(30), 0))
         done, problems = threading.Event(), []
@@ -330,7 +331,9 @@ def test_a_reader_never_sees_a_key_twice_or_go_back(open_small: Callable[..., An
 
 
 def test_a_reader_of_storage_misses_nothing_that_was_acked(open_small: Callable[..., Any], made: Any, uri: str) -> None:
-    """What `memwal query` does where no daemon answers: reads beside a writer that flushes and commits all the time."""
+    """A reader of storage, like `memwal query` without a daemon, runs beside a writer that flushes and commits
+    continuously.
+    """
     with open_small(**TINY) as table:
         table.put(made.table(range(40), 0))
         reader = StoredTable(flush.BaseTable.open(uri), wal.open_store(uri))

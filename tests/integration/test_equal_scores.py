@@ -1,4 +1,4 @@
-"""Rows with equal scores: their order depends on the rows, not on the level or the owner that they come from."""
+"""Rows with equal scores: their order depends on the rows, and not on their level or owner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ K = 10
 
 
 def rows(numbers: Iterator[int] | range) -> list[dict[str, Any]]:
-    """Rows with one text and one distance, in no order of their keys."""
+    """Return rows with equal texts and equal distances, not in the order of their keys."""
     return [
         {"name": f"k{number * 7919 % 1000:03}", "body": "harbor master", "vector": [1.0, 0.0, 0.0, 0.0], "n": number}
         for number in numbers
@@ -39,7 +39,7 @@ def rows(numbers: Iterator[int] | range) -> list[dict[str, Any]]:
 
 
 def ordered(table: Any, column: str = "name", **more: Any) -> dict[str, list[Any]]:
-    """The first of the rows that all tie, by each ranked read."""
+    """Return the first rows of each ranked read; all rows tie."""
     answers = {
         "match": table.match("body", "harbor", K, columns=[column], **more),
         "both words": table.match("body", "harbor master", K, columns=[column], **more),
@@ -70,13 +70,13 @@ def test_equal_scores_stand_by_key_whatever_level_holds_them(table: Any) -> None
     names = {row["n"]: row["name"] for row in rows(range(ROWS))}
 
     def check(reads: set[str]) -> None:
-        by_name, by_number = ordered(table), ordered(table, "n")  # in the second the key is not among the columns
+        by_name, by_number = ordered(table), ordered(table, "n")  # the second read does not return the key column
         for read in reads:
             assert by_name[read] == smallest, read
             assert [names[n] for n in by_number[read]] == smallest, read
 
     every, one_region = set(ordered(table)), len(table.status()["regions"]) == 1
-    # BM25 counts with the statistics of a level, so texts of several regions tie only in the base.
+    # BM25 uses the statistics of one level, so texts of several regions tie only in the base.
     above = every if one_region else {"search"}
     table.put(rows(range(ROWS)))
     check(above)

@@ -1,4 +1,4 @@
-"""What carries a token is applied once per region, however often it is sent, whatever happened in between."""
+"""Writes with a token are applied once per region, however often they are sent and whatever happens in between."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import memwal
 
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
 SEED = 3
-"""Of `tests/scripts/writer.py`: its first operation is a durable put of 60 rows, which takes several entries."""
+"""Seed of `tests/scripts/writer.py`: its first operation is a durable put of 60 rows, which takes several entries."""
 
 
 def names(table: Any) -> dict[int, str]:
-    """What a table holds: name by id, each key once."""
+    """Return the rows of a table, name by id; each key occurs once."""
     rows = table.scan(["id", "name"]).read_all().to_pylist()
     found = {row["id"]: row["name"] for row in rows}
     assert len(found) == len(rows)
@@ -29,7 +29,7 @@ def names(table: Any) -> dict[int, str]:
 
 
 def by_region(table: Any, made: Any, ids: range) -> dict[str, list[int]]:
-    """Ids by region, found out by putting and deleting them one by one."""
+    """Return the ids by region, determined by putting and deleting each id."""
     found: dict[str, list[int]] = {}
     for id in ids:
         (region,) = table.put(made.rows([id]), durable=False).positions
@@ -58,7 +58,7 @@ def _flush_and_commit(table: Any) -> None:
 def test_a_token_is_remembered_after_reopening(
     before: Callable[[Any], None], open_small: Callable[..., Any], made: Any
 ) -> None:
-    """Also when everything it wrote was flushed and committed long ago, and after owners that wrote nothing."""
+    """A token is remembered even if all its rows were flushed and committed, and after owners that wrote nothing."""
     table = open_small()
     assert table.put(made.rows(range(20)), token="loader:7").applied
     before(table)
@@ -76,7 +76,7 @@ def test_a_token_is_remembered_after_reopening(
 def test_a_token_of_a_put_that_was_not_durable_is_not_remembered_without_its_rows(
     open_small: Callable[..., Any], made: Any, uri: str
 ) -> None:
-    """The next owner knows both the rows and the token, or neither."""
+    """The next owner has both the rows and the token, or neither."""
     older = open_small(regions=1, wal={"linger_max": "1h"})
     older.put(made.rows([1]), token="loader:1")
     older.put(made.rows([1, 2], 1), durable=False, token="loader:2")
@@ -137,7 +137,9 @@ def test_a_receipt_says_what_became_of_the_rows_of_each_region(open_small: Calla
 
 
 def test_a_token_that_goes_down_and_is_no_retry_is_refused_whole(open_small: Callable[..., Any], made: Any) -> None:
-    """Every region of a put has applied it when a higher number is taken, so a retry meets none that has not."""
+    """When a caller uses a higher number, every region of the previous put has applied it. A retry with the lower
+    number then finds it applied everywhere.
+    """
     table = open_small(regions=2)
     first, second = by_region(table, made, range(20)).values()
     table.put(made.rows(first), token="loader:5")
@@ -165,8 +167,9 @@ def test_a_receipt_of_a_daemon_has_the_counts_of_each_region(
 
 
 def test_a_put_cut_short_by_a_crash_is_completed_once(tmp_path: Any, script: Callable[..., Any]) -> None:
-    """The writer process dies at a change of storage during its one put; sending the same again under the same token
-    ends in exactly one application, whether the first had arrived or not."""
+    """The writer process dies at a change of storage during its only put. Sending the put again under the same token
+    applies it exactly once, whether the first attempt had arrived or not.
+    """
     outcomes = set()
     for kill_at in range(9, 19, 3):
         uri = str(tmp_path / f"{kill_at}.lance")
@@ -187,8 +190,9 @@ def test_a_put_cut_short_by_a_crash_is_completed_once(tmp_path: Any, script: Cal
 
 
 def test_a_token_outlives_its_rows_in_no_crash(tmp_path: Any, script: Callable[..., Any]) -> None:
-    """Rows acked without durability travel inside the next durable put, here one of several entries. Wherever that is
-    cut short: a token that counts as applied has its rows, one whose rows are lost may be sent again."""
+    """Rows acked without durability travel inside the next durable put, here one of several entries. Wherever a crash
+    cuts it short, an applied token has its rows, and a token whose rows are lost may be sent again.
+    """
     operations = [
         {"number": 1, "kind": "put", "ids": [500], "durable": False},
         {"number": 2, "kind": "put", "ids": list(range(60)), "durable": True},
@@ -212,7 +216,7 @@ def test_a_token_outlives_its_rows_in_no_crash(tmp_path: Any, script: Callable[.
 
 @pytest.fixture
 def served(small_config: Callable[..., Any], serve: Callable[..., Any], made: Any) -> tuple[Any, str, str, list[int]]:
-    """A client of a running daemon, its endpoint, one region, ids of that region."""
+    """Return a client of a running daemon, its endpoint, one region, and ids of that region."""
     _, endpoint = serve(small_config())
     client = memwal.connect(endpoint)
     region, ids = next(iter(by_region(client, made, range(20)).items()))
@@ -220,7 +224,7 @@ def served(small_config: Callable[..., Any], serve: Callable[..., Any], made: An
 
 
 def stream(client: Any, made: Any, region: str, ids: list[int], version: int, token: memwal.Token) -> Any:
-    """A stream with its rows sent and not closed."""
+    """Send the rows of a stream without closing it."""
     opened = client.open_stream(UUID(region), token)
     for batch in made.table(ids, version).to_batches(max_chunksize=3):
         opened.write(batch)

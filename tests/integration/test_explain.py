@@ -1,6 +1,7 @@
-"""What reads tell about themselves, by every way into a table: levels, files and indexes, rows that add up, reasons.
+"""Explanations of reads through every way into a table: levels, files and indexes, row counts that add up, reasons.
 
-The table has a known shadowing; the numbers are computed by hand from what is put and deleted below.
+In the table newer rows hide older ones in a known way; the expected numbers are computed by hand from the puts and
+deletes below.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ READS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture(scope="module")
 def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Ids 0 to 29 in the base; 5 deleted, 10 to 19 and 30 to 34 put in SSTs; 11, 31 deleted, 7, 15 to 24 and 35 to 39
-    put in memtables. Two regions.
+    """Yield a table of two regions: ids 0 to 29 in the base; in SSTs 5 deleted, 10 to 19 and 30 to 34 put; in memtables
+    11 and 31 deleted, 7, 15 to 24 and 35 to 39 put.
     """
     made, uri = Made(), str(tmp_path_factory.mktemp("explain") / "table.lance")
     settings = {"commit": {"interval": "0s"}}
@@ -85,12 +86,12 @@ def explained(read: Callable[..., Any], *arguments: Any, **how: Any) -> tuple[An
 
 
 def in_one_order(answer: Any) -> Any:
-    """Rows without their order, since of equal scores none is promised."""
+    """Return the rows sorted, since rows with equal scores have no guaranteed order."""
     return sorted(answer.to_pylist(), key=str) if isinstance(answer, pa.Table) else answer
 
 
 def sums(told: memwal.Explanation, by: str | None = None) -> dict[str, tuple[int, int, int, int]]:
-    """found, hidden, deleted and returned rows by kind of level."""
+    """Return the numbers of found, hidden, deleted and returned rows by kind of level."""
     found: dict[str, Any] = {}
     for level in told.levels:
         for search in level.searches:
@@ -112,7 +113,7 @@ def test_an_explanation_names_every_level_and_its_rows_add_up(read: str, way: st
     assert told.read == read.rpartition(" ")[2]
     assert told.rows == (plain if read == "count" else plain.num_rows)
     left_out = {"limited scan": 2, "hybrid": told.found - 5}.get(read, 0)
-    if way == "two daemons" and read not in ("get", "count", "scan"):  # each finds as many as are asked for
+    if way == "two daemons" and read not in ("get", "count", "scan"):  # each daemon finds all requested rows
         assert told.found >= told.rows + left_out
     else:
         assert told.found == told.rows + left_out
@@ -183,7 +184,7 @@ def test_an_exact_search_says_why_it_is_exact(how: dict[str, Any], above: str, b
 
 @pytest.fixture
 def indexed(uri: str) -> Iterator[Any]:
-    """4,000 rows in the base with every index, and 50 that another program appended there."""
+    """Yield a table with 4,000 rows in the base with every index, and 50 rows that another program appended there."""
     rng, rows = np.random.default_rng(7), 4_050
     schema = pa.schema([field for field in SCHEMA if field.name != "name"])
     vectors = pa.array(rng.standard_normal(rows * len(VECTOR)), pa.float32())
@@ -205,7 +206,7 @@ def test_indexes_are_named_at_every_level_with_the_rows_that_they_lack(indexed: 
     asked: dict[str, tuple[Any, set[str], set[str]]] = {
         "vector": (lambda **how: indexed.search("vector", VECTOR, 3, **how), {"vector_idx"}, {"vector_idx"}),
         "text": (lambda **how: indexed.match("body", "harbor", 3, **how), {"body_idx"}, {"body_idx"}),
-        # So few rows above the base are evaluated faster than they are looked up.
+        # Evaluating these few rows above the base is faster than an index lookup.
         "filter": (lambda **how: indexed.count("price >= 4010", **how), set(), {"price_idx"}),
         "key": (lambda **how: indexed.get([3_999], **how), {"key"}, {"id_idx"}),
     }
@@ -245,7 +246,7 @@ def test_a_scan_is_explained_at_its_end_or_when_it_is_closed(way: str, ways: Any
         owner.count(explain=True)
     with pytest.raises(memwal.Invalid):
         owner.count("prise < 1", explain=told.append)
-    assert len(told) == 1  # a read that fails is not explained
+    assert len(told) == 1  # a failed read has no explanation
 
 
 def test_a_frozen_memtable_is_told_from_the_active_one(uri: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +295,7 @@ def test_without_explain_nothing_is_measured(way: str, ways: Any, monkeypatch: p
 
 
 def test_an_older_daemon_refuses_to_explain_and_answers_otherwise(ways: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "read_named", lambda name: (name, False))  # as before reads were explained
+    monkeypatch.setattr(service, "read_named", lambda name: (name, False))  # as in releases that do not explain reads
     with pytest.raises(memwal.Invalid, match="does not know the read 'explained get'"):
         explained(ways["one daemon"].get, KEYS)
     assert ways["one daemon"].get(KEYS).num_rows == 3

@@ -1,8 +1,8 @@
 """The failure matrix beyond the log's own calls: faults on the wire to a real S3 server; flush, commit, collection.
 
-On the wire every request of a writer's life, and those that Lance makes in the stages, meet one fault; then storage is
-opened again, without the proxy, and compared with what was acknowledged. The log's calls of the store's port, on every
-adapter, are in tests/unit/test_wal_faults.py.
+On the wire every request of a writer's life, and every request of Lance in the stages, gets one fault; then the storage
+is opened again without the proxy and compared with the acknowledged writes. tests/unit/test_wal_faults.py covers the
+log's calls of the store's port on every adapter.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tests.table_stages import STAGES, Owner, check, check_fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 CREATED = r"/(wal|manifest)/[01]{64}\."
-"""Keys that are written by conditional creates."""
+"""Keys that conditional creates write."""
 
 PUTS = {
     "409": answers(409, "ConditionalRequestConflict"),
@@ -67,7 +67,7 @@ PUTS = {
     "no conditional writes": answers(501, "NotImplemented"),
 }
 HARMLESS = (*tuple(PUTS)[:8], "slow")
-"""What a writer gets over without anybody noticing, when it happens once."""
+"""Faults that a writer survives without an error if they occur once."""
 READS = (
     answers(503, "SlowDown"),
     resets(),
@@ -80,31 +80,33 @@ LISTS = (listing_behind(), *READS)
 
 
 PATIENT, IMPATIENT = 60.0, 0.5
-"""Seconds for an answer. A request that is slow because the machine is must not count as one more that met a fault."""
+"""Seconds to wait for an answer. A request that is slow because of the machine must not count as a second fault."""
 
 
 def seconds_for_an_answer(fault: Fault | None) -> float:
-    """Little where it never comes."""
+    """Return a short time for a fault without an answer."""
     return IMPATIENT if fault is not None and fault.hangs else PATIENT
 
 
 @pytest.fixture(scope="module")
 def log_before() -> MemoryStore:
-    """The log that every life begins with."""
+    """Return the initial log of every life."""
     store = MemoryStore()
     log_of_two_entries(store)
     return store
 
 
 class Wire:
-    """Lives over the S3 server, each at a place of its own, seen through the proxy."""
+    """Lives over the S3 server, each in a separate directory, seen through the proxy."""
 
     def __init__(self, table: S3Table, server: S3Server, proxy: FaultProxy, before: MemoryStore) -> None:
         self.table, self.server, self.proxy, self.before = table, server, proxy, before
         self._numbers = itertools.count()
 
     def live(self, *, lasting: bool = False, **fault: Any) -> tuple[ObjectStore, LogLife]:
-        """A life with at most one fault (see FaultProxy.inject); the storage straight, and the life."""
+        """Run a life with at most one fault (see FaultProxy.inject); return the storage without the proxy, and the
+        life.
+        """
         uri = f"{self.table.uri}/{next(self._numbers)}"
         straight = open_store(uri, self.table.storage_options)
         copy_objects(self.before, straight)
@@ -202,14 +204,14 @@ def test_a_process_killed_at_a_put(wire: Wire, kills: Callable[[Callable[[], Non
 
 
 class Local:
-    """Stages on local files; each in a directory of its own."""
+    """Stages on local files, each in a separate directory."""
 
     def __init__(self, directory: Path, prepared: dict[str, Path]) -> None:
         self._directory, self._prepared = directory, prepared
         self._numbers = itertools.count()
 
     def copy(self, stage: str) -> str:
-        """The URI of storage on which `stage` can begin."""
+        """Return the URI of storage on which `stage` can begin."""
         target = self._directory / str(next(self._numbers))
         shutil.copytree(self._prepared[stage], target)
         return str(target)
@@ -221,7 +223,7 @@ def local(tmp_path: Path, prepared: dict[str, Path]) -> Local:
 
 
 def stage_calls(local: Local, stage: str) -> list[Call]:
-    """What the stage asks of the store's port, the claim left out: the log's matrix has it."""
+    """Return the stage's calls of the store's port, without the claim, which the log's matrix covers."""
     uri = local.copy(stage)
     store = FaultyStore(open_store(uri, {}), FakeClock())
     owner = Owner(uri, {}, store)
@@ -232,7 +234,7 @@ def stage_calls(local: Local, stage: str) -> list[Call]:
 
 
 def chosen(calls: list[Call]) -> Iterator[tuple[str, Call]]:
-    """Every fault at every conditional create; at the other calls the faults take turns."""
+    """Yield every fault at every conditional create; at the other calls the faults alternate."""
     creates = [call for call in calls if call.method in CREATES]
     others = [call for call in calls if call.method not in CREATES]
     yield from itertools.product([name for name, fault in FAULTS.items() if fault.calls & CREATES], creates)
@@ -241,7 +243,7 @@ def chosen(calls: list[Call]) -> Iterator[tuple[str, Call]]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_one_fault_at_every_store_call_of_a_stage(local: Local, stage: str) -> None:
-    """On S3 the wire has them all, see below."""
+    """On S3 the tests on the wire cover all faults, see below."""
     for name, at in chosen(stage_calls(local, stage)):
         uri, clock = local.copy(stage), FakeClock()
         store = FaultyStore(open_store(uri, {}), clock)
@@ -260,7 +262,7 @@ def test_one_fault_at_every_store_call_of_a_stage(local: Local, stage: str) -> N
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_error_after_the_effect_of_the_system_calls_of_a_stage(local: Local, stage: str) -> None:
-    """Local files, below the store's port: of every put and of every fsync of what Lance wrote."""
+    """Errors occur below the store's port for local files: at every put, and at every fsync of Lance's files."""
 
     def run(calls: SystemCalls) -> None:
         uri = local.copy(stage)
@@ -278,7 +280,9 @@ def test_an_error_after_the_effect_of_the_system_calls_of_a_stage(local: Local, 
 
 
 def on_a_sound_disk(uri: str) -> str:
-    """The table, or a copy of it if the disk did not take a file of its base, which nothing relies on any more."""
+    """Return the table's URI, or that of a copy without the base file that the disk failed to sync, which nothing
+    references.
+    """
     if not (Path(uri) / UNSYNCED_KEY).exists():
         return uri
     shutil.copytree(uri, copy := f"{uri}-copy", ignore=shutil.ignore_patterns(Path(UNSYNCED_KEY).name))
@@ -288,7 +292,7 @@ def on_a_sound_disk(uri: str) -> str:
 class Staged:
     """Stages on the S3 server, seen through the proxy.
 
-    What they leave is checked on a copy in local files: a check asks storage 200 times, and not what it asks is tested.
+    The result of a stage is checked on a copy in local files: a check makes 200 requests, which are not under test.
     """
 
     def __init__(
@@ -296,13 +300,13 @@ class Staged:
     ) -> None:
         self.proxy = proxy
         self.ended: Exception | None = None
-        """What the last stage raised."""
+        """`ended`: the error of the last stage, or None."""
         self._table, self._server, self._prepared, self._at = table, server, prepared, at
         self._through = server.options_at(proxy.endpoint)
         self._numbers = itertools.count()
 
     def run(self, stage: str, **fault: Any) -> list[Request]:
-        """One stage with at most one fault, from its copy to its check; returns what it asked of the server."""
+        """Run one stage with at most one fault, from its copy to its check; return its requests to the server."""
         number = next(self._numbers)
         uri, left = f"{self._table.uri}/{number}", self._at / str(number)
         self._server.upload(self._prepared[stage], uri)
@@ -316,7 +320,7 @@ class Staged:
         self.ended = None
         try:
             owner.do(stage)
-        except (WalError, FlushError, OSError, RuntimeError, ValueError) as error:  # Lance's are of no kind of its own
+        except (WalError, FlushError, OSError, RuntimeError, ValueError) as error:  # Lance has no error classes
             self.ended = error
         asked = self.proxy.requests
         self.proxy.heal()
@@ -336,7 +340,7 @@ def staged(
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_one_fault_on_the_wire_at_the_requests_of_a_stage(staged: Staged, stage: str) -> None:
-    """Lance's own requests among them: its data files, manifests and transactions."""
+    """The requests include those of Lance for its data files, manifests and transactions."""
     asked = Counter(each.method for each in staged.run(stage))
     assert staged.ended is None
     puts = itertools.cycle(fault for name, fault in PUTS.items() if name not in ("slow", "lands then 503"))
@@ -364,7 +368,9 @@ def test_an_sst_that_could_not_be_read_for_a_moment_is_not_called_damaged(
 @pytest.mark.parametrize("number", [0, 1], ids=["deletes", "upserts and marker"])
 @pytest.mark.parametrize("fault", ["lands then 500", "lands then reset", "lands then timeout", "412 by our own retry"])
 def test_a_commit_whose_answer_is_lost_is_made_once(staged: Staged, fault: str, number: int) -> None:
-    """Lance asks again, finds its own version there and calls it a conflict; the commit must see whose it was."""
+    """Lance retries, finds its own version and reports a conflict; the commit must recognise this
+    version as its own.
+    """
     asked = staged.run("commit", fault=PUTS[fault], method="PUT", key="_versions/", skip=number)
     assert staged.ended is None
     assert PUTS[fault].name in {each.fault for each in asked}

@@ -1,6 +1,6 @@
-"""The tests' own fault proxy does to a request what it says, and nothing else.
+"""The tests' fault proxy does to a request exactly what its configuration states.
 
-Through plain botocore and pylance: no code of ours stands between the test and the wire.
+The tests use plain botocore and pylance: no code of memwal is between the test and the wire.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Put = Callable[..., int | str]
 
 
 def said(call: Callable[[], Any]) -> int | str:
-    """The status of an answer, or what came in its place."""
+    """Return the status of the answer, or the name of the error in its place."""
     try:
         return int(call()["ResponseMetadata"]["HTTPStatusCode"])
     except ClientError as error:
@@ -60,13 +60,15 @@ def said(call: Callable[[], Any]) -> int | str:
 
 @pytest.fixture
 def client(s3_server: S3Server, fault_proxy: FaultProxy) -> Any:
-    """A client that sees the server through the proxy."""
+    """Return a client that reaches the server through the proxy."""
     return s3_server.client_at(fault_proxy.endpoint)
 
 
 @pytest.fixture
 def put(client: Any, s3_server: S3Server, fault_proxy: FaultProxy, prefix: str) -> Put:
-    """put-if-absent of a key below the test's prefix; `told` "timeout" waits only half a second for an answer."""
+    """Return a put-if-absent of a key below the test's prefix; with `told` "timeout" the client waits only half a
+    second.
+    """
     impatient = s3_server.client_at(fault_proxy.endpoint, read_timeout=0.5)
 
     def put(key: str = "k", body: bytes = b"one", told: int | str = "") -> int | str:
@@ -83,7 +85,7 @@ def prefix(s3_table: S3Table) -> str:
 
 @pytest.fixture
 def stored(s3_server: S3Server, prefix: str) -> Callable[..., bytes | None]:
-    """What the server really holds."""
+    """Read the server's content without the proxy."""
 
     def get(key: str = "k") -> bytes | None:
         try:
@@ -149,7 +151,7 @@ def test_what_landed_is_found_though_the_answer_was_lost(
 ) -> None:
     fault_proxy.inject(fault)
     assert put(told=told) == told
-    wait_until(lambda: stored() == b"one")  # who did not wait for the answer may be here first
+    wait_until(lambda: stored() == b"one")  # a client that does not wait for the answer may get here first
     assert put() == 412
 
 

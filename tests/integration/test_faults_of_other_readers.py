@@ -1,6 +1,6 @@
-"""Faults that readers of levels are known to have had: each a test by name, for every kind of read that can have it.
+"""Known faults of readers of levels: each has a named test, for every kind of read that can have the fault.
 
-Both arms of a hybrid search at one moment: `test_table_contract`.
+`test_table_contract` tests that both arms of a hybrid search use one snapshot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = 600
 
 
 def rows(ids: range, price: int = 0, *, near: bool = False, text: str = "harbor") -> pa.Table:
-    """Rows whose vectors depend on the id alone; `near`: closer to the origin, the lower the id."""
+    """Return rows whose vectors depend on the id alone; `near`: the lower the id, the closer to the origin."""
     vectors = np.stack([np.random.default_rng(id).normal(size=16) for id in ids]).astype(np.float32)
     if near:
         vectors *= (np.array(ids, np.float32) + 1)[:, None] / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -45,7 +45,7 @@ def commit(table: Any) -> None:
 
 
 def test_distances_of_all_levels_are_on_one_scale(table: Any) -> None:
-    """Distances of quantised vectors beside exact ones put rows of one level first."""
+    """The fault: distances of quantised vectors are compared with exact ones, so the rows of one level come first."""
     for first, step in ((0, commit), (ROWS, lambda opened: opened.flush()), (2 * ROWS, lambda _: None)):
         same = rows(range(ROWS)).set_column(0, SCHEMA.field("id"), pa.array(range(first, first + ROWS)))
         table.put(same)
@@ -81,7 +81,7 @@ def test_the_best_k_are_k_rows_though_newer_levels_hide_better_ones(table: Any, 
 
 
 def test_an_old_version_that_passes_a_filter_stays_hidden(table: Any) -> None:
-    """A filter applied below the merge brings back the version that a newer one, which does not pass, replaced."""
+    """The fault: a filter below the merge returns a version that was replaced by a newer one, which does not pass."""
     table.put(rows(range(ROWS), price=5))
     commit(table)
     table.put(rows(range(100), price=50))
@@ -99,7 +99,7 @@ def test_an_old_version_that_passes_a_filter_stays_hidden(table: Any) -> None:
 
 
 def test_a_limit_counts_visible_rows_only(table: Any) -> None:
-    """A limit pushed below the levels that hide rows returns too few of them."""
+    """The fault: a limit below the levels that hide rows returns too few rows."""
     table.put(rows(range(ROWS)))
     commit(table)
     table.delete(list(range(250)))
@@ -117,7 +117,7 @@ def test_a_limit_counts_visible_rows_only(table: Any) -> None:
 def test_an_sst_that_is_committed_while_a_read_begins_counts_once(
     table: Any, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list of SSTs is older than the base table: rows of both are counted twice, or deletes are undone."""
+    """The fault: the list of SSTs is older than the base table, so rows of both count twice, or deletes are undone."""
     base = Reader.base
     with memwal.open(uri, read_only=True) as stored:
         for reader in (stored, table):

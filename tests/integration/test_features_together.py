@@ -1,4 +1,4 @@
-"""Write rules, tables without a key and columns that somebody changes, all at once."""
+"""Write rules, tables without a key, and columns that another program changes, all at once."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_rows_without_a_key_stay_where_they_are_sent(uri: str) -> None:
         table.put([{"id": n, "a": 2, "b": f"b{n}"} for n in range(50)], token="t:2")
         change(uri)
         assert table.count() == 100
-        # The same rows under the new names are in the same regions: their tokens say that they are there already.
+        # The same rows under the new names route to the same regions, which know their tokens as applied.
         table.put([{"id": n, "a": 2, "d": f"b{n}", "c": 0.25} for n in range(50)], token="t:2")
         table.put([{"id": n, "a": 3, "d": f"b{n}", "c": 0.5} for n in range(50)], token="t:3")
         table.flush()

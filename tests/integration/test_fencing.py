@@ -1,4 +1,6 @@
-"""Two writers of one region: the newer epoch wins, the older is told both epochs, no acknowledged row is lost."""
+"""Two writers of one region: the newer epoch wins, the older one fails with both epochs, no
+acknowledged row is lost.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ SETTINGS = {"commit": {"interval": "0s"}}
 
 
 def names(table: Any) -> dict[int, str]:
-    """What a table holds: name by id, each key once."""
+    """Return the rows of a table, name by id; each key occurs once."""
     rows = table.scan(["id", "name"]).read_all().to_pylist()
     found = {row["id"]: row["name"] for row in rows}
     assert len(found) == len(rows)
@@ -49,7 +51,7 @@ def test_the_older_writer_is_refused_with_both_epochs(open_small: Callable[..., 
 def test_rows_that_were_written_as_the_region_was_taken_are_not_told_to_be_fenced(
     open_small: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newer writer has them: a client that was told of a fence would send them once more, even without a token."""
+    """The newer writer has the rows: after `FencedError` a client would send them again, even without a token."""
     older, newer = open_small(regions=1), list[Any]()
     prove = wal.WalAppender._prove_created
 
@@ -86,13 +88,15 @@ def test_the_older_writer_cannot_flush_either(open_small: Callable[..., Any], ma
 def test_rows_that_linger_at_the_takeover_are_lost_or_kept_but_not_invented(
     open_small: Callable[..., Any], made: Any, uri: str
 ) -> None:
-    """Rows acked without durability may be lost with their writer, and a reader of the newer one never sees half."""
+    """Rows acked without durability may be lost with their writer; a reader of the newer writer never sees a part of a
+    write.
+    """
     older = open_small(regions=1, wal={"linger_max": "1h"})
     older.put(made.rows(range(5)))
     older.put(made.rows(range(5, 10)), durable=False)
     newer = open_small()
     assert names(newer) == {id: f"row {id} v0" for id in range(5)}
-    with pytest.raises(memwal.FencedError):  # five rows that were visible are lost, and close says so
+    with pytest.raises(memwal.FencedError):  # five rows that were visible are lost, and close() raises
         older.close()
     assert names(newer) == {id: f"row {id} v0" for id in range(5)}
 
@@ -101,7 +105,7 @@ def test_rows_that_linger_at_the_takeover_are_lost_or_kept_but_not_invented(
 def test_no_acknowledged_row_is_lost_when_the_region_changes_hands(
     seed: int, open_small: Callable[..., Any], made: Any, uri: str
 ) -> None:
-    """Writers take the region from each other while all put from two threads; flushes and commits in between."""
+    """Writers take the region from each other while all put from two threads, with flushes and commits in between."""
     rng = random.Random(seed)
     acked: set[int] = set()
     tried: set[int] = set()
@@ -115,7 +119,7 @@ def test_no_acknowledged_row_is_lost_when_the_region_changes_hands(
                 table.put(made.rows([id]))
             except memwal.FencedError:
                 return
-            except Exception as error:  # noqa: BLE001 - told by the main thread
+            except Exception as error:  # noqa: BLE001 - reported by the main thread
                 problems.append(repr(error))
                 return
             acked.add(id)
@@ -152,7 +156,7 @@ def test_processes_take_a_region_from_each_other(seed: int, uri: str, script: Ca
     first, *others = processes
     first.tell("go")
     first.line_with(f'"ack": {rng.randrange(1, 40)}}}')
-    if seed % 2:  # the others race each other, else one after the other
+    if seed % 2:  # with odd seeds they race each other, else they run one after the other
         for other in others:
             other.tell("go")
     else:
@@ -164,7 +168,7 @@ def test_processes_take_a_region_from_each_other(seed: int, uri: str, script: Ca
     owner = _last_owner(processes)
     for process in processes:
         while process is not owner and process.line() is not None:
-            pass  # to its end: it is fenced, and says so twice
+            pass  # the process runs to its end: it is fenced, and reports this twice
     wanted = len([line for line in owner.lines if '"ack"' in line]) + 5
     while sum('"ack"' in line for line in owner.lines) < wanted:
         assert owner.line() is not None
@@ -174,7 +178,7 @@ def test_processes_take_a_region_from_each_other(seed: int, uri: str, script: Ca
 
 
 def _last_owner(processes: list[Any]) -> Any:
-    """The process that holds the highest epoch."""
+    """Return the process with the highest epoch."""
     epochs = {}
     for process in processes:
         opened = [json.loads(line)["open"] for line in process.lines if '"open"' in line]
@@ -183,7 +187,9 @@ def _last_owner(processes: list[Any]) -> Any:
 
 
 def _check(processes: list[Any], owner: Any, uri: str) -> None:
-    """Refusals carry both epochs and repeat; every acknowledged row is there; the hot key has its newest value."""
+    """Check that refusals carry both epochs and repeat, no acknowledged row is lost, and the hot key has its newest
+    value.
+    """
     acked, tried, hot = set(), set(), []
     for process in processes:
         said = [json.loads(line) for line in process.lines]
@@ -220,7 +226,7 @@ def _check(processes: list[Any], owner: Any, uri: str) -> None:
 def test_a_read_sees_what_anybody_acknowledged_before_it_or_fails(
     level: str, open_small: Callable[..., Any], made: Any
 ) -> None:
-    """The older owner flushed, committed, and is idle; nothing tells it that it was deposed but the read itself."""
+    """The older owner has flushed and committed and is idle; only the read itself can detect that it was deposed."""
     older = open_small(regions=1)
     older.put(made.rows(range(10)))
     older.flush()
@@ -244,7 +250,7 @@ def test_an_owner_that_is_closed_is_not_waited_for(open_small: Callable[..., Any
     with memwal.open(uri, settings=settings) as table:
         began = time.monotonic()
         table.put(made.rows([3]))
-        assert time.monotonic() - began < 25  # else it waits 33 s
+        assert time.monotonic() - began < 25  # otherwise it waits 33 s
         assert table.count() == 4
 
 

@@ -1,6 +1,6 @@
-"""Random filters: every level finds the same rows, and no filter that is allowed ends a process or fills its memory.
+"""Random filters: every level finds the same rows, and no allowed filter ends a process or fills its memory.
 
-Each search is seeded, and finds a fault that is planted.
+Each search has a seed, and finds a planted fault.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def differences(seed: int, count: int, place: Path) -> tuple[list[str], int]:
         try:
             base.scanner(filter=filter).explain_plan()
         except (ValueError, OSError, RuntimeError):
-            continue  # Lance refuses it, and a reader with it
+            continue  # Lance rejects it, and so does a reader
         taken += 1
         wanted = found(in_base, filter)
         if wanted != "fails" and (found(by_index, filter), found(in_memory, filter)) != (wanted, wanted):
@@ -258,7 +258,7 @@ TYPES = (
 
 
 def hostile(draw: random.Random, names: list[str], depth: int = 0) -> str:
-    """A random filter with huge numbers, unusual types and deep calls."""
+    """Return a random filter with huge numbers, unusual types and deep calls."""
 
     def inner() -> str:
         return hostile(draw, names, depth + 1)

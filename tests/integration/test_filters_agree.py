@@ -1,4 +1,4 @@
-"""A filter finds the same rows at every level, or is refused at every level with the same kind of error."""
+"""A filter finds the same rows at every level, or every level rejects it with the same kind of error."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ FILTERS = st.lists(st.recursive(conditions(), joined, max_leaves=4), min_size=4,
 
 
 def by_lance(dataset: lance.LanceDataset, filter: str) -> list[int] | None:
-    """The ids that Lance finds; None where it refuses the filter, and a reader with it at every level."""
+    """Return the ids that Lance finds; None if Lance rejects the filter, as a reader then does at every level."""
     try:
         dataset.scanner(columns=["id"], filter=filter).explain_plan()
     except (ValueError, OSError):
@@ -151,7 +151,9 @@ def test_a_memtable_finds_what_lance_finds(indexed: bool, rows: list[dict[str, A
 
 
 def test_datafusion_is_the_release_inside_pylance() -> None:
-    """Filters above the base are evaluated by DataFusion, filters in the base by Lance with its own copy of it."""
+    """DataFusion evaluates filters above the base; Lance evaluates filters in the base with its own
+    copy of DataFusion.
+    """
     library = next(Path(lance.__file__).parent.glob("lance*.so")).read_bytes()
     assert {found.decode() for found in re.findall(rb"datafusion-sql-(\d+\.\d+\.\d+)[/\\]", library)} == {
         version("datafusion")
@@ -162,7 +164,7 @@ LEVELS = ("committed", "flushed", "durable", "latest")
 
 
 def chosen(rng: np.random.Generator, kind: pa.DataType) -> Any:
-    """A value of that type; some of them are null."""
+    """Return a random value of a type; some values are null."""
     if rng.random() < 0.3:
         return None
     if pa.types.is_struct(kind):
@@ -179,7 +181,7 @@ def chosen(rng: np.random.Generator, kind: pa.DataType) -> Any:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Any, str]]]:
-    """The same rows at each level: a table and the level by which nothing but that one is read."""
+    """Yield the same rows once per level: a table, and the read level that covers only that level."""
     rng = np.random.default_rng(3)
     rows = [{"id": n, **{field.name: chosen(rng, field.type) for field in list(SCHEMA)[1:]}} for n in range(60)]
     found, path = [], tmp_path_factory.mktemp("levels")
@@ -197,7 +199,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Any,
 
 
 def answer(table: Any, level: str, filter: str) -> Any:
-    """The ids found, and whether they were counted right; or the kind of the error."""
+    """Return the ids found and whether the count agrees; or the kind of the error."""
     try:
         found = sorted(table.scan(["id"], filter=filter, level=level).read_all()["id"].to_pylist())
         return found, table.count(filter, level=level) == len(found)
@@ -249,7 +251,7 @@ FORMS_OF_LIKE = ("s LIKE '{}'", "NOT (s LIKE '{}')", r"s LIKE '{}' ESCAPE '\'", 
 
 
 def test_a_backslash_before_a_letter_finds_the_same_rows_beside_an_index(tmp_path: Path) -> None:
-    r"""Lance's B-tree would look for texts that begin with `a\B`, where the pattern means `aB`."""
+    r"""Lance's B-tree would search for texts that begin with `a\B`, where the pattern means `aB`."""
     texts = ["".join(letters) for n in range(4) for letters in itertools.product("aB\\%", repeat=n)]
     rows = pa.table({"id": range(len(texts)), "s": texts}, schema=pa.schema([SCHEMA.field("id"), SCHEMA.field("s")]))
     unindexed = lance.write_dataset(rows, "memory://")
@@ -423,12 +425,12 @@ RESULTS = (
 
 
 FORMS = {"g": ("(g)", "((g))"), "h": ("(h)",), "st.g": ("(st.g)", "st['g']", "(st)['g']", "(st['g'])")}
-"""Other ways to write a column."""
+"""Alternative forms of a column."""
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_numbers_beside_narrow_floats_mean_the_same(tmp_path: Path, name: str) -> None:
-    """0.1 is another number as float64, and Lance makes it a narrow one in some places and not in others."""
+    """0.1 differs as float32 and float64, and Lance narrows such literals in some places only."""
     kinds = {
         "id": pa.int64(),
         "g": pa.float32(),

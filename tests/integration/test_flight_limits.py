@@ -1,4 +1,4 @@
-"""Limits of a daemon's calls: how many at a time, how large, how long, and how much memory."""
+"""Limits of a daemon's calls: their number at a time, size, duration and memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Served:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Serves the table with the limits given."""
+    """Yield a function that serves the table with the given limits."""
     with memwal.open(
         tmp_path / "t.lance",
         schema=SCHEMA,
@@ -86,7 +86,8 @@ def test_one_call_too_many_is_refused_and_our_client_asks_again(
     stream = served.connection.open_put(region, memwal.Token("query", 0), SCHEMA)
     stream.write(pa.Table.from_pylist(ROWS[:1], SCHEMA))
     other = Connection(served.endpoint)
-    # gRPC begins a put when it likes; if a call asked whether it has, the put might find that one under way.
+    # gRPC decides when the put begins. The test reads the counter, since a call that polls might be in progress then,
+    # and the daemon would reject the put.
     wait_until(lambda: served.service._calls._under_way == 1)
     with pytest.raises(Unavailable, match=r"answers daemon.calls_max = 1 calls already") as refused:
         other.act("count", {"filter": None, "level": "latest"})
@@ -161,7 +162,7 @@ def test_requests_and_batches_that_are_too_large_are_refused_without_effect(serv
 
 
 def test_a_put_that_is_too_large_is_refused_in_its_middle(serve: Callable[..., Served]) -> None:
-    """Every way in which rows are sent; the error that the client gets is the daemon's."""
+    """Covers every way of sending rows; the client gets the daemon's own error."""
     served = serve(put=1 << 20)
     before = served.table.status()["regions"][0]["wal_position"]
     rows = pa.table({"id": list(range(9000, 9200)), "v": ["x" * 200_000] * 200}, schema=SCHEMA)
@@ -204,7 +205,7 @@ NO_BYTES = {
 
 @pytest.mark.parametrize("values", NO_BYTES.values(), ids=NO_BYTES)
 def test_rows_count_with_the_size_that_they_have_in_the_table(serve: Callable[..., Served], values: pa.Array) -> None:
-    """A message of few bytes may hold any number of nulls, and name one large value any number of times."""
+    """A message of few bytes may hold any number of nulls, and refer to one large value any number of times."""
     served = serve(message=4 << 20, put=8 << 20)
     before = served.table.count()
     with pytest.raises(Invalid, match=r"a message has \d+ bytes, more than daemon.message_max"):
@@ -254,7 +255,7 @@ def test_a_read_that_takes_too_long_ends_with_a_clear_error(serve: Callable[...,
 
 
 class Endless:
-    """A scan of Lance of a table without an end, of which no row passes."""
+    """A Lance scan of an endless table; no row passes its filter."""
 
     def __init__(self, scanner: Any) -> None:
         self._scanner, self.ended, self.steps = scanner, threading.Event(), 0
@@ -271,7 +272,7 @@ class Endless:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> list[Endless]:
-    """Scans of the base table, which do not end."""
+    """Make scans of the base table endless; yield them."""
     scans: list[Endless] = []
 
     def awaited(scanner: Any) -> Iterator[pa.RecordBatch]:
@@ -321,7 +322,7 @@ def test_a_read_that_gathers_too_much_is_refused_and_one_that_streams_is_not(ser
 
 
 def test_a_read_looks_for_no_more_rows_than_there_are(serve: Callable[..., Served]) -> None:
-    """A number of rows is memory that Lance and faiss allocate at once."""
+    """Lance and faiss allocate memory for the requested number of rows at once."""
     served = serve(query_bytes=100_000)
     assert served.client.match("v", "word3", k=2**31 - 1).num_rows == 429
     assert served.client.match("v", "word3", k=100_000, columns=["id"], offset=2**31 - 1 - 100_000).num_rows == 0

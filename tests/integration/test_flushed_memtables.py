@@ -1,4 +1,4 @@
-"""Reads after a flush: the memtable stays in memory in place of its SST, within a bound, until it is committed."""
+"""Reads after a flush: the memtable stays in memory in place of its SST, up to a limit, until it is committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Open, Made = Callable[..., Any], Any
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The generations of the SSTs that are loaded from storage."""
+    """Collect the generations of the SSTs that reads load from storage."""
     through, generations = reader.load_sst, list[int]()
 
     def noted(base: Any, store: Any, region: Any, sst: Any, columns: Any) -> Any:
@@ -28,7 +28,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def changed(table: Any, made: Made) -> None:
-    """Two generations that shadow the base and one another, with repeated keys and deletes in each."""
+    """Put two generations that replace rows of the base and of each other, with repeated keys and deletes in each."""
     table.put(made.table(range(100)))
     table.flush()
     table.commit()
@@ -47,7 +47,7 @@ def answers(table: Any, made: Made, level: str) -> list[Any]:
         table.get([1, 50, 99, 100, 101, 102, 160, 999], level=level),
         table.count("price < 500", level=level),
         table.search("vector", vector, 20, level=level),
-        sorted(matched["id"].to_pylist()),  # scores count older versions of a row too, as those of a memtable do
+        sorted(matched["id"].to_pylist()),  # scores count older versions of a row too, as in a memtable
         table.scan(["id"], "price < 300", order_by="id", level=level).read_all(),
     ]
 
@@ -67,7 +67,7 @@ def test_reads_after_a_flush_load_nothing_and_equal_those_of_the_sst(
 def test_a_kept_memtable_goes_with_its_commit(open_small: Open, made: Made, loads: list[int]) -> None:
     table = open_small()
     changed(table, made)
-    assert len(table._reader._cache) == 4  # of two regions
+    assert len(table._reader._cache) == 4  # two per region
     table.commit()
     assert table.count() == table.count(level="committed") == 176
     assert (len(table._reader._cache), loads) == (0, [])

@@ -1,4 +1,4 @@
-"""A daemon on a file system of a few MiB that gets full: its puts fail in time, and its messages help."""
+"""A daemon on a file system of a few MiB that fills up: its puts fail in time, and its messages help."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.clock import FakeClock
 
 BUILD_MACHINE = "/build/lance/rust/lance-file/src/writer.rs:254:9"
 SMALL_DISK = 'mount -t tmpfs -o size=6m tmpfs "$0" && exec "$@"'
-"""Mounts the disk in a namespace of its own, so that it goes with the process."""
+"""Mounts the disk in a separate namespace, so that the mount ends with the process."""
 
 
 def on_small_disk(directory: Path, *command: str) -> list[str]:
-    """Return `command` as one for whose process `directory` is a file system of 6 MiB."""
+    """Return `command` wrapped so that its process sees `directory` as a file system of 6 MiB."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", "--mount", *user, "sh", "-c", SMALL_DISK, str(directory), *command]
 
@@ -58,7 +58,7 @@ def test_a_full_disk_fails_puts_in_time_and_is_reported_once_a_minute(
             try:
                 table.put([{"id": first + at, "name": f"{first} {at} " * 20} for at in range(500)])
                 first += 500
-            except (memwal.Unavailable, memwal.UnknownOutcome) as error:  # one of two regions may have room
+            except (memwal.Unavailable, memwal.UnknownOutcome) as error:  # one of the two regions may have room
                 failures.append((time.monotonic() - began, str(error)))
     assert len(failures) == 4
     assert max(seconds for seconds, _ in failures) < 8, failures
@@ -78,7 +78,7 @@ def test_a_full_disk_fails_puts_in_time_and_is_reported_once_a_minute(
 def test_a_put_does_not_wait_for_flushes_that_fail(
     small_config: Callable[..., Path], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client waits for an owner that is busy; here waiting helps only after somebody has acted."""
+    """A client waits for a busy owner; here waiting helps only after an operator has freed space."""
 
     def full(*_: Any) -> bool:
         raise OSError(f"LanceError(IO): No space left on device (os error 28), {BUILD_MACHINE}")

@@ -1,4 +1,4 @@
-"""The fuzzer of the daemon: a short run finds nothing, and finds what is planted; requests that once ended a daemon."""
+"""The fuzzer of the daemon: a short run finds no fault, and finds planted faults; requests that once ended a daemon."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ AIMED = {
     "rows-not-validated": "hostile keys",
     "only-bytes-counted": "hostile rows",
 }
-"""By fault, the requests that may find it."""
+"""For each fault, the requests that may find it."""
 MOST = 2**31 - 1
 
 
 @pytest.fixture(scope="module")
 def attacked() -> Iterator[Scene]:
-    """A daemon with a limited address space."""
+    """Yield a daemon with a limited address space."""
     with scene() as at:
         yield at
 
@@ -59,7 +59,7 @@ def test_a_number_of_rows_is_no_amount_of_memory(
 
 
 def keys(offsets: list[int], data: bytes) -> pa.Table:
-    """Text keys with offsets that pyarrow would not have taken when it made the array."""
+    """Return text keys with offsets that pyarrow rejects when it builds an array."""
     memory = bytearray(4 * len(offsets))
     table = pa.table(
         {"id": pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(memory), pa.py_buffer(data)])}

@@ -1,4 +1,4 @@
-"""`memwal gc` and the collection an open table does by itself."""
+"""`memwal gc`, and the collection that an open table does by itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def entries(uri: str) -> int:
 
 
 def ssts(uri: str, options: Mapping[str, str] | None = None) -> list[str]:
-    """Names of the SST directories of the first region."""
+    """Return the names of the SST directories of the first region."""
     return [name for name in wal.open_store(uri, options).children(region_prefix(REGION)) if parse_sst_dir(name)]
 
 
@@ -47,14 +47,14 @@ def config(tmp_path: Path, uri: str, **gc: str) -> Path:
 
 
 def collected(uri: str, *, sst_age: float) -> TableGarbage:
-    """What `memwal gc` does, in this process, without a look at WAL entries that are not old."""
+    """Collect like `memwal gc`, in this process, and keep WAL entries younger than 10 minutes."""
     base, store = flush.BaseTable.open(uri), wal.open_store(uri)
     collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
     return collector.collect(base, Ages(wal=600.0, sst=sst_age, orphan=604_800.0))
 
 
 def filled(uri: str, made: Any) -> None:
-    """Ten entries in two SSTs, of which the first is committed, then two entries that are not flushed."""
+    """Fill a table with ten entries in two SSTs, the first of them committed, and two entries that are not flushed."""
     with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         for number in range(5):
             table.put(made.rows([number]))
@@ -89,7 +89,7 @@ def test_the_command_says_first_and_deletes_then(
     assert sum(before.values()) - sum(tree(Path(uri)).values()) == done["bytes"] > 0
     assert done["orphans"] == {"files": [f"data/{orphan.name}"], "bytes": 10, "too_young": 0}
     (region,) = done["regions"]
-    assert (region["wal"]["entries"], region["wal"]["boundary"]) == (5, 5)  # the other five are in an SST only
+    assert (region["wal"]["entries"], region["wal"]["boundary"]) == (5, 5)  # the other five are only in an SST
     assert (region["ssts"]["committed"], region["ssts"]["listed"]) == (1, 1)
     again = cli("gc", str(path))
     assert "deleted 0 WAL entries, 0 SSTs, 0 abandoned SSTs, 0 orphan files: 0 bytes" in again.out
@@ -119,7 +119,7 @@ def test_an_open_table_collects_regions_that_fell_away_in_a_shrink(uri: str, mad
         assert table.count() == 24
     left = [key for key in store.list("_mem_wal/") if any(region in key for region in gone)]
     assert not any(parse_sst_dir(key.split("/")[2]) for key in left)
-    assert len([key for key in left if wal.layout.parse_entry_key(key)]) <= len(gone)  # each one's sentinel
+    assert len([key for key in left if wal.layout.parse_entry_key(key)]) <= len(gone)  # the sentinel of each
     assert_clean(store, uri)
 
 
@@ -155,14 +155,14 @@ def test_the_last_line_has_the_sum_of_everything() -> None:
 
 @pytest.fixture(params=["local", "s3"])
 def place(request: pytest.FixtureRequest, uri: str) -> tuple[str, dict[str, str]]:
-    """Where a table goes, and its storage options."""
+    """Return a table's URI and its storage options."""
     return (uri, {}) if request.param == "local" else tuple(request.getfixturevalue("s3_table"))
 
 
 def test_an_open_table_keeps_few_directories_and_reads_right_at_every_level(
     place: tuple[str, dict[str, str]], made: Any, wait_until: Callable[..., Any]
 ) -> None:
-    """Rounds of put, flush and commit with a collector on its heels, and readers that look all the time."""
+    """Rounds of put, flush and commit, with frequent collections and continuous readers."""
     uri, options = place
     settings = {"commit": {"interval": "0s"}, "gc": {"interval": "20ms", "wal_age_min": "0s", "sst_age_min": "0s"}}
     wrong: list[str] = []
@@ -210,7 +210,7 @@ def test_an_open_table_collects_by_itself(uri: str, made: Any, wait_until: Calla
         table.flush()
         time.sleep(0.3)  # six collections
         assert len(ssts(uri)) == 1
-        assert entries(uri) == 10  # the rows are in no other place that was read whole
+        assert entries(uri) == 10  # no other readable place has the rows
         table.commit()
         wait_until(lambda: entries(uri) == 1)
         wait_until(lambda: ssts(uri) == [])
@@ -224,8 +224,10 @@ def test_an_open_table_collects_by_itself(uri: str, made: Any, wait_until: Calla
 
 
 def test_a_reader_that_holds_an_older_view_still_reads_within_the_grace_time(uri: str, made: Any) -> None:
-    """It took manifest and base when the rows were flushed only; then they are committed, pruned and looked at by gc.
-    The SST is older than the grace time, and so is the base version: what counts is when that was superseded."""
+    """The reader took the manifest and the base while the rows were only flushed; then they are committed, pruned and
+    collected. The SST and the base version are older than the grace time: it counts from the moment when the version
+    was superseded.
+    """
     with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
         table.flush()
@@ -245,7 +247,7 @@ def test_a_reader_that_holds_an_older_view_still_reads_within_the_grace_time(uri
 def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
     uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between opening the base and reading the SST it sleeps while the SST is committed and deleted."""
+    """The reader opens the base, then sleeps while the SST is committed and deleted, then reads the SST."""
     with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
         table.flush()
@@ -313,7 +315,7 @@ def test_what_a_killed_flush_left_goes_with_the_next_publication(uri: str, made:
 def test_an_owner_collects_what_its_killed_predecessor_left_though_it_never_flushes(
     uri: str, made: Any, wait_until: Callable[..., Any]
 ) -> None:
-    """Or a flush that always kills its process would fill the disk."""
+    """Otherwise a flush that always kills its process would fill the disk."""
     with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
     killed_in_a_flush(uri)
@@ -356,7 +358,7 @@ def test_orphan_files_on_s3(s3_table: tuple[str, dict[str, str]], made: Any) -> 
 
 
 def test_the_bytes_on_storage_are_told_by_kind(uri: str, tmp_path: Path, made: Any, cli: Any) -> None:
-    """Each file of the table counts once: by what it is for."""
+    """Each file of the table counts once, under its purpose."""
     with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         assert table.status()["storage"] is None
         for version in range(3):

@@ -1,4 +1,4 @@
-"""A get proves and reads the regions of its keys alone, and is never older than what any owner has acknowledged."""
+"""A get verifies and reads only the regions of its keys, and is never older than any owner's acknowledged writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROVING = ["latest", "durable"]
 
 @pytest.fixture
 def open_owner(small_config: Callable[..., Path]) -> Iterator[Callable[..., Table]]:
-    """Opens the small table with eight regions, claiming all of them or none; `read_lease` is a setting."""
+    """Open the small table with eight regions, claiming all or none of them; `read_lease` is a setting."""
     opened = list[Table]()
 
     def open_one(*, claim: bool = True, read_lease: str = "0s") -> Table:
@@ -39,7 +39,7 @@ def open_owner(small_config: Callable[..., Path]) -> Iterator[Callable[..., Tabl
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The paths of all objects in logs and manifests that were looked for, until a test clears it."""
+    """Collect the paths of all objects that are read from logs and manifests; a test may clear the set."""
     paths, get = set[str](), LocalStore.get
 
     def noted(self: LocalStore, path: str, *more: Any, **named: Any) -> Any:
@@ -113,8 +113,8 @@ def test_a_region_that_another_owner_took_fails_the_gets_of_its_keys_alone(
 def test_no_get_around_a_resize_is_older_than_what_was_acknowledged(
     to: int, level: str, open_owner: Callable[..., Table], made: Any, uri: str, *, idle: bool
 ) -> None:
-    """The keys change their regions, and regions of both routings have the same ids. `idle`: the owner's first read
-    after its puts comes after all that.
+    """The keys change their regions, and some regions of both routings have the same ids. `idle`: the owner's first
+    read after its puts follows the resize.
     """
     older = open_owner(read_lease="50ms")
     older.put(made.table(KEYS))

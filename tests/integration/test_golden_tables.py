@@ -39,7 +39,7 @@ def uri(kind: Kind, tmp_path: Path) -> str:
 
 
 def newest(kind: Kind) -> list[dict[str, object]]:
-    """Every row at its newest version, by id."""
+    """Return every row at its newest version, by id."""
     found = {row["id"]: row for ids in (COMMITTED, FLUSHED, LOGGED) for row in rows(ids).to_pylist()}
     if kind.key == "id":
         found[CHANGED] = rows(range(CHANGED, CHANGED + 1), "changed").to_pylist()[0]

@@ -1,4 +1,4 @@
-"""Many callers of one region: they share entries, each gets its own answer, and none is ever left waiting."""
+"""Many callers of one region: they share entries, each gets its own answer, and none waits forever."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.conftest import wait_until
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 QUIET = {"commit": {"interval": 0}}
 BEGUN = 3.0
-"""Seconds in which a region has begun with a write, however busy the machine."""
+"""Seconds within which a region has begun a write, also on a busy machine."""
 HURRY = {"wal": {"put_timeout": "50ms", "retry_budget": "200ms"}}
 
 
@@ -38,8 +38,8 @@ def _open(path: Path, **more: Any) -> Any:
 
 @pytest.fixture(params=["embedded", "flight"])
 def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
-    """Turns a table into what the test calls: itself, or a client of a Flight service in front of it."""
-    monkeypatch.setattr("memwal.ingest.client.remote.ANSWER_TIMEOUT", 60.0)  # the service's own words are waited for
+    """Turn a table into the object that the test calls: the table, or a client of a Flight service in front of it."""
+    monkeypatch.setattr("memwal.ingest.client.remote.ANSWER_TIMEOUT", 60.0)  # wait for the service's own error
     with ExitStack() as opened:
 
         def through_flight(table: Any) -> Any:
@@ -55,14 +55,14 @@ def _row(id: int, v: str = "") -> pa.Table:
 
 
 class Gate:
-    """Holds every entry that the first table opened puts, until it is opened; counts entries and writes."""
+    """Blocks the entries of the first opened table while it is closed; counts entries and writes."""
 
     def __init__(self) -> None:
         self.closed, self.entered = threading.Event(), threading.Event()
         self.opened = threading.Event()
         self.entries = 0
         self.submitted = 0
-        """Writes that are queued in a region, or were."""
+        """The number of writes that were ever queued in a region."""
         self._lock = threading.Lock()
         self.answer: Callable[[], wal.PutOutcome] | None = None
         self._real = wal.LocalStore.put_if_absent
@@ -80,7 +80,7 @@ class Gate:
         return self._real(store, key, data)
 
     def counting(self, submit: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        """`submit` of a queue, whose items are counted once they are queued."""
+        """Wrap `submit` of a queue so that it counts each item after queuing it."""
 
         def counted(queue: Any, item: Any) -> None:
             submit(queue, item)
@@ -112,7 +112,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 class Callers:
-    """Threads that put one row each, and what became of each."""
+    """Threads that put one row each, and their answers."""
 
     def __init__(self, put: Callable[[int], Any], count: int) -> None:
         self.answers: dict[int, Any] = {}
@@ -128,7 +128,7 @@ class Callers:
             self.answers[n] = error
 
     def all(self) -> Counter[type]:
-        """Types of the answers; fails where a caller still waits."""
+        """Return the types of the answers; fail if a caller still waits."""
         for thread in self._threads:
             thread.join(60)
         assert len(self.answers) == len(self._threads), "a caller was never woken"
@@ -136,12 +136,12 @@ class Callers:
 
 
 def _held(gate: Gate, table: Any, count: int = 200) -> Callers:
-    """Callers of which one or a few are inside storage, which does not answer, and all others behind them."""
+    """Start callers: storage holds the writes of the first ones without an answer, and all others wait behind them."""
     return _behind(gate, lambda n: table.put(_row(n, f"caller {n}")), count)
 
 
 def _behind(gate: Gate, put: Callable[[int], Any], count: int) -> Callers:
-    """As many callers of `put`, each of which is waiting for its answer behind the closed gate."""
+    """Start `count` callers of `put`; each waits for its answer behind the closed gate."""
     gate.close()
     callers = Callers(put, count)
     wait_until(lambda: gate.submitted >= count)
@@ -164,7 +164,7 @@ def test_two_thousand_callers_share_a_few_entries(tmp_path: Path, gate: Gate) ->
 
 
 def test_callers_that_come_back_together_share_an_entry_again(tmp_path: Path, gate: Gate) -> None:
-    """Without waiting for them the region would write the first few and the others as two entries."""
+    """If the region did not wait for all of them, it would write the first few and the others as two entries."""
     with _open(tmp_path) as table:
 
         def call(n: int) -> None:
@@ -201,7 +201,7 @@ def test_an_idle_region_asks_storage_nothing(tmp_path: Path, monkeypatch: pytest
             time.sleep(2.5)
             return calls == []
 
-        wait_until(silent)  # what is under way ends; who asks again and again is never silent
+        wait_until(silent)  # appends in progress end; a client that retried continuously would never fall silent
 
 
 # ---- one answer each -------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_storage_without_an_answer_wakes_every_waiter(tmp_path: Path, gate: Gate
     assert set(answers) <= {UnknownOutcome, Unavailable}
     gate.answer = None
     table.close()
-    with _open(tmp_path) as again:  # nobody was told that it is there, and nothing else is
+    with _open(tmp_path) as again:  # no caller got an acknowledgement, and the table is empty
         assert again.count() == 0
 
 
@@ -271,7 +271,7 @@ def test_closing_answers_every_waiter_and_keeps_what_was_acknowledged(tmp_path: 
         assert {n for n, answer in callers.answers.items() if isinstance(answer, Receipt)} <= there
 
 
-# ---- giving up -------------------------------------------------------------------------------------------------------
+# ---- time-outs and interrupts ----------------------------------------------------------------------------------------
 
 
 def test_a_write_that_was_not_begun_in_time_is_withdrawn(
@@ -302,16 +302,16 @@ def test_a_write_that_was_begun_is_unknown_and_its_token_settles_it(
         gate.close()
         with pytest.raises(UnknownOutcome, match="same token"):
             table.put(pa.table({"id": ids, "v": ["a", "b"]}), token="loader:1", timeout=BEGUN)
-        ids[:] = 99  # the caller's memory is the caller's again
+        ids[:] = 99  # the caller may reuse its memory
         gate.open()
         assert not table.put(pa.table({"id": [7, 8], "v": ["a", "b"]}), token="loader:1").applied
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [7, 8]
 
 
 def _interrupting(gate: Gate) -> threading.Thread:
-    """One that presses Ctrl-C once the main thread waits at the gate.
+    """Return a thread that sends Ctrl-C once the main thread waits at the gate.
 
-    The pause is for the main thread, which may be a step before its wait: a signal then does not end the wait.
+    The pause is for the main thread: a signal that arrives one step before its wait does not end the wait.
     """
 
     def interrupt() -> None:
@@ -352,7 +352,7 @@ def test_non_durable_puts_do_not_wait_while_others_are_appended(tmp_path: Path, 
 
 
 def test_an_owner_that_was_replaced_learns_it_by_an_append_beside(tmp_path: Path, gate: Gate) -> None:
-    """Nobody calls it meanwhile."""
+    """No caller uses the owner meanwhile."""
     with _open(tmp_path) as older:
         gate.close()
         older.put(_row(1), durable=False)
@@ -364,8 +364,9 @@ def test_an_owner_that_was_replaced_learns_it_by_an_append_beside(tmp_path: Path
 
 
 def test_an_interval_between_entries_makes_fewer_of_them_and_loses_none(tmp_path: Path, gate: Gate) -> None:
-    """`wal.entry_interval`: a caller that comes back at once finds the interval begun, with all the others. A durable
-    read, a flush and the end of the table wait for no interval."""
+    """With `wal.entry_interval`, callers that return at once wait for the interval together. A durable read, a flush
+    and the close of the table do not wait.
+    """
     callers, turns = 8, 5
     with _open(tmp_path, wal={"entry_interval": "200ms"}) as table:
         threads = [
@@ -391,7 +392,7 @@ def test_an_interval_between_entries_makes_fewer_of_them_and_loses_none(tmp_path
 
 
 def test_a_close_that_was_interrupted_can_be_made_again(tmp_path: Path, gate: Gate) -> None:
-    others = list(threading.enumerate())  # of tests before this one
+    others = list(threading.enumerate())  # threads of earlier tests
     table = _open(tmp_path, wal={"linger_max": "1h"})
     table.put(_row(1), durable=False)
     gate.close()
@@ -401,7 +402,7 @@ def test_a_close_that_was_interrupted_can_be_made_again(tmp_path: Path, gate: Ga
     interrupting.join()
     opening = threading.Timer(0.3, gate.open)
     opening.start()
-    table.close()  # waits for the append that the first call left under way
+    table.close()  # waits for the append of the first call, which is still in progress
     assert gate.opened.is_set()
     opening.join(60)
     left = [thread for thread in threading.enumerate() if thread not in others]

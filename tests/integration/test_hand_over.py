@@ -1,7 +1,7 @@
-"""A region goes from memwal to Lance's ShardWriter and back, again and again, in arrow format: the rows stay the same.
+"""A region passes from memwal to Lance's ShardWriter and back repeatedly, in arrow format: the rows stay the same.
 
-ShardWriter is left without `close`, as a process that crashed leaves it: what it acknowledged is in the log only, and
-the next writer has to replay it. Where it is closed, it flushes an SST of its own.
+ShardWriter ends without `close`, as in a crash: its acknowledged rows are only in the log, and the next writer must
+replay them. When it is closed, it flushes its own SST.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def row(id: int, version: int) -> Row:
-    """One row, a function of (id, version) in every column."""
+    """Return one row; every column is a function of (id, version)."""
     vector = None if id % 7 == 3 else [float(id), float(version), 0.5, -1.0]
     name = None if version % 5 == 4 else f"row {id} v{version} ż"
     return {"id": id, "code": f"code {id:03}", "name": name, "n": id * version, "vector": vector}
@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
 
 
 class World:
-    """A table, the dict that says which rows it has, and its two writers in turn."""
+    """A table, a dict with its expected rows, and its two writers in turn."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -66,7 +66,7 @@ class World:
 
     @contextmanager
     def ours(self) -> Iterator[Table]:
-        """The table opened by memwal: checked at its beginning and its end, closed without a flush."""
+        """Open the table with memwal; check it at the beginning and the end, and close it without a flush."""
         with memwal.open(self.uri, settings=ARROW, take_over=True) as table:
             self.check(table)
             self.check_epochs_rose()
@@ -84,7 +84,7 @@ class World:
         self.forget(ids)
 
     def check(self, table: Any) -> None:
-        """What a reader of ours finds, by a scan, a count and lookups."""
+        """Check memwal's reader by a scan, a count and lookups."""
         assert self.same(table.scan().read_all())
         assert table.count() == len(self.oracle)
         ids = [*sorted(self.oracle)[:3], 999]
@@ -94,7 +94,7 @@ class World:
 
     @contextmanager
     def theirs(self, *, close: bool = False) -> Iterator[list[ShardWriter]]:
-        """ShardWriters of all regions, checked at their beginning and their end, by Lance's own scan."""
+        """Open ShardWriters of all regions; check them at the beginning and the end by Lance's own scan."""
         writers = self.claim_theirs()
         self.check_theirs(writers)
         self.check_epochs_rose()
@@ -125,7 +125,7 @@ class World:
                 act(writer, part)
 
     def check_theirs(self, writers: Sequence[ShardWriter]) -> None:
-        """What ShardWriter's scan finds: the base, and its own region above it."""
+        """Check ShardWriter's scan: it finds the base, and the rows of its own region above it."""
         for bucket, writer in enumerate(writers):
             found = writer.lsm_scanner().to_table()
             mine = found.filter(pa.array(self.base.route(found) == bucket))
@@ -155,7 +155,7 @@ class World:
         return [manifest for manifest in found if manifest is not None]
 
     def collect(self) -> None:
-        """Delete everything of the logs that nobody needs."""
+        """Delete all entries of the logs that no reader or writer needs."""
         for region in self.base.regions:
             done = wal.WalCollector(self.store, region, self.base.codec, wal.SystemClock()).collect(-1)
             assert done.entries > 0
@@ -166,12 +166,12 @@ class World:
             self.epochs[manifest.region_id] = manifest.writer_epoch
 
     def check_flushed_by_lance(self) -> None:
-        """Lance's scan over base and SSTs, without a log, where everything is flushed."""
+        """Check Lance's scan of base and SSTs, without a log, when everything is flushed."""
         assert self.same(scanned(self.uri, self.manifests()))
 
 
 def by_id(rows: Iterable[Row]) -> dict[int, Row]:
-    """Rows by id, without columns that only some tables of this module have."""
+    """Return the rows by id, with only the columns that all tables of this module have."""
     listed = [{name: each[name] for name in SCHEMA.names} for each in rows]
     assert len({each["id"] for each in listed}) == len(listed)
     return {each["id"]: each for each in listed}
@@ -181,12 +181,12 @@ def by_id(rows: Iterable[Row]) -> dict[int, Row]:
 
 
 def created(uri: str, key: Sequence[str], regions: int) -> None:
-    """By memwal."""
+    """Create the table with memwal."""
     memwal.open(uri, schema=SCHEMA, key=list(key), regions=regions, settings=ARROW).close()
 
 
 def gapped(uri: str, first: str = "id") -> lance.LanceDataset:
-    """By Lance; its field ids have gaps, and the columns stand in another order than their ids."""
+    """Create the table with Lance; its field ids have gaps, and its columns are not in the order of their ids."""
     schema = pa.schema(
         [pa.field("gone", pa.int64()), *list(SCHEMA)[:2], pa.field("went", pa.string()), *list(SCHEMA)[3:]]
     )
@@ -198,7 +198,7 @@ def gapped(uri: str, first: str = "id") -> lance.LanceDataset:
 
 
 def init(uri: str, **sections: Any) -> str:
-    """`memwal init`; what it says."""
+    """Run `memwal init`; return its message."""
     return initialise(load({"table": {"uri": uri}, **sections}, {}), {})[1]
 
 
@@ -240,7 +240,7 @@ def test_rows_are_the_same_at_each_hand_over(world: World) -> None:
         world.their_put(writers, [5], 4)
         world.their_put(writers, [5, 6], 5)
     with world.ours() as table:
-        world.put(table, range(40), 99, token=("loader", 5))  # applied before ShardWriter came between
+        world.put(table, range(40), 99, token=("loader", 5))  # applied before ShardWriter claimed the region
         world.put(table, [3, *range(20, 32)], 6, token=("loader", 6))  # rows of every region
         world.delete(table, [6])
     with world.theirs(close=True) as writers:
@@ -286,7 +286,7 @@ def test_the_one_who_is_fenced_is_told(world: World) -> None:
 
 
 def test_several_claims_of_each_in_a_row(world: World) -> None:
-    """Sentinels beside sentinels, memwal's and Lance's; nobody takes one for the end or for rows."""
+    """Sentinels of memwal and Lance follow each other; no reader takes one for the end of the log or for rows."""
     for version in (1, 3):
         for step in range(2):
             with world.ours() as table:
@@ -327,7 +327,7 @@ def test_rows_that_shard_writer_left_in_the_log_before_the_table_was_adopted(uri
     assert init(uri) == "adopted (arrow)"
     world = World(uri)
     world.oracle = by_id(rows.to_pylist())
-    with world.theirs() as writers:  # adopting it has not taken its own log from it
+    with world.theirs() as writers:  # the adopted table still has its own log
         world.their_put(writers, [1], 2)
     with world.ours() as table:
         world.put(table, [2], 3)
@@ -345,7 +345,7 @@ def test_more_rows_than_shard_writer_opens_in_one_generation(uri: str) -> None:
 
 
 def test_shard_writer_that_sleeps_is_fenced_after_a_collection_however_large_its_fence(uri: str) -> None:
-    """The map in our sentinels was large before a resize, and is small now."""
+    """The applied map in memwal's sentinels was large before a resize, and is small now."""
     created(uri, ["id"], 1)
     world, clock, region = World(uri), wal.SystemClock(), wal.bucket_region(0)
     codec, ids = world.base.codec, wal.SystemIds()
@@ -355,7 +355,7 @@ def test_shard_writer_that_sleeps_is_fenced_after_a_collection_however_large_its
         log = wal.WalAppender(world.store, region, claimed.guard, codec, claimed.next_position, ids, clock)
         return log.append(None, generation=1, applied=applied)
 
-    with patch("memwal.wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map
+    with patch("memwal.wal.applied._INLINE_MAX", 1 << 20):  # as releases without snapshots of the map do
         ours({f"query {number:060}": 1 for number in range(2000)})
         sleeper = lance.dataset(uri).mem_wal_writer(str(region))
         newest = ours({"query": 1})

@@ -1,4 +1,4 @@
-"""The recorder and the judge of histories: what Porcupine calls linearizable, and what it does not."""
+"""The recorder and the judge of histories: what Porcupine accepts as linearizable, and what it rejects."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class History:
         self._clients, self._ends = itertools.count(), list[tuple[int, Operation, Mapping[str, Any]]]()
 
     def add(self, at: tuple[int, int | None], op: str, told: Any = None, **given: Any) -> None:
-        """An operation from `at[0]` to `at[1]`, None: it never returned. `told`: the rows that a read found, whether
-        a condition held, or why it failed."""
+        """Add an operation from `at[0]` to `at[1]`; None: it never returned. `told`: the rows that a read found,
+        whether a condition held, or the error.
+        """
         self._now = at[0]
         begun = self._recorder.invoke(f"c{next(self._clients)}", op, 0, **given)
         if at[1] is not None:
@@ -53,7 +54,7 @@ class History:
         self.add(at, "delete", keys=keys or [KEY])
 
     def read(self, at: tuple[int, int], *values: int | None, level: str = "latest") -> None:
-        """A read of KEY, or of KEY and OTHER, that found values; None: the key was absent."""
+        """Add a read of KEY, or of KEY and OTHER, that found values; None: the key was absent."""
         asked = dict(zip((KEY, OTHER), values, strict=False))
         found = {key: value for key, value in asked.items() if value is not None}
         self.add(at, "read", found, keys=asked, level=level)
@@ -118,7 +119,7 @@ def test_what_came_before_a_wrong_read_is_told_with_the_writes_that_failed(histo
 
 
 def test_a_read_that_goes_back(history: History) -> None:
-    """Either read alone is right: the put was under way."""
+    """Each read alone is valid, since the put was in progress."""
     history.put((0, 1), 10)
     history.put((2, 9), 11)
     history.read((3, 4), 11)
@@ -141,7 +142,7 @@ def test_a_deleted_row_that_comes_back(history: History) -> None:
 
 
 def test_a_put_that_was_applied_twice(history: History) -> None:
-    """Between its two applications it was seen, and another put took its place."""
+    """Between the two applications a read showed the put, and another put replaced it."""
     history.put((0, 9), 10)
     history.read((1, 2), 10)
     history.put((3, 4), 11)
@@ -261,7 +262,7 @@ def test_storage_may_show_a_put_before_its_owner_does(history: History) -> None:
     history.read((3, 4), 11, level="stored")
     history.read((5, 6), 10)
     assert history.linearizable
-    history.read((7, 8), 10, level="stored")  # but not go back itself
+    history.read((7, 8), 10, level="stored")  # but reads from storage must not go back
     assert not history.linearizable
 
 
@@ -364,7 +365,7 @@ def test_conditions_beside_reads_from_storage(history: History) -> None:
 
 @pytest.mark.parametrize("kind", ["insert", "version"])
 def test_a_write_whose_verdict_nobody_was_told_is_not_in_storage_alone_for_ever(history: History, kind: str) -> None:
-    """It returned: what it has changed in the log, its owner shows."""
+    """The write has returned, so the owner must show a row that storage shows."""
     history.add((0, 9), kind, rows={KEY: 10}, **({"version": 1} if kind == "version" else {}))
     history.read((10, 11), 10, level="stored")
     assert history.linearizable
@@ -435,18 +436,20 @@ def test_the_operation_of_a_killed_client_stays_open(history: History, tmp_path:
     assert ran.returncode == -signal.SIGKILL
     assert len(killed.read_text().splitlines()) == 3
     reader = Recorder.to_file(tmp_path / "reader.jsonl")
-    for value in (10, 11):  # the clock is the machine's: these reads come after the puts of the other process
+    for value in (10, 11):  # the machine's clock orders these reads after the puts of the other process
         reader.invoke("b", "read", 0, keys=[KEY], level="latest").ok({KEY: value})
     assert not expect_linearizable([killed, tmp_path / "reader.jsonl"]).wrong
     reader.invoke("b", "read", 0, keys=[KEY], level="latest").ok({KEY: 10})
     assert judge([killed, tmp_path / "reader.jsonl"]).wrong
 
 
-# ---- the rules by which unknown operations are left out or bounded ---------------------------------------------------
+# ---- rules that omit or bound unknown operations ---------------------------------------------------------------------
 
 
 class RandomOperation:
-    """An operation on some of two keys that takes effect between its call and its return, or has an unknown outcome."""
+    """An operation on one or both of two keys. It takes effect between its call and its return, or has an unknown
+    outcome.
+    """
 
     def __init__(self, number: int, chance: random.Random) -> None:
         self.number, self.kind = number, chance.choice(["put", "put", "insert", "delete", "read", "read", "read"])
@@ -485,7 +488,7 @@ class RandomOperation:
 
 
 def random_history(recorder: Recorder, region: int, chance: random.Random, at: list[int]) -> None:
-    """Operations in a random order; now and then a read finds what it should not."""
+    """Return operations in a random order; some reads show a wrong value."""
     operations = [RandomOperation(number, chance) for number in range(10)]
     shown: dict[int, int] = {}
     for time, phase, number in sorted(
@@ -529,7 +532,7 @@ def test_what_clients_see_in_the_simulation_is_linearizable(kind: str, seeds: in
 
 @pytest.mark.parametrize("fault", OF_LEASES)
 def test_a_planted_stale_read_is_found_without_the_oracle(fault: str, tmp_path: Path) -> None:
-    """Of owners that were deposed, by what clients saw alone."""
+    """The fault concerns deposed owners, and is found from the clients' view alone."""
     stored = FOUND_BY[fault]
     for seed in (stored, *range(1, 80)):
         path = tmp_path / f"{seed}.jsonl"
@@ -546,4 +549,4 @@ FOUND_BY = {
     "writes_before_others_stop_reading": 4,
     "takes_any_owner_for_the_one_that_ended": 36,
 }
-"""Seeds that found a fault when this was written."""
+"""Seeds that have found a fault."""

@@ -1,4 +1,4 @@
-"""/metrics, /health and /status of real daemons over real HTTP, and what they say when something is wrong."""
+"""/metrics, /health and /status of real daemons over real HTTP, and their answers when something is wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 
 def fetch(url: str, context: Any = None, **headers: str) -> tuple[int, str]:
-    """Status and body of a GET, whatever the status."""
+    """Return status and body of a GET, whatever the status."""
     request = urllib.request.Request(url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=60, context=context) as answer:
@@ -43,7 +43,7 @@ def fetch(url: str, context: Any = None, **headers: str) -> tuple[int, str]:
 
 
 def scraped(url: str, context: Any = None, **headers: str) -> Callable[..., float]:
-    """A scrape: `sum_of(name, label="value", …)` adds the samples of that name and those labels up."""
+    """Scrape once; return `sum_of(name, label="value", …)`, which adds up the samples of that name and those labels."""
     status, text = fetch(f"{url}/metrics", context, **headers)
     assert status == 200
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -57,7 +57,7 @@ def scraped(url: str, context: Any = None, **headers: str) -> Callable[..., floa
 
 
 def reasons(url: str) -> list[str]:
-    """What readyz has against being ready; the status is checked on the way."""
+    """Return readyz's reasons for not being ready; check the status too."""
     status, text = fetch(f"{url}/health/readyz")
     said = json.loads(text)
     assert status == (200 if said["ready"] else 503)
@@ -67,7 +67,7 @@ def reasons(url: str) -> list[str]:
 
 @pytest.fixture
 def daemon(start: Callable[..., Any]) -> Callable[..., tuple[Any, str, str]]:
-    """Starts `memwal serve CONFIG` with `daemon.http_port` set; returns the process, its endpoint and the URL."""
+    """Start `memwal serve CONFIG` with `daemon.http_port` set; return the process, its endpoint and the URL."""
 
     def serve(config: Path, env: Mapping[str, str | None] | None = None) -> tuple[Any, str, str]:
         running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=env)
@@ -84,7 +84,7 @@ def test_metrics_move_with_puts_flushes_and_commits(
     cli: Callable[..., Any],
     wait_until: Callable[..., Any],
 ) -> None:
-    """What is counted is counted just behind the answer that a caller gets."""
+    """Counters change right after the caller gets the answer."""
     config = small_config(daemon={"http_port": 0}, **QUIET)
     _, endpoint, url = daemon(config)
     assert fetch(f"{url}/health/livez") == (200, '{"alive": true}\n')
@@ -167,7 +167,7 @@ def test_a_daemon_that_drains_says_so(
 
 @pytest.fixture
 def s3_daemon(s3_table_through_proxy: Any, tmp_path: Path, daemon: Callable[..., Any]) -> tuple[Any, str]:
-    """A client and the URL of a daemon whose storage can be made to fail."""
+    """Yield a client and the URL of a daemon whose storage a test can make fail."""
     sections = small_sections(s3_table_through_proxy.uri)
     options = s3_table_through_proxy.storage_options
     secrets = {"access_key_id": "env:S3_KEY", "secret_access_key": "env:S3_SECRET"}
@@ -209,7 +209,7 @@ def test_readiness_follows_storage(
 
 @pytest.fixture
 def edge() -> Iterator[Callable[..., str]]:
-    """Starts an edge with pages; returns its URL."""
+    """Start an edge with pages; return its URL."""
     edges: list[HttpServer] = []
 
     def started(pages: Mapping[str, Callable[[], Page]]) -> str:
@@ -252,7 +252,9 @@ def test_a_page_that_hangs_is_given_up_and_keeps_no_other_waiting(
 
 
 def test_who_has_no_token_is_told_only_whether_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And does not make storage be asked for each request; who has the token gets what is true now."""
+    """Callers without the token get a recent state, so that they cannot cause a storage request each; a caller with the
+    token gets the current state.
+    """
     monkeypatch.setattr("memwal.ingest.ops.answers.BRIEF_AGE", 3600.0)
     asked: list[int] = []
 
@@ -274,7 +276,7 @@ def test_who_has_no_token_is_told_only_whether_it_is_ready(monkeypatch: pytest.M
 
 
 def test_slow_readers_harm_nobody(edge: Callable[..., str]) -> None:
-    """Clients that open a connection and say nothing, or take nothing of a large page."""
+    """Some clients open a connection and send nothing, or do not read a large page."""
     url = edge({"/large": lambda: Page(b"x" * (64 << 20)), "/fine": lambda: Page.of("fine")})
     host, port = url.removeprefix("http://").split(":")
     idle = [socket.create_connection((host, int(port))) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""Limits of HTTP: connections at a time, sizes, bodies that are not as they say, and requests of other sites."""
+"""Limits of HTTP: concurrent connections, sizes, invalid bodies, and requests of other sites."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ JSON = b"Content-Type: application/json\r\n"
 
 @pytest.fixture
 def served(site: Callable[..., Site], open_small: Callable[..., Any], made: Any) -> Site:
-    """The pages of a small table."""
+    """Serve the pages of a small table."""
     table = open_small()
     table.put(made.rows(range(3)))
     return site(table)
 
 
 def sent(site: Site, data: bytes, silence: float = 30.0, *, body: bool = True) -> bytes:
-    """What the server answers to `data`: one whole answer, and what follows it at once; or all within `silence` seconds
-    of it. `body`: whether the answer has one.
+    """Return the server's answer to `data`: one whole answer with anything that follows at once, or all data within
+    `silence` seconds. `body`: whether the answer has a body.
     """
     with socket.create_connection(("127.0.0.1", site.port), timeout=silence) as connection:
-        with suppress(OSError):  # refused before all of it was sent
+        with suppress(OSError):  # the server may reject it before all of it was sent
             connection.sendall(data)
         answer = b""
         while not (is_whole(answer) if body else b"\r\n\r\n" in answer):
@@ -71,7 +71,7 @@ def is_healthy(site: Site) -> bool:
 
 
 def paths(site: Site) -> set[str]:
-    """Every path that the server answers."""
+    """Return every path that the server answers."""
     return {str(route.resource.canonical) for route in site.server._runner.app.router.routes()}
 
 
@@ -219,7 +219,7 @@ def test_a_scrape_tells_what_was_refused(served: Site) -> None:
     assert 'memwal_refused_requests_total{over="flight",reason="token"} 0.0' in text
 
 
-# ---- anything at all ------------------------------------------------------------------------------------------------
+# ---- random requests ------------------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(["GET", "POST", "HEAD", "PUT", "PRI", "OPTIONS", "CONNECT", "TRACE", "", "get", "\x00"])
 PATHS = st.sampled_from(
@@ -243,7 +243,7 @@ BODIES = st.one_of(
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    """Something like a request."""
+    """Draw bytes that resemble a request."""
     line = " ".join((draw(WORDS), draw(PATHS), draw(st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "", "X"]))))
     headers = [f"{name}: {value}" for name, value in draw(st.lists(st.tuples(NAMES, VALUES), max_size=5))]
     end = draw(st.sampled_from(["\r\n", "\n", "\r"]))
@@ -254,7 +254,7 @@ def requests(draw: st.DrawFn) -> bytes:
 @example(b"GET /live HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n\x00" * 3)
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_request_breaks_the_server_or_shows_its_inside(served: Site, data: bytes) -> None:
-    if b"/live/events" in data:  # a stream, which has no end
+    if b"/live/events" in data:  # an endless stream
         data = data.replace(b"GET /live/events", b"GET /live/event")
     answer = sent(served, data, 0.05)
     assert status(answer) not in (500, 502), answer

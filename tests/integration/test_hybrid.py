@@ -30,7 +30,7 @@ def test_rows_that_are_equal_are_each_found_once(uri: str) -> None:
 
 @pytest.fixture
 def layered(open_small: Callable[..., Any], made: Any) -> Any:
-    """Rows of four regions at every level, newer versions above."""
+    """Fill four regions with rows at every level, newer versions above older ones."""
     table = open_small(regions=4)
     table.put(made.table(range(80)))
     table.flush()
@@ -52,7 +52,7 @@ def test_the_shares_of_owners_add_up_to_the_whole(text: str, layered: Any, made:
             together = merged(READS["candidates"], shares, {"n": n}, layered.key)
             whole = layered.candidates(**request)
             assert nearest(together) == nearest(whole), (level, n)
-            if n == 200:  # scores are of a level's statistics, so all rows are compared, by id
+            if n == 200:  # scores use the statistics of a level, so compare all rows by id
                 assert matched(together) == matched(whole), level
 
 

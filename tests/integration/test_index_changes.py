@@ -1,4 +1,4 @@
-"""Indexes that are added, taken over and dropped while a table is written and read."""
+"""Indexes that are added, adopted and dropped while a table is written and read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def opened(uri: str) -> Any:
 
 
 def fill(table: Any) -> None:
-    """Rows at every level, with updates above older versions."""
+    """Fill every level with rows, and put updates above older versions."""
     table.put(rows(range(400)))
     table.flush()
     table.commit()
@@ -65,7 +65,7 @@ def matching(table: Any, level: str, word: str) -> set[int]:
 
 
 def check_reads(table: Any) -> None:
-    """Search and match agree with an exact answer over a scan, at every level."""
+    """Check that search and match agree with an exact answer from a scan, at every level."""
     query = np.full(8, 0.25, np.float32)
     for level in LEVELS:
         found = table.match("text", "zebra", 10_000, level=level)
@@ -151,7 +151,7 @@ def test_vectors_that_no_index_takes_stay_readable_when_one_comes(opened: Any, u
         put(4000)
     assert opened.count("text = 'odd'") == 9
     opened.close()
-    with memwal.open(uri, settings=QUIET) as again:  # replays rows that a put would refuse now
+    with memwal.open(uri, settings=QUIET) as again:  # replays rows that a put would reject now
         assert again.count("text = 'odd'") == 9
         again.flush()
         again.commit()
@@ -267,7 +267,7 @@ def test_a_crash_between_building_and_naming_leaves_what_the_next_call_takes_ove
     assert opened.create_index("text", "fts") == "text_idx"
     check_reads(opened)
     assert flush.undeclared(opened.base.latest()) == {}
-    # The same crash again, and the index dropped instead.
+    # Repeat the crash, and drop the index this time.
     opened.drop_index("text_idx")
     monkeypatch.setattr(index_changes, "_declare", crash)
     with pytest.raises(_Crash):
@@ -300,7 +300,7 @@ def test_a_commit_that_read_the_set_up_before_a_drop_builds_nothing_that_stays(
 def test_an_index_that_is_dropped_as_the_table_is_resized_is_dropped(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes after the drop meets the resize, which is no reason to send the drop again."""
+    """The resize interrupts a step after the drop; the client must not send the drop again."""
     follow = opened._engine.follow
 
     def refused() -> None:
@@ -359,7 +359,7 @@ def test_the_command_lists_adds_and_drops(opened: Any, uri: str, cli: Any, confi
     assert "the table has no index" in cli("index", "list", path).out
     added = cli("index", "add", path, "v", "ivf_pq", "--set", "metric=cosine", "--set", "num_partitions=2")
     assert (added.code, added.out) == (0, f"index v_idx (ivf_pq on v) of {uri} covers 400 rows of the base table\n")
-    assert opened.search("v", [1.0] * 8, 1)["_distance"][0].as_py() < 1  # the owner follows
+    assert opened.search("v", [1.0] * 8, 1)["_distance"][0].as_py() < 1  # the owner follows the change
     listed = cli("index", "list", path)
     assert "metric = cosine, num_partitions = 2" in " ".join(listed.out.split())
     assert json.loads(cli("index", "list", path, "--json").out)["indexes"][0]["name"] == "v_idx"

@@ -1,4 +1,6 @@
-"""`memtable.index_mode`: the same answers in both modes, embedded and through a daemon, however late the indexer is."""
+"""`memtable.index_mode`: both modes give the same answers, embedded and through a daemon, however
+late the indexer is.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ TRAIN_ROWS = {"vector": {"type": "ivf_pq", "train_rows": 256}, "body": "fts", "p
 
 
 class Gate:
-    """The indexers' steps wait here while it is closed; what came through is counted."""
+    """Blocks the indexers' steps while it is closed; counts the steps that passed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._open, self.waits, self.passed = threading.Event(), threading.Event(), Counter[str]()
@@ -55,7 +57,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 @pytest.fixture(params=["embedded", "daemon"])
 def reached(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
-    """The table itself, or a client of a daemon's service before it."""
+    """Return the table, or a client of a daemon's service in front of it."""
     services, clients = [], []
 
     def reach(table: Any) -> Any:
@@ -81,12 +83,12 @@ def threads(name: str, but: Collection[threading.Thread] = ()) -> list[str]:
 
 
 def body_of(made: Any, id: int) -> dict[str, Any]:
-    """A row with a word that no other has."""
+    """Return a row with a word that no other row has."""
     return {**made.row(id), "body": f"copper word{id}"}
 
 
 def answers(table: Any, queries: Any) -> dict[str, Any]:
-    """What every kind of read gives, in a form that does not depend on the order of equals."""
+    """Return the answers of every kind of read, independent of the order of equal scores."""
     rows = sorted(table.scan(["id", "name", "price"]).read_all().to_pylist(), key=lambda row: row["id"])
     filtered = sorted(table.scan(["id"], filter="price < 300").read_all()["id"].to_pylist())
     near = [table.search("vector", query, k=5, columns=["id"]) for query in queries]
@@ -104,7 +106,7 @@ def answers(table: Any, queries: Any) -> dict[str, Any]:
 def test_the_same_sequence_gives_the_same_answers(
     reached: Callable[[Any], Any], tmp_path: Any, made: Any, gate: Gate
 ) -> None:
-    """In sync mode, in async mode, and with an indexer that never comes: puts, deletes, freezes, a flush, reopened."""
+    """With sync mode, async mode, and a blocked indexer: puts, deletes, freezes, a flush, and a reopening."""
     queries = np.random.default_rng(5).standard_normal((8, WIDTH)).astype(np.float32)
     seen: dict[str, list[dict[str, Any]]] = {}
     for name in ("sync", "async", "behind"):
@@ -145,7 +147,7 @@ def test_the_same_sequence_gives_the_same_answers(
 def test_a_row_is_found_the_moment_its_put_returns(
     state: str, reached: Callable[[Any], Any], open_small: Callable[..., Any], made: Any, gate: Gate
 ) -> None:
-    """Searches race puts of several threads; each put's own rows are asked for at once, by vector and by word."""
+    """Searches race puts of several threads; each put's own rows are read at once, by vector and by word."""
     if state == "behind":
         gate.close()
     table = open_small(memtable={"index_mode": "sync" if state == "sync" else "async"}, regions=2)
@@ -181,7 +183,7 @@ def test_a_row_is_found_the_moment_its_put_returns(
 
 
 def misses(table: Any, row: dict[str, Any]) -> Iterator[Any]:
-    """Puts a row and asks for it at once, and again without it; what was answered wrongly."""
+    """Put a row and read it at once, then delete it and read again; return the wrong answers."""
     id = row["id"]
     table.put([row], durable=bool(id % 3))
     near = table.search("vector", row["vector"], k=1, columns=["id"])["id"].to_pylist()
@@ -202,7 +204,7 @@ def ids_near(table: Any, row: dict[str, Any]) -> list[int]:
 def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
     open_small: Callable[..., Any], tmp_path: Any, made: Any, gate: Gate
 ) -> None:
-    others = list(threading.enumerate())  # of tests before this one
+    others = list(threading.enumerate())  # threads of earlier tests
     settings = {"commit": {"interval": "0s"}}
     with memwal.open(tmp_path / "plain", schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings):
         assert threads("indexer", others), "of keys"
@@ -217,7 +219,7 @@ def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
     assert gate.waits.wait(60)
     closing = threading.Thread(target=table.close)
     closing.start()
-    wait_until(lambda: len(threads("region-", others)) < 2)  # closed one after another, each waits for its indexer
+    wait_until(lambda: len(threads("region-", others)) < 2)  # they close in turn, each waits for its indexer
     over = {"indexer-0", "indexer-1"} - {name.replace("region", "indexer") for name in threads("region-", others)}
     gate.open()
     closing.join(60)
@@ -229,7 +231,7 @@ def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
 
 
 def test_the_indexer_ends_with_a_region_that_was_fenced(open_small: Callable[..., Any], made: Any) -> None:
-    others = list(threading.enumerate())  # of tests before this one
+    others = list(threading.enumerate())  # threads of earlier tests
     older = open_small(regions=1)
     older.put(made.table([1]))
     newer = open_small()
@@ -278,7 +280,7 @@ def test_a_failing_index_step_is_told_and_harmless(
 def test_memtables_freeze_and_are_flushed_while_they_are_indexed(
     open_small: Callable[..., Any], made: Any, gate: Gate
 ) -> None:
-    """Each generation is frozen, published and dropped with a step of it under way."""
+    """Each generation is frozen, published and dropped while one of its indexing steps is in progress."""
     table = open_small(regions=1)
     for generation in range(3):
         gate.close()
@@ -299,7 +301,9 @@ def test_memtables_freeze_and_are_flushed_while_they_are_indexed(
 def test_memtables_begin_with_the_model_of_the_base_table(
     open_small: Callable[..., Any], uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read when the table is opened, and after the commit that builds the index; never by the region's own thread."""
+    """The model is read when the table is opened and after the commit that builds the index; never by the region's own
+    thread.
+    """
     known: list[tuple[int, list[str]]] = []
     begin = MemTable.__init__
 

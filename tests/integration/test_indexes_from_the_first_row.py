@@ -1,4 +1,6 @@
-"""Indexes on a table that begins empty: every read is right at every size, and the base index comes when it can."""
+"""Indexes on a table that begins empty: every read is right at every size, and the base index is built as soon as
+possible.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ NAMES = {"vector_idx", "body_idx", "price_idx"}
 
 
 def indexed(uri: str) -> dict[str, int]:
-    """Rows in each base index."""
+    """Return the rows in each base index."""
     return {each.name: each.num_rows_indexed for each in lance.dataset(uri).describe_indices() if each.name in NAMES}
 
 
 def check_every_read(table: Any, made: Made, alive: dict[int, int], level: str) -> None:
-    """Against what a reader without any index would say. `alive`: the version of each row that there is."""
+    """Compare every read with an exact answer without an index. `alive`: the current version of each row."""
     rows = {id: made.row(id, version) for id, version in alive.items()}
     probe = made.row(5)["vector"]
     exact = {id: float(np.sum((np.float32(row["vector"]) - np.float32(probe)) ** 2)) for id, row in rows.items()}
@@ -58,7 +60,7 @@ def test_from_nothing_over_10_rows_to_300(open_small: Callable[..., Any], uri: s
             assert set(indexed(uri).values()) == {len(alive)}
         table.put(made.rows(range(300, 330)))
         alive |= dict.fromkeys(range(300, 330), 0)
-        check_every_read(table, made, alive, "latest")  # a memtable that begins with the base's model
+        check_every_read(table, made, alive, "latest")  # a memtable that begins with the model of the base
         table.flush()
         table.commit()
         check_every_read(table, made, alive, "committed")

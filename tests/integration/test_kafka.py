@@ -29,7 +29,7 @@ COLUMNS = {"id": "int64", "dep": "int32", "at": "timestamp[us, UTC]"}
 
 
 def sent(id: int, version: int = 0, *, headers: Mapping[str, bytes] | None = None, **more: Any) -> Record:
-    """One event of a flight; `version` tells two of a flight apart."""
+    """Return one event of a flight; `version` distinguishes events of a flight."""
     value = {"id": id, "times": {"dep": version, "arr": version + 60}, "ms": id * 1000, **more}
     return Record(json.dumps(value).encode(), str(id).encode(), headers or {}, timestamp=1_700_000_000_000 + id)
 
@@ -46,7 +46,7 @@ class Stream:
 
 @pytest.fixture
 def stream(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) -> Callable[..., Stream]:
-    """Makes a topic with four partitions, named after the test's directory, and a configuration."""
+    """Make a topic with four partitions, named after the test's directory, and a configuration."""
 
     def make(**source: Any) -> Stream:
         topic, uri = tmp_path.name, str(tmp_path / "t.lance")
@@ -63,7 +63,7 @@ def stream(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) 
 def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
     kafka: KafkaServer, kafka_connector: dict[str, str], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    uri, topic = str(tmp_path / "t.lance"), "example-flights"  # flights is the tutorial's, on the same broker
+    uri, topic = str(tmp_path / "t.lance"), "example-flights"  # the tutorial uses the topic flights on the same broker
     changes = {
         "MEMWAL__TABLE__URI": uri,
         "MEMWAL__SOURCE__BROKERS": kafka.brokers,
@@ -96,7 +96,7 @@ def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
     }
     assert rows[20]["carrier"] == "??"
 
-    # A record that cannot be read ends the run before anything of its micro-batch is written.
+    # An unreadable record ends the run before any write of its micro-batch.
     kafka.produce(topic, [*(sent(id, 5) for id in range(20, 40)), Record(b'{"id": 1', partition=3)])
     ran = cli("run", EXAMPLE, "--once", env=changes)
     assert (ran.code, len(ran.error_lines)) == (2, 1)
@@ -135,7 +135,7 @@ def test_a_broker_that_is_down_loses_nothing(
     running.line_with(": 100 rows in")
     kafka.stop()
     wait_until(lambda: "Kafka does not answer" in "".join(running.errors))
-    assert reasons(port)[0] == "source_silent"  # beside it the rows may be late
+    assert reasons(port)[0] == "source_silent"  # "rows are late" may be a second reason
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100, 180)])
     running.line_with(": 180 rows in")
@@ -150,7 +150,7 @@ def test_a_broker_that_is_down_loses_nothing(
 
 
 def reasons(port: int) -> list[str]:
-    """Why a process is not ready."""
+    """Return the reasons why a process is not ready."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/readyz", timeout=30) as answer:
             return [each["reason"] for each in json.load(answer)["reasons"]]
@@ -177,7 +177,7 @@ def test_a_topic_that_is_not_there_is_named_before_anything_is_written(
 
 @pytest.fixture(scope="module")
 def spark(kafka_connector: dict[str, str]) -> Iterator[Any]:
-    """A Spark with the connector."""
+    """Start a Spark with the connector."""
     session = start_session(configuration(kafka_settings({"id": "int64"}, spark=kafka_connector), 2, once=True))
     yield session
     session.stop()
@@ -185,7 +185,7 @@ def spark(kafka_connector: dict[str, str]) -> Iterator[Any]:
 
 @pytest.fixture
 def read(spark: Any, kafka: KafkaServer) -> Callable[..., list[dict[str, Any]]]:
-    """What Spark makes of all records of a topic, in the order of their offsets."""
+    """Return the rows that Spark maps from all records of a topic, in the order of their offsets."""
 
     def read_topic(topic: str, settings: Any) -> list[dict[str, Any]]:
         options = {"kafka.bootstrap.servers": kafka.brokers, "subscribe": topic, "includeHeaders": "true"}
@@ -265,7 +265,7 @@ def test_sql_that_fails_for_a_row_is_that_rows_problem(kafka: KafkaServer, read:
     columns = {
         "id": "key",
         "a": {"sql": "cast(value.a as int)"},
-        "b": {"sql": "cast(value.a as int) + 8 div value.n"},  # has a part in common with the column before
+        "b": {"sql": "cast(value.a as int) + 8 div value.n"},  # shares a subexpression with the previous column
     }
     table = {"id": "int64", "a": "int32", "b": "int64"}
     fields, delete_when = {"value.a": "string", "value.n": "int64"}, "cast(nullif(value.op, 'D') as int) = 1"

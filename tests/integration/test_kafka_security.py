@@ -1,4 +1,4 @@
-"""A broker that asks who comes (SASL), and one that is known by its certificate (TLS): options by reference alone."""
+"""A broker that authenticates clients (SASL), and one that presents a certificate (TLS): options by reference alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kafka_server import PASSWORD, KafkaServer, Record
 
 @pytest.fixture
 def config(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) -> Path:
-    """A pipeline over each of the broker's guarded listeners."""
+    """Return a pipeline for each of the broker's secured listeners."""
     options = {
         "sasl": {
             "kafka.security.protocol": "SASL_PLAINTEXT",

@@ -1,4 +1,4 @@
-"""The tests' own Kafka broker keeps what it is given, and comes and goes as it should."""
+"""The tests' Kafka broker stores records, and starts and stops as it should."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kafka_server import KafkaServer, Record
 
 
 def consumed(server: KafkaServer, topic: str, count: int) -> list[Any]:
-    """The first `count` messages of partition 0."""
+    """Return the first `count` messages of partition 0."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": server.brokers, "group.id": "test", "enable.auto.commit": False})

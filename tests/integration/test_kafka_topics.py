@@ -1,4 +1,4 @@
-"""What a topic of a real broker may have beside records that are just there: transactions, and another topic's past."""
+"""Special contents of a real broker's topics: transactions, and topics that were deleted and created again."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_transactions_and_a_topic_that_is_created_anew(
     def ids() -> list[int]:
         return sorted(lance.dataset(str(tmp_path / "t.lance")).to_table(["id"])["id"].to_pylist())
 
-    # Each transaction ends with a record of the broker's own, so offsets have gaps, the last one among them.
+    # The broker ends each transaction with a record of its own, so offsets have gaps, also at the end.
     for first in range(0, 20, 5):
         kafka.produce_at_once(topic, values(range(first, first + 5)), kept=first % 10 == 0)
     ran = run()
     assert (ran.code, ran.error_lines) == (0, [])
     assert ids() == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
 
-    # The new topic has more records than the old one had: by offsets alone the first of them would be taken for read.
+    # The new topic has more records than the old one: by offsets alone its first records would count as read.
     kafka.delete_topic(topic)
     kafka.create_topic(topic)
     kafka.produce(topic, [Record(value) for value in values(range(100, 150))])
@@ -74,7 +74,7 @@ class Pipeline:
     config: Path
 
     def ids(self) -> list[int]:
-        """The ids in the base table, in order."""
+        """Return the ids in the base table, in order."""
         return sorted(lance.dataset(str(self.config.parent / "t.lance")).to_table(["id"])["id"].to_pylist())
 
     def recreate(self, topic: str, ids: Iterable[int]) -> None:
@@ -90,7 +90,7 @@ class Pipeline:
 
 @pytest.fixture
 def pipeline(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) -> Callable[..., Pipeline]:
-    """Writes a configuration of a topic that is named after the test, with the records 0 to 9."""
+    """Return a function that writes a configuration of a topic named after the test, with the records 0 to 9."""
 
     def make(**source: Any) -> Pipeline:
         given = {"format": "kafka", "brokers": kafka.brokers, "spark": kafka_connector, **source}
@@ -155,7 +155,7 @@ def test_a_topic_that_appeared_during_a_run_is_recognised_by_the_next_run(
     running.process.terminate()
     assert running.wait() == 0
     made.recreate(late, range(100, 150))
-    for _ in range(2):  # the new id is not noted either
+    for _ in range(2):  # the run does not record the new id either
         ran = cli("run", made.config, "--once")
         assert_refused(ran.code, ran.error_lines, late)
 

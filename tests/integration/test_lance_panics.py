@@ -1,4 +1,4 @@
-"""A panic of Lance's Rust code is an error like any other: of the six kinds, and no region is stuck behind it."""
+"""A panic of Lance's Rust code is an ordinary error of one of the six kinds, and does not block a region."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK = {"commit": {"interval": 0}, "wal": {"put_timeout": "500ms", "retry_budge
 
 
 class PanicException(BaseException):
-    """As pylance raises where its Rust code panics."""
+    """The exception that pylance raises when its Rust code panics."""
 
 
 def panics(*_: Any, **__: Any) -> Any:
@@ -70,7 +70,7 @@ def test_a_flush_that_panics_says_why_and_everything_else_goes_on(
             assert not list((tmp_path / "t.lance" / "_mem_wal").glob("*/*_gen_*")), "an attempt leaves nothing behind"
 
         def flushed() -> bool:
-            with suppress(Unavailable):  # the next attempt waits as long as the back-off by then
+            with suppress(Unavailable):  # the next attempt waits as long as the back-off requires by then
                 table.flush()
                 return True
             return False
@@ -152,7 +152,7 @@ def test_an_sst_over_which_lance_panics_is_damage(tmp_path: Path, monkeypatch: p
 
 
 def test_a_thread_of_a_daemon_answers_with_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a Flight handler raises that is no Exception, gRPC would turn into a text without a kind."""
+    """gRPC would turn a BaseException of a Flight handler that is not an Exception into a text without a kind."""
     from memwal.ingest.daemon.service import FlightService
 
     with opened(tmp_path) as table:

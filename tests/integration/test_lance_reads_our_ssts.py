@@ -1,4 +1,4 @@
-"""Conformance: Lance's own LSM readers over our SSTs give the rows of a dict, before and after a commit."""
+"""Conformance: Lance's own LSM readers return the rows of a dict from memwal's SSTs, before and after a commit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def vector_of(id: int, n: int) -> list[float]:
 
 
 class World:
-    """A table with three regions and the dict that says what a reader must find."""
+    """A table with three regions, and a dict with the rows that a reader must find."""
 
     def __init__(self, uri: str, key: list[str], files: flush.FileOptions | None = None) -> None:
         self.uri, self.key, self.files = uri, key, files
@@ -118,7 +118,7 @@ class World:
         return planner.plan_lookup(one, columns=["id", "name", "n"]).to_table().to_pylist()
 
     def check(self) -> None:
-        """Scan, filtered scan, count and lookups against the dict."""
+        """Compare scan, filtered scan, count and lookups with the dict."""
         scanner = LsmScanner.from_snapshots(lance.dataset(self.uri), self.snapshots())
         rows = scanner.to_table().to_pylist()
         assert sorted((row["id"], row["n"]) for row in rows) == sorted(self.oracle.items())
@@ -168,10 +168,10 @@ def test_lookups_pass_a_filter_larger_than_lances(tmp_path: Path) -> None:
 
 
 def ranked(world: World, id: int, n: int) -> list[tuple[int, int]]:
-    """(id, n) of every row Lance finds, nearest first.
+    """Return (id, n) of every row that Lance finds, nearest first.
 
-    All rows are asked for and re-ranked with exact distances: the base index is a trained approximation, and
-    with a small k a row which it quantises badly is missing once in a while, whatever our SSTs hold.
+    The search requests all rows and ranks them again with exact distances. The base index is a trained approximation:
+    with a small k it sometimes misses a row that it quantises badly, independent of memwal's SSTs.
     """
     query = pa.array(np.array(vector_of(id, n), dtype=np.float32))
     planner = LsmVectorSearchPlanner(lance.dataset(world.uri), world.snapshots(), "vector")
@@ -181,7 +181,7 @@ def ranked(world: World, id: int, n: int) -> list[tuple[int, int]]:
 
 
 def ranked_by_hand(world: World, id: int, n: int) -> list[tuple[int, int]]:
-    """The same from the dict."""
+    """Rank the rows of the dict in the same way."""
     query = np.array(vector_of(id, n))
     distance = {key: float(((np.array(vector_of(*key)) - query) ** 2).sum()) for key in world.oracle.items()}
     return sorted(distance, key=distance.__getitem__)
@@ -194,7 +194,7 @@ def test_vector_search_gives_the_newest_rows(tmp_path: Path, key: list[str]) -> 
     world.commit()
     world.put(range(395, 410), 2)
     world.delete([50])
-    for id, n in ((100, 1), (396, 2), (405, 2), (50, 1), (396, 1)):  # the last two: deleted, replaced
+    for id, n in ((100, 1), (396, 2), (405, 2), (50, 1), (396, 1)):  # the last two were deleted and replaced
         assert ranked(world, id, n) == ranked_by_hand(world, id, n)
     world.commit()
     for id, n in ((100, 1), (405, 2), (50, 1), (396, 1)):
@@ -202,7 +202,7 @@ def test_vector_search_gives_the_newest_rows(tmp_path: Path, key: list[str]) -> 
 
 
 def test_vector_search_sees_nothing_of_ssts_older_than_the_index(tmp_path: Path) -> None:
-    """The known limit of Lance's planner, pinned: when this fails, the README promises too little."""
+    """Pins a known limit of Lance's planner: if this test fails, the README promises too little."""
     world = World(str(tmp_path / "table"), ["id"])
     world.put(range(10), 1)
     world.commit()  # too few rows for an index

@@ -21,7 +21,7 @@ from tests.page_site import MARKUP, Site
 
 @pytest.fixture
 def served(site: Callable[..., Site], open_small: Callable[..., Any], made: Any) -> Site:
-    """The pages of a small table with twenty rows and two whose texts are markup."""
+    """Serve the pages of a small table with twenty rows and two rows whose texts are markup."""
     table = open_small()
     table.put(made.rows(range(20)))
     table.put([made.row(id) | {"name": MARKUP, "body": f"harbor {MARKUP}"} for id in (100, 101)])
@@ -52,7 +52,7 @@ def test_the_files_of_the_page_need_no_token_and_may_load_nothing_from_elsewhere
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, as WCAG 2 defines it."""
+    """Return the contrast of two colours, as defined by WCAG 2."""
 
     def luminance(color: str) -> float:
         parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
@@ -186,7 +186,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(
 
 
 def _ticks(site: Site) -> Any:
-    """The part of the server that renders messages for readers."""
+    """Return the part of the server that renders messages for readers."""
     router = site.server._runner.app.router
     handlers = [route.handler for route in router.routes() if route.resource.canonical == "/live/events"]
     return handlers[0].__self__._ticks
@@ -251,7 +251,7 @@ def test_only_our_own_page_may_ask_from_a_browser(served: Site, site: Callable[.
             status, _, told = served.ask(method, path, asked if method == "POST" else None, Origin=origin)
             assert (status, origin in told["error"]["message"]) == (403, True)
     assert served.ask("GET", "/live", Host="[::")[0] == 403
-    named = {"Host": "evil.example", "Origin": "http://evil.example"}  # a name that its owner made lead here
+    named = {"Host": "evil.example", "Origin": "http://evil.example"}  # a foreign name that points to this server
     status, _, told = served.ask("POST", "/query", asked, **named)
     assert (status, "'evil.example'" in told["error"]["message"]) == (403, True)
     guarded = site(token="of the daemon")

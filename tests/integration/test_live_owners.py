@@ -1,4 +1,4 @@
-"""Nobody takes a table over by accident: whoever opens it to write asks first who serves it."""
+"""A table is never taken over by accident: a process that opens it for writing first checks for live owners."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = {"commit": {"interval": "0s"}}
 
 
 def epochs(uri: str) -> list[int]:
-    """The writer epoch of each region, as it is on storage."""
+    """Return the writer epoch of each region from storage."""
     store = wal.open_store(uri)
     manifests = [wal.ManifestStore(store, region).latest() for region in wal.regions(store)]
     return [manifest.writer_epoch for manifest in manifests if manifest is not None]
@@ -79,7 +79,7 @@ def test_a_table_that_was_closed_is_free(script: Callable[..., Any], uri: str) -
 def test_who_closes_while_another_claims_leaves_no_table_that_looks_free(
     open_small: Callable[..., Any], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The note that a closing owner deletes may be that of its successor, written since it looked."""
+    """The note that a closing owner deletes may be its successor's, written after the owner read the note."""
     older, newer, read = open_small(), list[Any](), owners._read
 
     def read_then_sleep(store: wal.ObjectStore, region: Any) -> Any:
@@ -101,7 +101,7 @@ def test_who_closes_while_another_claims_leaves_no_table_that_looks_free(
 
 
 def test_who_closes_after_a_resize_leaves_no_note(open_small: Callable[..., Any], uri: str) -> None:
-    """Its claims are newer, and are of nobody who serves the table."""
+    """The newer claims are those of the resize, which does not serve the table."""
     older = open_small()
     resize(uri, None, wal.open_store(uri), 3, clock=wal.SystemClock(), ids=wal.SystemIds())
     with suppress(memwal.MemWalError):
@@ -111,7 +111,9 @@ def test_who_closes_after_a_resize_leaves_no_note(open_small: Callable[..., Any]
 
 
 def test_an_owner_writes_its_note_again(open_small: Callable[..., Any], uri: str) -> None:
-    """One that is gone, and one that a former owner's late request has written; not that of a newer owner."""
+    """The owner replaces a missing note and one written by a former owner's late request, but not a
+    newer owner's note.
+    """
     table, store = open_small(regions=3), wal.open_store(uri)
     gone, older, newer = table.base.regions
     store.delete(owner_key(gone))
@@ -141,10 +143,10 @@ def test_a_daemon_that_ends_or_was_killed_is_followed_at_once(
     running, endpoint = serve(config)
     with memwal.connect(endpoint) as table:
         table.put(made.rows(range(4)))
-    os.kill(running.process.pid, stop)  # and its end is not waited for
+    os.kill(running.process.pid, stop)  # the test does not wait for its end
 
     def opened() -> Any:
-        with suppress(memwal.Unavailable):  # it serves until it has seen the signal
+        with suppress(memwal.Unavailable):  # the daemon serves until it handles the signal
             return memwal.open(uri, settings=SETTINGS)
 
     with wait_until(opened) as table:
@@ -209,7 +211,7 @@ def test_a_step_of_the_command_line_fences_no_program(
     config = Path(uri).parent / "flush.toml"
     config.write_text(f'[table]\nuri = "{uri}"\n')
     before = epochs(uri)
-    # The program flushes every 20 entries: right behind that there is nothing to flush, and no region is asked for.
+    # The program flushes every 20 entries: right after that there is nothing to flush, and no region is contacted.
     ran = wait_until(lambda: next((ran for ran in [cli("flush", config)] if "nothing to flush" not in ran.out), None))
     assert ran.code == 1, (ran, process.process.poll(), process.lines[-3:], process.errors[-3:])
     assert f"opened by process {process.process.pid}" in ran.error_lines[0]
@@ -217,7 +219,7 @@ def test_a_step_of_the_command_line_fences_no_program(
 
 
 def serving(uri: str, endpoint: str) -> bool:
-    """Whether the daemon at `endpoint` owns every region by the newest epoch."""
+    """Return whether the daemon at `endpoint` owns every region with the newest epoch."""
     with suppress(memwal.MemWalError), memwal.connect(endpoint) as client:
         return sorted(client.identity["epochs"].values()) == sorted(epochs(uri))
     return False
@@ -249,7 +251,7 @@ def test_a_daemon_claims_again_what_a_writer_that_has_gone_took(
 def test_a_daemon_ends_where_the_writer_that_fenced_it_lives(
     pause: str, small_config: Callable[..., Path], serve: Callable[..., Any], open_small: Callable[..., Any], uri: str
 ) -> None:
-    """Nobody writes: it finds out by itself."""
+    """No client writes: the daemon detects the fence by itself."""
     running, _ = serve(small_config(daemon={"claim_again": pause}))
     thief = open_small(take_over=True)
     assert running.wait() == 1

@@ -1,4 +1,6 @@
-"""`memwal load` as a user runs it: beside daemons and writers, twice at once, on S3; what others read afterwards."""
+"""`memwal load` as a user runs it: beside daemons and writers, twice at once, on S3; and what other readers see
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,14 @@ class Loaded:
     config: Path
     uri: str
     one: Path
-    """The first of the files."""
+    """The first of the two files."""
     dry: Any
     """The dry run before the load."""
     done: Any
 
     @property
     def version(self) -> int:
-        """The version that the load says it made."""
+        """Return the version that the load reports."""
         return int(self.done.out.partition("as version ")[2].partition(" ")[0])
 
 
@@ -72,7 +74,7 @@ def loaded(
     made: Made,
     tmp_path: Path,
 ) -> Loaded:
-    """Rows of every level, and the load, whose token is "books 1"."""
+    """Fill every level, then run the load, whose token is "books 1"."""
     config = small_config()
     with open_small() as table:
         table.put(made.rows(range(20)))
@@ -223,7 +225,7 @@ def test_a_program_that_has_rows_in_memory_is_not_fenced(
     assert ran.code == 1
     assert f"{uri}: opened by " in ran.err.splitlines()[-1]
     running.tell("go on\n")
-    running.line_with("done")  # it was not fenced
+    running.line_with("done")  # the load did not fence the daemon
     assert load_id("t") not in BaseTable.open(uri).committed
 
 
@@ -245,12 +247,12 @@ def test_without_a_key(cli: Callable[..., Any], tmp_path: Path) -> None:
 
 
 class Writers:
-    """Puts and deletes keys of a table all the time, and notes each acknowledged write with its number."""
+    """Puts and deletes keys of a table continuously, and records each acknowledged write in order."""
 
     def __init__(self, table: Any, made: Made, keys: int) -> None:
         self._table, self._made, self._keys = table, made, keys
         self.acked: list[tuple[int, int | None]] = []
-        """Key and version, None for a delete, in the order in which they were acknowledged."""
+        """(key, version) of each acknowledged write, in order; version None is a delete."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -283,8 +285,8 @@ def test_beside_a_daemon_that_commits_all_the_time(
     tmp_path: Path,
     uri: str,
 ) -> None:
-    """For each key: the loaded row, unless a later write was acknowledged; no write from before the load, and after it
-    no loaded row where a newer one was acknowledged.
+    """Each key shows the loaded row, or a newer acknowledged write: never a write from before the load, and never the
+    loaded row instead of a write that was acknowledged after the load.
     """
     running, endpoint = serve(small_config(commit={"interval": "100ms"}))
     table = memwal.connect(endpoint)
@@ -301,8 +303,8 @@ def test_beside_a_daemon_that_commits_all_the_time(
     last: dict[int, int] = {id: place for place, (id, _) in enumerate(writers.acked)}
 
     def allowed(id: int) -> set[str | None]:
-        """What may stand for a key. The five writes of one call may be acknowledged before the load ends, and noted
-        after it.
+        """Return the allowed rows of a key. The five writes of one call may be acknowledged before the load ends, and
+        recorded after it.
         """
         place = last.get(id, -1)
         if place < before:
@@ -336,7 +338,7 @@ def test_a_daemon_waits_for_a_load_and_goes_on(
         assert names(table, "committed") == {}
         assert len(names(table)) == 10
         table.flush()
-        assert table.commit().rows_inserted == 10  # on demand a commit is made at once
+        assert table.commit().rows_inserted == 10  # a commit on demand runs at once
         table.put(made.rows(range(10), 1))
         attempt.withdraw(store)
         wait_until(lambda: names(table, "committed").get(3) == "row 3 v1")
@@ -361,7 +363,7 @@ def test_two_processes_with_one_token(
     clean(uri)
 
 
-# ---- others --------------------------------------------------------------------------------------------------------
+# ---- other readers -------------------------------------------------------------------------------------------------
 
 
 def test_lances_own_reader_and_lancedb_read_a_loaded_table(
@@ -372,7 +374,7 @@ def test_lances_own_reader_and_lancedb_read_a_loaded_table(
     tmp_path: Path,
     uri: str,
 ) -> None:
-    """The marker of a load is of a region that does not exist; Lance's planners take no notice."""
+    """The marker of a load names a region that does not exist; Lance's planners ignore it."""
     config = small_config()
     with open_small() as table:
         table.put(made.rows(range(10)))
@@ -401,7 +403,7 @@ def test_lances_own_reader_and_lancedb_read_a_loaded_table(
 
 
 def test_on_s3(cli: Callable[..., Any], s3_table: S3Table, made: Made, tmp_path: Path) -> None:
-    """Table and files on S3, with the options of the table for both."""
+    """Table and files are on S3, with the same storage options."""
     uri, options = s3_table.uri, s3_table.storage_options
     place = uri.rpartition("/")[0]
     config = tmp_path / "c.toml"

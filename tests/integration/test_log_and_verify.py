@@ -27,7 +27,7 @@ QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 
 def fill(table: Any, made: Any) -> None:
-    """Two commits, the second with deletes, then a flush and a tail."""
+    """Make two commits, the second with deletes, then a flush and a WAL tail."""
     table.put(made.table(range(30)))
     table.flush()
     table.commit()
@@ -50,14 +50,14 @@ def filled(tmp_path_factory: pytest.TempPathFactory, made: Any) -> Path:
 
 @pytest.fixture
 def config(filled: Path, uri: str, small_config: Callable[..., Path]) -> Path:
-    """Of a copy of the filled table."""
+    """Return the configuration of a copy of the filled table."""
     shutil.copytree(filled, uri)
     return small_config()
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command in this process; its exit code, output and errors."""
+    """Run the command in this process; return its exit code, output and errors."""
 
     def command(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["memwal", *map(str, arguments)])
@@ -187,7 +187,7 @@ def test_verify_shows_its_progress_on_a_terminal_alone(config: Path) -> None:
     def shown(terminal: bool) -> str:
         text = io.StringIO()
         console = Console(file=text, force_terminal=terminal, width=120)
-        console.is_quiet = False  # type: ignore[attr-defined]  # as that of commands
+        console.is_quiet = False  # type: ignore[attr-defined]  # like the console of a command
         assert cli_verify.show(load(config, {}), {}, console, deep=True, as_json=False) == 0
         return text.getvalue()
 

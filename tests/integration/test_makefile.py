@@ -1,4 +1,4 @@
-"""`make` on machines that lack something: one line that names what to install, before anything is set up."""
+"""`make` on incomplete machines: one line that names what to install, before anything is set up."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def make(target: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs a target of the project's Makefile in `cwd` with a bare environment."""
+    """Run a target of the project's Makefile in `cwd` with only the given environment."""
     command = [shutil.which("make") or "make", "-f", str(ROOT / "Makefile"), target]
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=300)
 
 
 def fake(directory: Path, name: str, script: str) -> Path:
-    """An executable shell script."""
+    """Write an executable shell script."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / name
     path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
@@ -29,7 +29,7 @@ def fake(directory: Path, name: str, script: str) -> Path:
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """A PATH with what the Makefile's checks use, and neither Java nor Python."""
+    """Return a PATH with the programs of the Makefile's checks, but without Java and Python."""
     directory = tmp_path / "bin"
     directory.mkdir()
     for name in ("sh", "sed", "head"):
@@ -83,7 +83,7 @@ def test_without_python_one_line_names_the_package(tools: Path, tmp_path: Path) 
 
 def test_without_a_browser_one_line_names_the_package(tools: Path, tmp_path: Path) -> None:
     fake(tools, "java", "echo 'openjdk version \"21\"' >&2")
-    fake(tools, "chromium-browser", "exit 1")  # a name that leads to an installer, say
+    fake(tools, "chromium-browser", "exit 1")  # for example a name that starts an installer
     ran = make("test", tmp_path, PATH=str(tools))
     (line,) = ran.stderr.splitlines()
     assert ran.returncode != 0

@@ -1,4 +1,4 @@
-"""A put whose rows lack columns of the table: refused, set to null, or kept, by every way into the table."""
+"""A put whose rows lack columns of the table: rejected, set to null, or kept, through every way into the table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ends() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def made(tmp_path: Path, ends: ExitStack) -> Callable[..., Any]:
-    """Create a table of two rows, and return how it is called: in this process, by a daemon, or by two of them."""
+    """Create a table of two rows, and return it embedded, as a client of a daemon, or as a client of two daemons."""
 
     def create(way: str = "embedded", *, key: Any = "id", **rules: Any) -> Any:
         uri, settings = str(tmp_path / "t.lance"), {"commit": {"interval": "0s"}, "table": rules}
@@ -112,7 +112,7 @@ def test_columns_that_rows_lack_are_set_to_null_or_kept_as_the_caller_says(way: 
     receipt = table.put([{"id": 1, "price": 11}, {"id": 3, "price": 33}], missing="keep", token="prices:1")
     assert (receipt.rows, receipt.applied) == (2, True)
     assert found(table) == {1: {**ONE, "price": 11}, 2: TWO, 3: three}
-    # A repeat changes nothing, whatever was put since and whatever it says now.
+    # A repeated token changes nothing, whatever was put since, and whatever `missing` it has.
     table.put([{"id": 1, "text": "new"}], missing="keep")
     for missing in ("keep", "null"):
         again = table.put([{"id": 1, "price": 11}, {"id": 3, "price": 33}], missing=missing, token="prices:1")
@@ -138,7 +138,7 @@ def test_the_index_has_the_kept_values(made: Callable[..., Any]) -> None:
 
 
 def test_puts_that_mean_different_things_go_out_together(made: Callable[..., Any]) -> None:
-    """Each of many callers that share entries gets what it asked for, in the order in which the region takes them."""
+    """Each caller that shares an entry gets its own `missing` rule; they apply in the region's order of callers."""
     table = made()
     ids = range(100, 400)
     table.put([{**ONE, "id": id} for id in ids])
@@ -222,7 +222,7 @@ def test_values_of_a_row_that_has_expired_are_not_kept(tmp_path: Path) -> None:
         table.put([{**ONE, "at": old}])
         table.put([{"id": 1, "price": 2, "at": None}], missing="keep")
         assert found(table) == {1: {"id": 1, "text": None, "price": 2, "vector": None, "at": None}}
-        table.put([{"id": 1, "price": 3}], missing="keep")  # the column of the age is kept like any other
+        table.put([{"id": 1, "price": 3}], missing="keep")  # the age's column is kept like any other column
         assert found(table)[1]["price"] == 3
 
 
@@ -243,7 +243,7 @@ def test_a_column_that_a_caller_does_not_know_is_kept(
         service, endpoint = None, table._engine.endpoint
     with memwal.connect(endpoint) as other:
         other.put([{**ONE, "grade": 1}, {**TWO, "grade": 2}])
-    table.put([{**ONE, "price": 11}], missing=missing)  # all columns that it had when it was opened
+    table.put([{**ONE, "price": 11}], missing=missing)  # all columns that the table had when it was opened
     assert found(table) == {1: {**ONE, "price": 11, "grade": 1}, 2: {**TWO, "grade": 2}}
     # From now on this caller knows the column.
     table.put([{**ONE, "grade": 7}])
@@ -270,7 +270,7 @@ def test_a_column_that_was_dropped_is_not_missing(way: str, made: Callable[..., 
 
 
 def test_a_client_that_says_nothing_of_missing_columns_means_nulls(made: Callable[..., Any]) -> None:
-    """As clients of the protocol 1.0, whose requests have no such field."""
+    """Clients of protocol 1.0 send requests without this field."""
     table = made("flight")
     connection = Connection(table._engine.endpoint)
     request = {"op": "write", "delete": False, "durable": True, "token": None}

@@ -1,4 +1,4 @@
-"""A mistake in a call is Invalid and says how it is written, whichever form of a table is called; never Internal."""
+"""A mistake in a call raises Invalid with the correct form, never Internal, whichever form of a table is called."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ODD = datetime(2020, 1, 1, tzinfo=timezone(timedelta(microseconds=5)))
 
 
 class Raising(list[Any]):
-    """A list of a caller's whose own code raises."""
+    """A caller's list whose own code raises."""
 
     def __iter__(self) -> Iterator[Any]:
         raise KeyError("by the caller")
@@ -36,7 +36,7 @@ class Raising(list[Any]):
 
 
 class RaisingStream:
-    """Rows of another library that cannot give them."""
+    """Rows of another library that fails to export them."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         raise KeyError("by the caller")
@@ -159,7 +159,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory, made: Any) -> Iterator[list[Any]]:
-    """One table as it is in this process, through a daemon, and on storage."""
+    """Yield one table in this process, through a daemon, and from storage."""
     uri = str(tmp_path_factory.mktemp("mistakes") / "t.lance")
     with ExitStack() as ends:
         table = ends.enter_context(memwal.open(uri, schema=made.schema, key="id", indexes={"body": "fts"}))

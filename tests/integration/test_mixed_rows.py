@@ -1,6 +1,6 @@
-"""A region's streams of puts and deletes mixed, under every rule, against a dict that takes one row at a time.
+"""A region's streams of mixed puts and deletes, under every rule, compared with a dict that applies one row at a time.
 
-Flush, commit, reopening and the death of the writer come in between; a stream that is sent again changes nothing.
+Flush, commit, reopening and the death of the writer come in between; a repeated stream changes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OPS = st.one_of(PUTS, PUTS, DELETES)
 
 
 def stream(ops: list[Op], columns: list[str]) -> pa.Table:
-    """The rows as Spark sends them; what stands beside a delete counts for nothing, null or not."""
+    """Return the rows as Spark sends them; the other columns of a delete have no effect, null or not."""
     data: dict[str, Any] = {
         "k": [op.key for op in ops],
         "v": [op.version for op in ops],
@@ -64,7 +64,7 @@ def stream(ops: list[Op], columns: list[str]) -> pa.Table:
 
 
 class StreamsAgainstDict(RuleBasedStateMachine):
-    """`model` is what `latest` must show after each step."""
+    """`model` holds the rows that `latest` must show after each step."""
 
     choices: ClassVar[dict[str, str]] = {}
 
@@ -73,7 +73,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         self.directory = tempfile.mkdtemp()
         self.uri = str(Path(self.directory) / "table.lance")
         self.model: dict[str, dict[str, Any]] = {}
-        self.versions: dict[str, int] = {}  # of the newest row of a key, one that deletes too
+        self.versions: dict[str, int] = {}  # of the newest row of a key, including deletes
         self.sequence = 0
         self.last: tuple[pa.Table, Token] | None = None
 
@@ -130,7 +130,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         if not dies:
             old.close()
         self.table = memwal.open(self.uri, settings={"commit": {"interval": "0s"}}, take_over=dies)
-        if dies:  # fenced by now: whatever it does changes nothing
+        if dies:  # the writer is fenced by now: its actions change nothing
             old.close()
 
     @invariant()
@@ -147,7 +147,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
     # ---- the model -------------------------------------------------------------------------------------------------
 
     def settled(self, ops: list[Op]) -> list[Op] | None:
-        """What the rule for equal keys leaves of a stream; None where it refuses it."""
+        """Return the rows that the rule for equal keys keeps of a stream; None if it rejects the stream."""
         if self.choices.get("on_duplicate", "last") == "last":
             return ops
         put: set[str] = set()
@@ -165,9 +165,9 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         return left
 
     def take(self, ops: list[Op], whole: bool = True) -> int:
-        """Apply the rows of one write, which have all columns or not the text; returns how many are left out."""
+        """Apply the rows of one write, which have all columns or lack the text; return how many are left out."""
         skipped = 0
-        runs: dict[str, bool] = {}  # whether the puts of a key since its last delete in this write are taken
+        runs: dict[str, bool] = {}  # whether the puts of a key since its last delete in this write are accepted
         for op in ops:
             if "version" in self.choices and op.version is not None:
                 if op.version < self.versions.get(op.key, 0):
@@ -187,7 +187,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         return skipped
 
     def forget(self) -> None:
-        """Everything is in the base table, which has no rows that delete."""
+        """Forget the versions of deleted keys: everything is in the base table, which has no tombstones."""
         self.versions = {key: version for key, version in self.versions.items() if key in self.model}
 
 

@@ -1,4 +1,4 @@
-"""TLC checks the models of `tests/model`: what holds holds, each planted bug is found, and no model is vacuous."""
+"""TLC checks the models of `tests/model`: the invariants hold, each planted bug is found, and no model is vacuous."""
 
 from __future__ import annotations
 

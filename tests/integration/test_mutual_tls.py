@@ -1,4 +1,4 @@
-"""Mutual TLS: daemons that demand the certificate of whoever connects, and every process of ours that presents one."""
+"""Mutual TLS: daemons that require a client certificate, and every memwal process that presents one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: the server's authority and another one that signs clients, and what they have signed."""
+    """PEM files: the server's authority, a separate authority for clients, and the certificates that they signed."""
 
     place: Path
     server_ca: Path
@@ -50,16 +50,16 @@ class Certificates:
     client: Pair
     expired: Pair
     stranger: Pair
-    """Signed by an authority of its own."""
+    """A certificate signed by another authority."""
 
     @property
     def daemon(self) -> dict[str, str]:
-        """The settings of [daemon]."""
+        """Return the settings of [daemon]."""
         names = ("tls_cert", "tls_key", "tls_client_cert", "tls_client_key", "tls_ca", "tls_client_ca")
         return dict(zip(names, (*self.server, *self.client, str(self.server_ca), str(self.client_ca)), strict=True))
 
     def context(self, presented: Pair | None) -> ssl.SSLContext:
-        """A client of HTTP."""
+        """Return the TLS context of an HTTP client."""
         context = ssl.create_default_context(cafile=str(self.server_ca))
         if presented is not None:
             context.load_cert_chain(*presented)
@@ -79,7 +79,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
     past = {"not_before": datetime(2020, 1, 1, tzinfo=UTC), "not_after": datetime(2020, 2, 1, tzinfo=UTC)}
     servers.cert_pem.write_to_path(str(tmp_path / "server_ca.pem"))
-    # Two in one file, as while the authority of the clients is replaced by another.
+    # Two authorities in one file, as while the clients' authority is replaced.
     (tmp_path / "client_ca.pem").write_bytes(retired.cert_pem.bytes() + clients.cert_pem.bytes())
     return Certificates(
         tmp_path,
@@ -132,7 +132,7 @@ def test_a_client_is_let_in_by_its_certificate_alone_and_told_why_not(
     assert endpoint in cli("status", config, "--json").out
     strangers = dict(zip(("CERT", "KEY"), certificates.stranger, strict=True))
     doubtful = {f"MEMWAL__DAEMON__TLS_CLIENT_{name}": path for name, path in strangers.items()}
-    for command in ("status", "flush"):  # a daemon that lives is not taken for one that ended, and fenced
+    for command in ("status", "flush"):  # a live daemon is not treated as ended, and not fenced
         ran = cli(command, config, env=doubtful)
         assert (ran.code, len(ran.error_lines)) == (2, 1), ran.err
         assert "does not accept the client certificate" in ran.err
@@ -162,7 +162,7 @@ def test_daemons_hand_over_to_each_other(
     wait_until: Callable[..., Any],
 ) -> None:
     endpoints = _spread(2)
-    names = ("tls_cert", "tls_key", "tls_ca")  # the certificate of a daemon is one of a client too
+    names = ("tls_cert", "tls_key", "tls_ca")  # a daemon uses its certificate as a client too
     daemon = {name: certificates.daemon[name] for name in names} | {"tls_client_ca": str(certificates.server_ca)}
     config = small_config(regions={"count": REGIONS}, daemon={**daemon, "endpoints": endpoints}, **QUIET)
     first, second = (start_daemon(start, config, endpoint) for endpoint in endpoints)
@@ -185,7 +185,9 @@ def test_daemons_hand_over_to_each_other(
 def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions_at_first(
     small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates
 ) -> None:
-    """A peer that does not accept the certificate has not ended: its regions are not taken as those of one that did."""
+    """A peer that rejects the certificate counts as alive: its regions are not taken over like
+    those of an ended peer.
+    """
     from memwal.ingest.daemon.peers import Peer
 
     endpoints, seen = _spread(2), []
@@ -221,7 +223,7 @@ def test_daemons_on_spark_and_the_sink_on_its_executors_present_theirs(
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_who_takes_a_connection_and_does_not_answer_lives(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that is stopped or overloaded has not ended: its regions are not taken at once."""
+    """A stopped or overloaded daemon counts as alive: its regions are not taken over at once."""
     monkeypatch.setattr(tls, "_PROBE_TIMEOUT", 0.2)
     closed = flight.FlightUnavailableError("failed to connect to all addresses; last error: Socket closed")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -233,7 +235,7 @@ def test_who_takes_a_connection_and_does_not_answer_lives(listens: bool, monkeyp
     assert denies_access(error) == listens
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- rejected settings ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_files_are_checked_before_anything_is_claimed(
         ran = cli("doctor", config)
         assert ran.code != 0
         assert re.search(said, " ".join((ran.out + ran.err).split())), ran
-        ran = cli("serve", config, process=True, timeout=PATIENCE)  # which would serve for ever
+        ran = cli("serve", config, process=True, timeout=PATIENCE)  # otherwise it would serve forever
         assert (ran.code, len(ran.error_lines)) == (2, 1), ran
         assert re.search(said, ran.err), ran
         assert not Path(uri).exists()
@@ -290,7 +292,7 @@ def test_what_a_process_presents(small_config: Callable[..., Path], certificates
 
 
 def _spread(daemons: int) -> list[str]:
-    """Endpoints by which every daemon gets a region."""
+    """Return endpoints for which every daemon gets a region."""
     while True:
         endpoints = [f"grpc+tls://127.0.0.1:{port}" for port in free_ports(daemons)]
         if {target(wal.bucket_region(bucket), endpoints) for bucket in range(REGIONS)} == set(endpoints):

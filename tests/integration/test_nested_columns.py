@@ -1,4 +1,4 @@
-"""Columns that Lance is particular about: structs inside structs, booleans inside them, decimals that IPC brought."""
+"""Columns with special handling in Lance: nested structs, booleans inside them, and decimals read from IPC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NESTED = pa.schema(
 
 
 def nested(first: int, count: int, pad: int = 0) -> pa.Table:
-    """Rows with nulls at every depth; each text is `pad` bytes longer than it must be."""
+    """Return rows with nulls at every depth; each text has `pad` additional bytes."""
 
     def inner(n: int) -> Any:
         return None if n % 7 == 3 else {"a": n, "text": f"t{n}" + "x" * pad, "yes": [True, False, None][n % 3]}
@@ -48,7 +48,7 @@ def nested(first: int, count: int, pad: int = 0) -> pa.Table:
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A memtable of 15,000 rows is handed to Lance in many slices, as one of some MiB is."""
+    """Make a flush pass a memtable of 15,000 rows to Lance in many slices, like a memtable of some MiB."""
     monkeypatch.setattr(memwal.flush.sst.data, "SLICE_BYTES", 10_000)
 
 
@@ -63,7 +63,7 @@ def test_structs_inside_structs_are_flushed_from_slices(tmp_path: Path, wal_form
     rows = nested(0, 2_000)
     with memwal.open(tmp_path / "t.lance", schema=NESTED, key="id", regions=1, settings=settings) as table:
         table.put(rows.slice(0, 1_500))
-        table.put(rows.slice(1_000))  # superseded rows: another way into the SST
+        table.put(rows.slice(1_000))  # superseded rows use another code path into the SST
         table.flush()
         assert by_id(table, level="flushed") == rows.to_pylist()
         table.put(rows.slice(300, 40))
@@ -77,7 +77,7 @@ def test_structs_inside_structs_are_flushed_from_slices(tmp_path: Path, wal_form
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
 def test_structs_inside_structs_are_logged_in_parts(tmp_path: Path, wal_format: str) -> None:
-    """An entry above `wal.entry_size_max` is several, each a slice of the rows."""
+    """An entry above `wal.entry_size_max` is split, and each part has a slice of the rows."""
     settings = {"commit": {"interval": 0}, "wal": {"format": wal_format, "entry_size_max": "1MiB"}}
     rows = nested(0, 2_000, pad=1_000)
     assert rows.nbytes > 2 << 20
@@ -123,7 +123,9 @@ PRICES = pa.schema(
 
 
 def prices(first: int, count: int) -> pa.Table:
-    """Rows whose number, times the columns of varying length before them, moves every decimal buffer of an IPC."""
+    """Return rows whose number, together with the variable-length columns before it, shifts every decimal buffer of an
+    IPC message.
+    """
 
     def row(n: int) -> dict[str, Any]:
         value = None if n % 5 == 2 else Decimal(n)
@@ -145,7 +147,7 @@ def prices(first: int, count: int) -> pa.Table:
 @pytest.mark.parametrize("name", PRICES.names[1:])
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
 def test_decimals_that_were_replayed_are_flushed(tmp_path: Path, wal_format: str, name: str) -> None:
-    """Each shape alone: which of them lies on an odd address is up to what stands before it."""
+    """Each type is tested alone, since the preceding columns determine which buffer is at an odd address."""
     settings = {"commit": {"interval": 0}, "wal": {"format": wal_format}}
     schema, count = pa.schema([PRICES.field("id"), PRICES.field(name)]), 0
     rows = prices(0, 14).select(schema.names)

@@ -1,9 +1,9 @@
-"""Random nested columns and values, from a put to a read of the table that is opened again.
+"""Random nested columns and values, from a put to a read of the reopened table.
 
-Each seed draws a schema of what `memtable.column_types` allows, up to four levels deep, and rows with nulls, empty
-lists and NaN at every depth, skewed per put: whole puts of nulls or of empty lists, and deletes in between, make pages
-of one column differ. Rows are compared with a dict after every step, at the level that the step has brought them to.
-MEMWAL_NESTED_SEEDS: number of seeds.
+Each seed draws a schema from the types that `memtable.column_types` allows, up to four levels deep, and rows with
+nulls, empty lists and NaN at every depth. The draw is skewed per put: whole puts of nulls or of empty lists, and
+deletes in between, make the pages of one column differ. After every step the rows are compared with a dict, at the
+level that the step has brought them to. MEMWAL_NESTED_SEEDS: number of seeds.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Random:
         return self.of.choice(FIXED + VARIABLE)
 
     def rows(self, schema: pa.Schema, ids: list[int]) -> list[dict[str, Any]]:
-        """Return rows of one put; how many nulls and empty lists they have is drawn once for each."""
+        """Return the rows of one put; their shares of nulls and empty lists are drawn once per field."""
         skews = {field.name: [self.of.choice([0.0, 0.1, 0.5, 1.0]) for _ in range(6)] for field in schema}
         longest = self.of.choice([0, 1, 3])
         return [
@@ -123,7 +123,7 @@ def comparable(rows: pa.Table) -> dict[int, str]:
 
 
 def run(seed: int, uri: str) -> None:
-    """Put, flush, commit, delete, reopen and read; raise AssertionError or MemWalError where a row is not as it was."""
+    """Put, flush, commit, delete, reopen and read; raise AssertionError or MemWalError if a row differs."""
     draw = Random(seed)
     schema = draw.schema()
     settings = {
@@ -164,7 +164,7 @@ def run(seed: int, uri: str) -> None:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices and pages of an SST as small as they can be, so that few rows are many pages."""
+    """Make slices and pages of an SST as small as possible, so that few rows fill many pages."""
     write = lance.write_dataset
     monkeypatch.setattr(data, "SLICE_BYTES", 1_000)
     monkeypatch.setattr(data.lance, "write_dataset", lambda *given, **more: write(*given, **more | SMALL))
@@ -193,7 +193,7 @@ def nested_columns(schema: pa.Schema) -> Iterator[int]:
 def test_a_writer_that_loses_the_last_value_of_nested_columns_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the read-back of flushes switched off."""
+    """The read-back of flushes is switched off."""
     write = lance.write_dataset
 
     def damaging(rows: pa.RecordBatchReader, *arguments: Any, **more: Any) -> Any:
@@ -210,7 +210,7 @@ def test_a_writer_that_loses_the_last_value_of_nested_columns_is_found(
 
 
 def test_a_type_that_lance_cannot_always_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With structs that begin with a list, which `column_types` rejects."""
+    """The type is a struct that begins with a list, which `column_types` otherwise rejects."""
     monkeypatch.setattr(column_types, "_begins_with_list", lambda _: False)
     monkeypatch.setattr(Random, "kind", lambda *_, **__: pa.struct([("f", pa.list_(pa.string()))]))
     assert found_within(10, tmp_path)

@@ -1,4 +1,4 @@
-"""`memwal serve --on-spark`: daemons that a barrier job starts on the executors of a Spark of several processes."""
+"""`memwal serve --on-spark`: daemons that a barrier job starts on the executors of a Spark with several processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.conftest import Ran, Running, toml
 from tests.spark_cluster import quick
 
 CLUSTER = "local-cluster[2,1,1024]"
-"""Two executors, each a process of its own with one core."""
+"""Two executors, each a separate process with one core."""
 REGIONS = 16
 
 
 @pytest.fixture
 def config(tmp_path: Path, uri: str) -> Callable[..., Path]:
-    """Writes the configuration of a table for a Spark; returns its path."""
+    """Return a function that writes the configuration of a table for a Spark and returns its path."""
 
     def write(master: str = CLUSTER, **daemon: Any) -> Path:
         sections = {
@@ -56,8 +56,8 @@ def rows(ids: range, version: int) -> list[dict[str, Any]]:
 
 
 def write(file: Path, ids: range, version: int) -> None:
-    """A file for Spark, there at once and whole: it does not list names with a leading dot. One that is listed while it
-    has no bytes yet counts as read, in a micro-batch without rows.
+    """Write a file that Spark sees only when it is complete: Spark does not list names with a leading dot. A file that
+    Spark lists while it is empty counts as read, in a micro-batch without rows.
     """
     hidden = file.with_name(f".{file.name}")
     pq.write_table(pa.Table.from_pylist(rows(ids, version)), hidden)

@@ -1,4 +1,4 @@
-"""Daemons and streams on a real Spark cluster: a standalone master and two workers, processes of their own."""
+"""Daemons and streams on a real Spark cluster: a standalone master and two workers as separate processes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from tests.s3_server import free_ports
 from tests.spark_cluster import HOSTS, SparkCluster, quick
 
 TOKEN = {"TABLE_TOKEN": "known to workers"}
-"""Of the daemons; executors have it from their worker."""
+"""The daemons' token; executors get it from their worker."""
 COLUMNS = {"id": "int64", "name": "string"}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """A master and two workers of two cores each."""
+    """Start a master and two workers with two cores each."""
     with SparkCluster.started(tmp_path_factory.mktemp("spark"), TOKEN) as started:
         yield started
 
 
 @pytest.fixture
 def config(cluster: SparkCluster, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a configuration as a user of the cluster would, with paths from where it lies; returns its path."""
+    """Return a function that writes a configuration like a user of the cluster, with relative paths, and returns its
+    path.
+    """
 
     def write(**sections: dict[str, Any]) -> Path:
         spark = quick(cluster.master) | sections.pop("spark", {})
@@ -51,7 +53,7 @@ def config(cluster: SparkCluster, tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def command(start: Callable[..., Running], tmp_path: Path) -> Callable[..., Running]:
-    """Starts a command of memwal where its configuration lies."""
+    """Start a command of memwal in the directory of its configuration."""
     return lambda *words: start(
         [sys.executable, "-m", "memwal.ingest.cli.app", *map(str, words)], cwd=tmp_path, env=TOKEN
     )
@@ -62,7 +64,7 @@ def rows(ids: range, version: int) -> list[dict[str, Any]]:
 
 
 def land(file: Path, ids: range, *more: str) -> None:
-    """A file for Spark, there at once and whole; `more`: lines that are no rows."""
+    """Write a file that Spark sees only when it is complete; `more`: lines that are not rows."""
     lines = [*map(json.dumps, rows(ids, 1)), *more]
     part = file.parent.parent / file.name
     part.write_text("\n".join(lines) + "\n")

@@ -1,4 +1,5 @@
-"""Reads in an order, from an offset, and by vector without an index, at every level and by every way into a table.
+"""Ordered reads, reads with an offset, and vector reads without an index, at every level and through every way into a
+table.
 
 The oracle is a dict per level, sorted and measured with NumPy.
 """
@@ -51,7 +52,7 @@ def row(id: int, version: int) -> dict[str, Any]:
 
 
 class _Shares(Reads):
-    """Each region read by itself, as daemons that own one each would, and merged as a client does."""
+    """Reads each region separately, like daemons that own one each, and merges the results like a client."""
 
     def __init__(self, table: Any) -> None:
         self._table, self.schema, self.key = table, table.schema, table.key
@@ -71,7 +72,9 @@ class _Shares(Reads):
 
 @pytest.fixture(params=["embedded", "flight", "storage", "shares"])
 def layered(request: pytest.FixtureRequest, uri: str) -> Iterator[tuple[Any, dict[str, Model]]]:
-    """A table with rows at every level, newer versions and deletes above older ones, and what each level holds."""
+    """Yield a table with rows at every level, newer versions and deletes above older ones, and the expected rows per
+    level.
+    """
     settings = {"commit": {"interval": "0s"}}
     with ExitStack() as opened:
         table = opened.enter_context(
@@ -112,7 +115,9 @@ def layered(request: pytest.FixtureRequest, uri: str) -> Iterator[tuple[Any, dic
 
 
 def place(value: Any, ascending: bool) -> tuple[int, Any]:
-    """A sort key: nulls last, NaN beyond infinity on the side of its sign, -0.0 before 0.0, each way."""
+    """Return a sort key: nulls last, NaN beyond infinity on the side of its sign, -0.0 before 0.0,
+    in both directions.
+    """
     if value is None:
         return (2, 0)
     if isinstance(value, str):
@@ -157,7 +162,7 @@ def test_rows_are_ordered_by_an_extension_type_as_by_what_stores_it(
     with memwal.open(uri, schema=rows.schema, key="id", settings={"commit": {"interval": "0s"}}) as table:
         table.put(rows)
         for committed in (False, True):
-            for limit in (2, 3, None):  # without the null, with it, and all
+            for limit in (2, 3, None):  # without the null, with it, and all rows
                 found = table.scan(order_by="v", limit=limit).read_all()
                 assert found["id"].to_pylist() == [1, 2, 0, 3][:limit], committed
             table.flush()
@@ -311,7 +316,7 @@ def test_a_range_of_distances_has_its_lower_end_and_not_its_upper(layered: tuple
 
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
 def test_vectors_without_a_finite_distance_take_no_place_of_others(uri: str, kind: pa.DataType) -> None:
-    """Lance sorts -inf, a dot distance that some have, before all others."""
+    """Some vectors have the dot distance -inf, which Lance sorts before all others."""
     odd = [[math.inf, 1, 1], [-math.inf, 1, 1], [math.nan, 1, 1], [math.inf, -math.inf, 1], None]
     if kind != pa.float16():
         odd += [[3e38] * 3, [-3e38] * 3]
@@ -336,7 +341,7 @@ def test_vectors_without_a_finite_distance_take_no_place_of_others(uri: str, kin
 
 @pytest.mark.parametrize("built", [True, False], ids=["index", "no index yet"])
 def test_rows_that_an_index_does_not_cover_take_no_place_of_others_either(uri: str, built: bool) -> None:
-    """A program that writes to the table without memwal may give an indexed column such vectors."""
+    """A program that writes to the table without memwal may put such vectors into an indexed column."""
     schema = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.list_(pa.float32(), 8))])
 
     def rows(first: int, vectors: np.ndarray[Any, Any]) -> pa.Table:
@@ -427,7 +432,7 @@ def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
 
 @pytest.fixture
 def asked(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Runs `memwal query` on a table of 40 rows, with a column "list price", and prints JSON."""
+    """Run `memwal query` on a table of 40 rows with a column "list price"; it prints JSON."""
     (path := tmp_path / "memwal.toml").write_text(f'[table]\nuri = "{uri}"\n')
     priced = SCHEMA.append(pa.field("list price", pa.int64()))
     with memwal.open(uri, schema=priced, key="id", indexes={"body": "fts"}) as table:

@@ -1,4 +1,4 @@
-"""Other Arrow libraries read tables and results directly; what a table shows of itself."""
+"""Other Arrow libraries read tables and results directly; the representations of a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memwal.ingest.daemon.service import FlightService
 
 @pytest.fixture(params=["embedded", "flight", "storage"])
 def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], made: Any) -> Iterator[Any]:
-    """A table with 30 rows: 20 in the base, 5 of them newer in an SST, 10 in the log and the memtables."""
+    """Yield a table with 30 rows: 20 in the base, 5 of them newer in an SST, 10 in the log and the memtables."""
     with ExitStack() as opened:
         owner = opened.enter_context(open_small())
         owner.put(made.rows(range(20)))
@@ -44,7 +44,7 @@ def expected(made: Any) -> list[tuple[int, str]]:
 
 
 def test_duckdb_reads_a_table_and_a_result(table: Any, made: Any) -> None:
-    found = table  # noqa: F841 - DuckDB finds it by its name
+    found = table  # noqa: F841 - DuckDB finds the table by this name
     assert sorted(duckdb.sql("select id, name from found").fetchall()) == expected(made)
     assert duckdb.sql("select count(*) from found a join found b on a.id = b.id").fetchall() == [(30,)]
     rows = table.scan(["id"], filter="id < 7")  # noqa: F841
@@ -85,7 +85,7 @@ def test_a_requested_schema_is_honoured(table: Any) -> None:
 
 
 def test_rows_put_by_another_library(table: Any, open_small: Callable[..., Any]) -> None:
-    """What a read gives, a put takes."""
+    """A put accepts the result of a read."""
     if not hasattr(table, "upkeep"):
         return
     receipt = table.put(table.scan(filter="id < 3").to_polars())

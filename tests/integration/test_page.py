@@ -1,4 +1,4 @@
-"""The page at / in Chromium: what it looks like while all is well, and when something is wrong."""
+"""The page at / in Chromium: its appearance while all is well, and when something is wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ URL = "metrics, health and status at"
 
 @pytest.fixture
 def daemon(start: Callable[..., Any], small_config: Callable[..., Path]) -> Callable[..., tuple[Any, str, str]]:
-    """Starts `memwal serve` of the small table; returns the process, its endpoint and the URL of its page."""
+    """Start `memwal serve` for the small table; return the process, its endpoint and the URL of its page."""
 
     def serve(**sections: Mapping[str, Any]) -> tuple[Any, str, str]:
         sections["daemon"] = {"http_port": 0, **sections.get("daemon", {})}
@@ -86,9 +86,9 @@ def test_a_commit_that_is_stuck(daemon: Callable[..., Any], look: Look, made: An
         table.put(made.rows(range(40)))
         table.flush()
         data = list(Path(uri).glob("_mem_wal/*/*_gen_*/data/*.lance"))
-        for file in data:  # what the commit would read is away
+        for file in data:  # remove the data that the commit would read
             file.rename(file.with_suffix(".away"))
-    view.says("failing", "Commits ")  # fail, or are stuck
+    view.says("failing", "Commits ")  # "Commits fail" or "Commits are stuck"
     assert "Last error: " in view.text("#health-text")
     assert "Rows stay safe in the log" in view.text("#health-text")
     assert view.text("#health-todo").startswith("What to do: Commits are tried again")
@@ -187,7 +187,7 @@ def test_a_process_that_ended_looks_ended(daemon: Callable[..., Any], look: Look
 
 
 class FakeRun:
-    """The page of a run whose micro-batches and source a test makes up; the counting and the page are real."""
+    """The page of a run with artificial micro-batches and source; the counting and the page are real."""
 
     def __init__(self, settings: Any) -> None:
         self.clock = FakeClock()
@@ -198,7 +198,9 @@ class FakeRun:
         self.batch = 0
 
     def second(self, *, ahead: int, rows: int = 100, reasons: str = "", bad: int = 0, age: float = 0.5) -> None:
-        """A micro-batch of `rows`, up to `age` seconds old, ends within a second; the source has `ahead` rows more."""
+        """End a micro-batch of `rows`, up to `age` seconds old, within a second; the source has
+        `ahead` further rows.
+        """
         self.clock.advance(1.0)
         now = self.clock.now()
         region = RegionReceipt(
@@ -220,7 +222,7 @@ class FakeRun:
 
 @pytest.fixture
 def run(small_config: Callable[..., Path]) -> Iterator[FakeRun]:
-    """A run that has started, with a table of two regions at a daemon."""
+    """Yield a run that has started, with a table of two regions at a daemon."""
     fake = FakeRun(load(small_config(commit={"interval": "30s"}, dlq={"mode": "table"}), {}))
     fake.pages.health.release("starting")
     fake.pages.saw(status_of("grpc://a:1", "grpc://b:1"))
@@ -232,7 +234,7 @@ SIZES = {"newest": 480_000_000, "older": 2_500_000_000, "ssts": 50_000_000, "log
 
 
 def status_of(*owners: str) -> dict[str, Any]:
-    """A status of daemons with a region each."""
+    """Return a status of daemons with one region each."""
     region = {
         "epoch": 1, "state": "serving", "failure": None, "flush_error": None, "ssts": [],
         "memtable_rows": 100, "memtable_bytes": 40_000, "behind": {"latest": 0.0, "flushed": 8.0, "committed": 20.0},
@@ -271,7 +273,7 @@ def test_a_run_whose_lag_grows(run: FakeRun, look: Look) -> None:
 
 
 def test_a_run_whose_rows_are_searchable_late(run: FakeRun, look: Look) -> None:
-    """One age, from landing: beyond the objective the page and the health endpoint turn."""
+    """The age counts from landing: beyond the objective the page and the health endpoint change."""
     ready = run.pages.pages()["/health/readyz"]
     run.second(ahead=0, age=29.0)
     assert ready().status == 200
@@ -307,7 +309,7 @@ def test_regions_of_a_dead_daemon_are_not_green(run: FakeRun, look: Look) -> Non
     run.second(ahead=0)
     view = look(run.server.url)
     view.until("document.querySelectorAll('#regions .badge[data-severity=good]').length === 4")
-    run.pages.saw(status_of("grpc://a:1"))  # only one of both has answered
+    run.pages.saw(status_of("grpc://a:1"))  # only one of the two daemons has answered
     view.says("warning", "A daemon does not answer")
     silent = view.page.locator("#regions tbody[data-state=silent]")
     assert silent.locator(".badge").all_inner_texts() == ["does not answer"] * 2
@@ -318,7 +320,7 @@ def test_regions_of_a_dead_daemon_are_not_green(run: FakeRun, look: Look) -> Non
     view.picture("no-daemon")
 
 
-# ---- the query box, texts of others, token -------------------------------------------------------------------------
+# ---- the query box, texts of other programs, token -----------------------------------------------------------------
 
 
 def test_what_users_stored_is_shown_as_text(
@@ -425,7 +427,7 @@ def test_a_page_too_many_asks_every_few_seconds(
 def test_the_token_is_asked_for_and_kept_for_the_tab(
     site: Callable[..., Site], open_small: Callable[..., Any], look: Look
 ) -> None:
-    """The page is opened before the table is: it follows."""
+    """The page is opened before the table, and detects the table."""
     pages = site(token="of the daemon")
     view = look(pages.url, expected=("401",))
     view.page.wait_for_selector("#token:visible")

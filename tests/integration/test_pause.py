@@ -25,7 +25,7 @@ PATHS = ("/pause", "/resume", "/flush", "/commit")
 
 @pytest.fixture
 def guarded(site: Callable[..., Site], open_small: Callable[..., Any], made: Any) -> tuple[Any, Site]:
-    """A table with rows in memtables, and its pages behind tokens with roles."""
+    """Serve a table with rows in memtables, with pages that require tokens with roles."""
     table = open_small()
     table.put(made.rows(range(12)))
     return table, site(table, guard=Guard.of(SETTINGS, ENV))
@@ -40,7 +40,7 @@ def state(table: Any) -> Any:
     return told["paused"], told["base_version"], [region["memtable_rows"] for region in told["regions"]]
 
 
-# ---- who may ---------------------------------------------------------------------------------------------------------
+# ---- permissions -----------------------------------------------------------------------------------------------------
 
 
 def test_only_admins_may_and_each_refusal_is_logged(
@@ -71,9 +71,9 @@ def test_the_page_of_another_site_may_not_even_without_a_token(
     for path in PATHS:
         assert with_tokens.ask("POST", path, **as_role("admin"), **evil)[0] == 403
         assert open_to_all.ask("POST", path, **evil)[0] == open_to_all.ask("POST", path, Origin="null")[0] == 403
-        named = {"Host": "evil.example", "Origin": "http://evil.example"}  # a name that was made to lead here
+        named = {"Host": "evil.example", "Origin": "http://evil.example"}  # a foreign name that points to this server
         assert open_to_all.ask("POST", path, **named)[0] == 403
-        form = {"Content-Type": "text/plain"}  # which a form of any page sends without being asked
+        form = {"Content-Type": "text/plain"}  # forms of any page can send it without a preflight request
         assert open_to_all.ask("POST", path, b'{"reason": "x"}', **form)[0] == 400
     assert state(table) == before
     assert open_to_all.ask("POST", "/flush", Origin=f"http://127.0.0.1:{open_to_all.port}")[0] == 200
@@ -111,7 +111,7 @@ def test_before_the_table_is_open_it_is_said_so(site: Callable[..., Site]) -> No
         assert (status, told["error"]["kind"]) == (503, "UNAVAILABLE")
 
 
-# ---- what it does ----------------------------------------------------------------------------------------------------
+# ---- effects ---------------------------------------------------------------------------------------------------------
 
 
 def test_flush_and_commit_over_http_say_what_was_done(
@@ -135,7 +135,7 @@ def test_who_asks_for_a_commit_while_one_runs_gets_its_answer(guarded: tuple[Any
     engine, answers, server = table._engine, list[Any](), site.server._runner.server
     asking = [threading.Thread(target=lambda: answers.append(site.ask("POST", "/commit", **as_role("admin"))))]
     asking.append(threading.Thread(target=asking[0]._target))  # type: ignore[attr-defined]
-    with engine._commits._one_at_a_time:  # a commit by the table itself is under way
+    with engine._commits._one_at_a_time:  # the table itself is committing
         for number, thread in enumerate(asking, 1):
             thread.start()
             wait_until(lambda number=number: server.requests_count == number)
@@ -267,7 +267,7 @@ def test_a_daemon_commits_nothing_by_itself_while_paused_also_after_a_restart(
 
 
 class Run:
-    """A `memwal run` of small files, one in each micro-batch, so that its source always has more."""
+    """A `memwal run` of small files, one per micro-batch, so that its source always has more."""
 
     def __init__(self, home: Path, start: Callable[..., Running]) -> None:
         self.config, self._source, self._start = home / "run.toml", home / "source", start
@@ -284,7 +284,7 @@ class Run:
         self.checkpoint, self.landed = home / "checkpoint", 0
 
     def land(self, files: int) -> None:
-        """Let files of ten rows land in the source."""
+        """Put files of ten rows into the source."""
         for number in range(self.landed, self.landed + files):
             lines = [json.dumps({"id": number * 10 + each, "name": "a"}) for each in range(10)]
             hidden = self._source / f".{number:05d}.json"
@@ -305,7 +305,7 @@ class Run:
         return told
 
     def noted(self, folder: str) -> int:
-        """The newest micro-batch that Spark has noted as begun (offsets) or done (commits)."""
+        """Return the newest micro-batch that Spark has recorded as begun (offsets) or done (commits)."""
         return max(int(file.name) for file in (self.checkpoint / folder).iterdir() if file.name.isdecimal())
 
 
@@ -324,7 +324,7 @@ def test_a_paused_run_begins_no_micro_batch_until_it_is_resumed(
     begun = run.noted("offsets")
     assert running.line_with("ingestion is paused since").endswith("the brokers are moved")
 
-    posted(run.url, "/flush")  # the regions, reads and commits go on
+    posted(run.url, "/flush")  # the regions, reads and commits continue
     posted(run.url, "/commit")
     with memwal.connect(str(tmp_path / "t.lance")) as table:
         assert table.count(level="committed") == done["rows"]

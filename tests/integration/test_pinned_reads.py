@@ -1,4 +1,4 @@
-"""A pinned moment has the same rows for every process that reads it, whatever is written or committed since."""
+"""A pinned snapshot has the same rows for every process that reads it, whatever is written or committed since."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILTERS = (None, "n > 1", "n IS NULL OR s LIKE 'a%'", "x < 0.5", "NOT (n = 2)", 
 
 
 def pinned(uri: str, level: Any = "durable") -> Pinned:
-    """A moment, as another process gets it."""
+    """Return a snapshot as another process receives it."""
     moment, _ = pin(BaseTable.open(uri), wal.open_store(uri), level)
     received = pickle.loads(pickle.dumps(moment))
     assert received == moment
@@ -46,12 +46,12 @@ def pinned(uri: str, level: Any = "durable") -> Pinned:
 
 
 def plain(rows: pa.Table) -> list[tuple[Any, ...]]:
-    """Rows that can be compared: NaN as text."""
+    """Return rows in comparable form: NaN as text."""
     return [tuple("nan" if value != value else value for value in row.values()) for row in rows.to_pylist()]
 
 
 def rows_of(moment: Pinned, columns: list[str], filter: str | None = None, per_share: int = 7) -> list[tuple[Any, ...]]:
-    """All rows of a moment, each share read by a reader of its own, as by executors."""
+    """Return all rows of a snapshot; a separate reader reads each share, like executors."""
     found = []
     for share in shares(moment, per_share):
         reads = PinnedReads(moment, {})
@@ -183,7 +183,7 @@ def test_a_moment_whose_objects_were_deleted_is_unavailable_and_says_so(
     table.put(made.table(range(5), 2))
     tail = pinned(uri)
     committed(table)
-    for _ in range(3):  # fences and the newest map stay; the entry of the tail goes
+    for _ in range(3):  # fences and the newest map stay; the entry of the tail is deleted
         table.put(made.table(range(5), 3))
         table.flush()
     config = tmp_path / "gc.toml"

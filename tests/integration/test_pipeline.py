@@ -1,4 +1,4 @@
-"""`memwal run`, as a user starts it: once, again, into errors, and killed in the middle."""
+"""`memwal run` as a user starts it: once, again, into errors, and killed in the middle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_feed(directory: Path, *tables: pa.Table) -> str:
 
 
 def names(uri: str) -> dict[int, str]:
-    """What plain Lance finds in the base table."""
+    """Return the rows that plain Lance finds in the base table."""
     rows = lance.dataset(uri).to_table(["id", "name"]).to_pylist()
     found = {row["id"]: row["name"] for row in rows}
     assert len(found) == len(rows), "a key is there twice"
@@ -43,7 +43,7 @@ def names(uri: str) -> dict[int, str]:
 
 
 def narrow_vector(made: Any) -> pa.Table:
-    """Rows of which one has a vector that is too short for the table: readable, and refused in the stream."""
+    """Return rows; one of them has a vector that is too short for the table: readable, and rejected in the stream."""
     rows = made.rows(range(5))
     rows[3]["vector"] = [1.0, 2.0]
     loose = pa.schema([*list(made.schema)[:4], pa.field("vector", pa.list_(pa.float32()))])
@@ -52,7 +52,7 @@ def narrow_vector(made: Any) -> pa.Table:
 
 @pytest.fixture
 def fed(small_config: Callable[..., Path], tmp_path: Path, made: Any) -> Callable[..., Path]:
-    """A configuration with a feed of ten files: 200 rows, and 100 of them once more."""
+    """Return a configuration with a feed of ten files: 200 rows, and 100 of them once more."""
 
     def write(**source: Any) -> Path:
         tables = [made.table(range(start, start + 40)) for start in range(0, 200, 40)]
@@ -85,7 +85,7 @@ def test_once_then_again(fed: Callable[..., Path], uri: str, cli: Callable[..., 
 def test_a_run_killed_while_it_wrote_its_first_offsets_is_followed_by_another(
     small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
 ) -> None:
-    """Spark writes a temporary file and renames it; the file stays when the process is killed between the two."""
+    """Spark writes a temporary file and renames it; a kill between the two leaves the file."""
     directory = write_feed(tmp_path / "in", made.table(range(30)))
     checkpoint = Path(f"{uri}.checkpoint")
     (checkpoint / "offsets").mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_the_daemon_killed_in_the_middle_costs_time_only(
     running.line_with("micro-batch")
     killed = []
     for child in psutil.Process(running.process.pid).children():
-        with suppress(psutil.NoSuchProcess):  # some of Spark's live for a moment only
+        with suppress(psutil.NoSuchProcess):  # some of Spark's processes live only for a moment
             if "memwal.ingest.daemon" in " ".join(child.cmdline()):
                 child.kill()
                 killed.append(child)
@@ -192,7 +192,7 @@ def test_a_source_that_cannot_be_read_is_refused_before_anything_is_written(
     tree: Any,
 ) -> None:
     make(tmp_path / "in", made)
-    drift = "fail" if "more" in says else "ignore"  # which leaves columns out that the table does not have
+    drift = "fail" if "more" in says else "ignore"  # leaves out columns that the table does not have
     config = small_config(source={"path": str(tmp_path / "in"), "schema_drift": drift})
     before = tree(tmp_path)
     ran = cli("run", config, "--once")
@@ -268,7 +268,7 @@ def test_a_refused_row_in_the_stream_is_one_line(
 
 
 def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:
-    """A table made anew at the same path has none of the rows that the old checkpoint counts as done."""
+    """A table created again at the same path has none of the rows that the old checkpoint counts as done."""
     landing = tmp_path / "landing"
     landing.mkdir()
     section = {"uri": str(tmp_path / "t.lance"), "key": ["id"], "columns": {"id": "int64"}}
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_that_lacks_a_micro_batch_of_the_table_is_refused(
     kept: int, small_config: Callable[..., Path], tmp_path: Path, made: Any, uri: str, cli: Callable[..., Any]
 ) -> None:
-    """Spark would give that number to the rows it reads next, and the regions would take them for those they have."""
+    """Spark would give that number to the next rows, and the regions would treat them as applied."""
     source, parts = tmp_path / "in", [made.table(range(start, start + 10)) for start in range(0, 40, 10)]
     config = small_config(source={"path": write_feed(source, *parts[: kept + 1]), "files_per_trigger": 1})
     assert cli("run", config, "--once").code == 0

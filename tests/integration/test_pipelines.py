@@ -44,7 +44,7 @@ path = "{directory}/events"
 
 @pytest.fixture
 def several(tmp_path: Path) -> Path:
-    """The file, and what its sources hold."""
+    """Write the configuration file; return it and the contents of its sources."""
     for name, ids in (("first", range(50)), ("second", range(100, 150)), ("events", [1, 1, 2])):
         (tmp_path / name).mkdir()
         rows = pa.table({"id": pa.array(ids, pa.int64()), "name": [f"{name} {id}" for id in ids]})

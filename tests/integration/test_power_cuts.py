@@ -1,4 +1,4 @@
-"""Power cuts: what the model says may be lost, and that no cut of a short run loses what was acknowledged."""
+"""Power cuts: which losses the model allows, and that no cut of a short run loses acknowledged rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Script:
         self._add("sync", inode)
 
     def left(self, profile: str) -> list[Tree]:
-        """Every tree that some hundred cuts at the end leave, without repeats."""
+        """Return every tree that some hundred cuts at the end leave, without repeats."""
         found: list[Tree] = []
         for loss in ("nothing", "all", "one", "other", "torn", "some"):
             for seed in range(60):
@@ -217,7 +217,7 @@ def test_a_search_that_finds_other_rows_than_a_scan_is_told(place: Path) -> None
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault: str, place: Path) -> None:
     for state in sample(recorded("small", fault), SEED, CUTS_OF_A_FAULT):
-        if not state.zeroed:  # they may end this process
+        if not state.zeroed:  # zeroed files may end this process
             try:
                 check(state, place / "after")
             except Lost:

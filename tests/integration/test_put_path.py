@@ -1,10 +1,11 @@
 """No per-row Python on the put path: fifty thousand rows cost few more bytecodes than a hundred.
 
-Every bytecode that any thread executes is counted, from the call of `put` to its ack: validation, routing, the WAL, the
-memtable with its key, B-tree and vector index. A loop over rows, whatever it is written as, costs several per row.
+The test counts every bytecode that any thread executes between the call of `put` and its ack: validation, routing, the
+WAL, the memtable with its key, B-tree and vector index. Any loop over rows costs several bytecodes per row.
 
-How many steps an indexer takes before the ack depends on who gets the processor. So its thread is not counted, and in
-"sync" mode, where the put itself takes all steps, they are: some three bytecodes a row, in blocks of rows.
+The number of steps that an indexer takes before the ack depends on the operating system's scheduling, so its thread is
+not counted. In "sync" mode the put itself takes all steps, so they count: some three bytecodes per row, in blocks of
+rows.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ import memwal
 
 FEW, MANY = 100, 50_000
 A_ROW = {"async": 1, "sync": 5}
-"""Bytecodes that a row may cost."""
+"""The maximum number of bytecodes per row."""
 
 
 class Bytecodes:
-    """Counts the bytecodes of all threads started after it but indexers, while `counting`."""
+    """Counts the bytecodes of all threads started after it, except indexers, while `counting`."""
 
     def __init__(self) -> None:
         self.counting = False
@@ -45,7 +46,7 @@ class Bytecodes:
         return self.trace
 
     def of(self, call: Callable[[], Any]) -> Counter[str]:
-        """Bytecodes of one call, by function."""
+        """Return the bytecodes of one call, by function."""
         self.by_place = Counter()
         previous = sys.gettrace()
         sys.settrace(self.trace)
@@ -60,7 +61,7 @@ class Bytecodes:
 
 @pytest.fixture
 def bytecodes() -> Iterator[Bytecodes]:
-    """The counter, in force for threads that the test starts."""
+    """Yield the counter, which covers the threads that the test starts."""
     counter = Bytecodes()
     threading.settrace(counter.trace)
     yield counter
@@ -68,7 +69,7 @@ def bytecodes() -> Iterator[Bytecodes]:
 
 
 def batch(start: int, count: int, key: str) -> pa.Table:
-    """`count` rows from key `start` on."""
+    """Return `count` rows with keys from `start`."""
     ids = np.arange(start, start + count)
     rng = np.random.default_rng(start)
     columns: dict[str, Any] = {

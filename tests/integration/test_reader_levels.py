@@ -1,4 +1,4 @@
-"""Reads over every level against a dict: the newest version of a key answers, and nothing else."""
+"""Reads over every level, compared with a dict: the newest version of a key is returned, and no other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 @dataclass
 class World:
-    """A table whose levels are put together by hand, and the rows a reader must see."""
+    """A table whose levels are built by hand, and the rows that a reader must see."""
 
     base: flush.BaseTable
     store: wal.ObjectStore
@@ -71,17 +71,16 @@ class World:
     def rows(self) -> pa.Schema:
         return row_schema(self.base.schema, self.key)
 
-    # ---- changing it
-    # ---------------------------------------------------------------------------------------------
+    # ---- changes -----------------------------------------------------------------------------------------------------
 
     def keys(self, numbers: Iterable[int]) -> list[Row]:
-        """Keys by number; those of text hold quotes."""
+        """Return keys by number; text keys contain quotes."""
         if len(self.key) == 1:
             return [{"name": f'it\'s "{number}"'} for number in numbers]
         return [{"day": n % 60 - 30, "raw": bytes([n % 7, 39, 0]), "no": 2**63 + n // 2} for n in map(int, numbers)]
 
     def fresh(self, numbers: Iterable[int]) -> list[Row]:
-        """Rows with random values for the keys of `numbers`; some values are null."""
+        """Return rows with random values for the keys of `numbers`; some values are null."""
         return [
             {
                 **key,
@@ -97,14 +96,14 @@ class World:
         return pa.Table.from_pylist(rows, schema=self.base.schema)
 
     def into_base(self, rows: list[Row]) -> None:
-        """Upsert by a stranger: no generation is marked as committed."""
+        """Upsert like another program: no generation is marked as committed."""
         dataset = lance.dataset(self.base.uri)
         upsert = dataset.merge_insert(list(self.key)).when_matched_update_all().when_not_matched_insert_all()
         upsert.execute(self.table(rows))
         self.remember(rows)
 
     def put(self, rows: list[Row]) -> None:
-        """Into the active memtables."""
+        """Put rows into the active memtables."""
         self._apply(with_tombstone(self.table(rows), self.rows))
         self.remember(rows)
 
@@ -116,7 +115,7 @@ class World:
             self.truth.pop(tuple(key.values()), None)
 
     def freeze(self) -> None:
-        """Every active memtable becomes a frozen one."""
+        """Freeze every active memtable."""
         for bucket, tables in self.memtables.items():
             if tables and tables[0].rows:
                 tables[0].freeze()
@@ -124,7 +123,7 @@ class World:
                 tables.insert(0, MemTable(self.rows, self.key, INDEXES, self.generation[bucket]))
 
     def flush(self) -> None:
-        """Every memtable becomes an SST that is listed."""
+        """Turn every memtable into a listed SST."""
         self.freeze()
         for bucket, tables in self.memtables.items():
             for table in reversed(tables[1:]):
@@ -132,7 +131,7 @@ class World:
             del tables[1:]
 
     def commit(self) -> None:
-        """Everything into the base; the SSTs stay listed, as after a crash between commit and prune."""
+        """Write everything into the base; the SSTs stay listed, as after a crash between commit and prune."""
         self.flush()
         dataset = lance.dataset(self.base.uri)
         dataset.delete("true")
@@ -165,8 +164,7 @@ class World:
             ids=self.ids,
         )
 
-    # ---- reading it
-    # ----------------------------------------------------------------------------------------------
+    # ---- reads -------------------------------------------------------------------------------------------------------
 
     def views(self) -> list[RegionView]:
         return [
@@ -182,14 +180,14 @@ class World:
         return Reader(self.base, self.store)
 
     def by_key(self, rows: pa.Table) -> dict[Key, Row]:
-        """Rows by key; a key twice is an error."""
+        """Return rows by key; fail if a key occurs twice."""
         found = {tuple(row[name] for name in self.key): row for row in rows.to_pylist()}
         assert len(found) == rows.num_rows, "a row came twice"
         return found
 
 
 def build(world: World) -> World:
-    """Rows on every level: a stranger's, committed ones whose SST is still listed, SSTs, frozen and active
+    """Fill every level: rows of another program, committed rows whose SST is still listed, SSTs, frozen and active
     memtables.
     """
     draw = world.rng.choice
@@ -211,7 +209,7 @@ def build(world: World) -> World:
     params=["single key, IVF-PQ in the base", "single key, no vector index", "composite key"],
 )
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Made once per kind: the tests that use it only read."""
+    """Build one world per kind; the tests that use it only read."""
     key = COMPOSITE if "composite" in request.param else SINGLE
     made = build(World.create(tmp_path_factory.mktemp("world"), key, seed=len(request.param)))
     if "IVF-PQ" in request.param:
@@ -299,7 +297,7 @@ def test_a_search_gives_the_k_nearest_live_rows_and_their_true_distances(world: 
             assert passes(row)
             assert {**world.truth[key], "_distance": row["_distance"]} == row
             assert row["_distance"] == pytest.approx(((np.array(row["vec"], "f4") - vector) ** 2).sum(), rel=1e-4)
-        # An IVF-PQ index may miss a near row, but not many.
+        # an IVF-PQ index may miss a near row, but not many
         near_enough = sum(distance <= true[len(found) - 1] * (1 + 1e-4) for distance in distances)
         assert near_enough >= 0.9 * len(found)
 
@@ -324,8 +322,7 @@ def test_a_match_gives_live_rows_that_hold_a_word(world: World, k: int, text: st
             assert {**holding[key], "_score": row["_score"]} == row
 
 
-# ---- stale reads
-# -------------------------------------------------------------------------------------------------
+# ---- stale reads -----------------------------------------------------------------------------------------------------
 
 
 def simple(world: World, number: int, size: int, vec: float, text: str = "python") -> Row:
@@ -347,11 +344,11 @@ def to_frozen(world: World) -> None:
 @pytest.mark.parametrize("settle", [to_base, to_sst, to_frozen], ids=["base", "sst", "frozen"])
 @pytest.mark.parametrize("newer", [to_sst, to_frozen, lambda world: None], ids=["sst", "frozen", "active"])
 class TestStaleReads:
-    """An old version on one level, the newer one on a level above."""
+    """Each test has an old version on one level and the newer version on a higher level."""
 
     @pytest.fixture
     def world(self, tmp_path: Path, settle: Callable[[World], None]) -> World:
-        """Thirty rows at distance 8 · n²; size n; settled on one level."""
+        """Return thirty rows at distance 8 · n², with size n, settled on one level."""
         world = World.create(tmp_path, SINGLE)
         world.put([simple(world, n, n, float(n)) for n in range(30)])
         settle(world)
@@ -406,7 +403,7 @@ class TestStaleReads:
 
 
 def test_views_captured_before_a_commit_of_their_memtables_are_given_back(tmp_path: Path) -> None:
-    """Whether the generation that was committed has just their rows is known to the region's owner only."""
+    """Only the region's owner knows whether the committed generation has exactly their rows."""
     world = World.create(tmp_path, SINGLE)
     world.put(world.fresh(range(50)))
     world.flush()
@@ -433,8 +430,7 @@ def test_a_committed_sst_that_is_still_listed_does_not_hide_newer_base_rows(tmp_
     assert world.reader().scan(world.views()).read_all().column("size").to_pylist() == [2]
 
 
-# ---- from storage alone, and refusals
-# ------------------------------------------------------------------------------
+# ---- from storage alone, and refusals --------------------------------------------------------------------------------
 
 
 def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reading needs no claim: storage is read as it is, and daemons are found by the table's own notes."""
+"""Reading needs no claim: a reader reads the storage as it is, and finds daemons by the table's own notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = ("committed", "flushed", "durable", "latest")
 
 
 def layers(table: Any, made: Any) -> dict[str, int]:
-    """Fill the levels of `table`; how many rows each of them sees."""
+    """Fill the levels of `table`; return the number of rows that each level shows."""
     table.put(made.rows(range(10)))
     table.flush()
     table.commit()

@@ -1,14 +1,13 @@
-"""Reads beside puts, deletes, flushes, commits, compactions and collections: no key is missing, doubled or goes back in
-time.
+"""Reads beside puts, deletes, flushes, commits, compactions and collections: no key is missing, doubled or older.
 
-Every key has a version, which only grows, in every row that is put for it. Writers note a version before they put it
-and again when it is acknowledged; a reader looks at the notes before and after its read:
+Every put writes a version into its rows, and the versions of a key only grow. Writers record a version before the put
+and again when it is acknowledged; a reader reads the records before and after its read:
 
-1. What was acknowledged before a read of `latest` or `durable` is in it, or something newer.
-2. Nothing is in it that was not begun.
+1. A read at `latest` or `durable` shows every write acknowledged before the read began, or a newer one.
+2. A read shows no write that had not begun.
 3. One reader never sees an older version than it saw before at the same level.
-4. A key that is never deleted is never missing: at `flushed` and `committed` from the moment it was seen there.
-5. No key is there twice.
+4. A key that is never deleted is never missing: at `flushed` and `committed`, once it was seen there.
+5. No key occurs twice.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from memwal.ingest.table.stored import StoredTable
 from tests.conftest import wait_until
 
 SECONDS = 25.0
-"""At the least; a slower machine goes on until everything has taken part."""
+"""Minimum duration; a slower machine continues until every worker has made enough steps."""
 LONGEST = 400.0
 KEYS, WIDTH = 1_200, 8
 SCHEMA = pa.schema(
@@ -65,12 +64,14 @@ def rows(ids: Any, versions: Any) -> pa.Table:
 
 @dataclass
 class Notes:
-    """What the writers say, by key. A version is a put's or a delete's; keys divisible by 10 are deleted at times."""
+    """The writers' records, by key. A version belongs to a put or a delete; keys divisible by 10
+    are sometimes deleted.
+    """
 
     begun: np.ndarray = field(default_factory=lambda: np.zeros(KEYS, np.int64))
     acked: np.ndarray = field(default_factory=lambda: np.zeros(KEYS, np.int64))
     deleted: np.ndarray = field(default_factory=lambda: np.zeros(KEYS, bool))
-    """Whether what was acknowledged last is a delete."""
+    """Whether the last acknowledged write is a delete."""
     faults: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
@@ -86,14 +87,14 @@ class Notes:
                 while not self.over.is_set() and not self.faults:
                     work()
                     self.counts[name] = self.counts.get(name, 0) + 1
-            except Exception as error:  # noqa: BLE001 - told by the test
+            except Exception as error:  # noqa: BLE001 - reported by the test
                 self.faults.append(f"{name}: {error!r}")
 
         return threading.Thread(target=run, name=name)
 
 
 class Writer:
-    """Puts and deletes of the keys that leave `remainder` when divided by 2."""
+    """Puts and deletes the keys that leave `remainder` when divided by 2."""
 
     def __init__(self, table: Any, notes: Notes, remainder: int) -> None:
         self.table, self.notes, self.rng = table, notes, np.random.default_rng(remainder)
@@ -124,7 +125,7 @@ class Writer:
 
 
 class Checker:
-    """One reader: reads, then compares with the notes of before and after."""
+    """One reader: it reads, then compares the rows with the records from before and after."""
 
     def __init__(self, notes: Notes, level: str, read: Callable[[str], pa.Table], *, whole: bool = True) -> None:
         self.notes, self.level, self.read, self.whole = notes, level, read, whole
@@ -133,7 +134,8 @@ class Checker:
 
     def __call__(self) -> None:
         notes = self.notes
-        # Versions first: a key deleted in between counts as acknowledged, and as not deleted, which asks for less.
+        # Read the versions first: a key deleted in between then counts as acknowledged and not deleted, a weaker
+        # condition.
         deleted_before, acked = notes.deleted.copy(), notes.acked.copy()
         deleted = deleted_before & notes.deleted & (notes.acked == acked)
         found = self.read(self.level)
@@ -158,7 +160,7 @@ class Checker:
 
 
 def work_on(table: Any, stored: StoredTable, notes: Notes) -> dict[str, Callable[[], None]]:
-    """What goes on side by side, by name; each is called again and again, in a thread of its own."""
+    """Return the workers by name; each is called repeatedly in a separate thread."""
     rng = np.random.default_rng(7)
 
     def flush() -> None:
@@ -195,7 +197,7 @@ def work_on(table: Any, stored: StoredTable, notes: Notes) -> dict[str, Callable
 
 
 def all_took_part(uri: str, table: Any, stored: StoredTable, notes: Notes, work: Any) -> bool:
-    """Whether everything that goes on has been done a few times, and collected what is old: or a run proves nothing."""
+    """Return whether every worker made some steps and collections deleted old data; otherwise a run proves nothing."""
     if notes.faults:
         return True
     version = table.status()["base_version"]

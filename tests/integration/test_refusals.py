@@ -1,6 +1,6 @@
-"""Every way into a daemon, and every way in which a caller may be wrong: refused, counted, without effect or leak.
+"""Every way into a daemon, and every kind of wrong call: rejected and counted, without an effect or a leak.
 
-The ways are read from the code, so that a new one without a case fails the tests.
+The test reads the ways from the code, so it fails for a new way without a case.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEVEL = {"level": "latest"}
 
 
 class Served:
-    """A table with two rows, its daemon and its page, each with a token."""
+    """A table with two rows, its daemon and its page, which both require a token."""
 
     def __init__(self, table: Any, folder: Path, site: Site) -> None:
         self.table, self.folder, self.site = table, folder, site
@@ -60,7 +60,7 @@ class Served:
         return dict((self.guard if way == "flight" else self.site.guard).refused.counts(way))  # type: ignore[arg-type]
 
     def state(self) -> Any:
-        """Everything that a call may change."""
+        """Return everything that a call may change."""
         region = self.table.status()["regions"][0]
         names = ("wal_position", "generation", "memtable_rows", "ssts", "epoch", "state")
         rows = self.table.scan().read_all().sort_by("id").to_pylist()
@@ -82,7 +82,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One for all tests: none changes anything."""
+    """Yield one daemon for all tests, since none changes anything."""
     folder, quiet = tmp_path_factory.mktemp("refusals"), {"commit": {"interval": "0s"}}
     with memwal.open(folder / "t.lance", schema=SCHEMA, key="id", regions=1, settings=quiet) as table:
         table.put(ROWS)
@@ -91,7 +91,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def options(token: str | None) -> flight.FlightCallOptions:
-    """A call with the token of a role, or with another one."""
+    """Return call options with the token of a role, or with a wrong token."""
     headers = [] if token is None else [(b"authorization", f"Bearer {TOKENS.get(token, token)}".encode())]
     return flight.FlightCallOptions(headers=headers, timeout=60)
 
@@ -103,13 +103,13 @@ Send = Callable[[Served, bytes, flight.FlightCallOptions], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One way in. `request`: one that would be taken, with the region's id for "REGION"."""
+    """One way in. `request`: a valid request, with "REGION" in place of the region's id."""
 
     send: Send
     needs: Role
     request: Mapping[str, Any]
     rows: pa.Table | None = None
-    """In the request."""
+    """Fields of the request."""
 
     def packed(self, served: Served, **more: Any) -> bytes:
         text = json.dumps({**self.request, **more}).replace('"REGION"', json.dumps(served.region))
@@ -218,11 +218,11 @@ ABSENT: dict[str, Send] = {
         served.raw.get_schema(flight.FlightDescriptor.for_command(body), called)
     ),
 }
-"""Calls of Flight that a daemon does not have."""
+"""Flight calls that a daemon does not implement."""
 
 
 def no_columns(found: flight.SchemaResult) -> None:
-    """An error in place of an answer that tells nothing: pyarrow would send a traceback with an error."""
+    """Raise an error in place of the default answer without information: pyarrow would send a traceback with it."""
     assert found.schema == pa.schema([])
     raise flight.FlightServerError("no columns", extra_info=b'{"kind": "INVALID", "message": "no columns"}')
 
@@ -233,11 +233,15 @@ UNKNOWN = "a-token-of-nobody"
 
 TEXTS = st.text(max_size=20)
 FIELDS = st.dictionaries(TEXTS.filter(lambda name: name != "table"), TEXTS)
-"""Of requests. A caller with a token that asks for another `table` is told which one is served (`test_attacks`)."""
+"""Fields of requests. A caller with a token that requests another `table` gets the name of the served one
+(`test_attacks`).
+"""
 
 
 def refusal(served: Served, send: Send, body: bytes, token: str | None) -> tuple[str, str, str]:
-    """The kind and the text of a refusal, and the reason by which it was counted; everything else is as before."""
+    """Return the kind and the text of a refusal, and the reason under which it was counted; check that nothing else
+    changed.
+    """
     before, counted = served.state(), served.refused("flight")
     with pytest.raises((pa.ArrowException, OSError)) as refused:
         send(served, body, options(token))
@@ -326,7 +330,7 @@ def test_rows_that_are_too_many_or_cut_off_are_refused(served: Served, way: Call
 def test_no_bytes_change_anything_or_show_the_inside(
     served: Served, garbage: bytes, name: str, fields: Mapping[str, str]
 ) -> None:
-    """Tickets, descriptors and bodies; and metadata of a stream of rows."""
+    """The garbage goes into tickets, descriptors and bodies, and into the metadata of a stream of rows."""
     before = served.state()
     for body in (garbage, pack(fields), pack({"op": name.partition(" ")[2], **fields})[: len(garbage)]):
         for role in ("admin", "read"):
@@ -350,7 +354,7 @@ def test_no_bytes_change_anything_or_show_the_inside(
 
 
 def routes(site: Site) -> list[tuple[str, str]]:
-    """Every method and path that the server answers."""
+    """Return every method and path that the server answers."""
     found = site.server._runner.app.router.routes()
     return [(route.method, str(route.resource.canonical)) for route in found]
 

@@ -1,4 +1,6 @@
-"""A table whose regions are spread over several owners: each answers for its own, and together they answer for all."""
+"""A table whose regions are spread over several owners: each answers for its own regions, and together they answer for
+all.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ REGIONS = 4
 
 @pytest.fixture
 def owners(small_config: Callable[..., Path]) -> Iterator[tuple[Table, Table]]:
-    """Two owners of one table with four regions, of which nobody has any yet."""
+    """Yield two owners of one table with four regions, none of them claimed yet."""
     settings = load(small_config(regions={"count": REGIONS}), {})
     one, other = open_table(settings, {}, claim=False), open_table(settings, {}, claim=False)
     yield one, other
@@ -45,7 +47,7 @@ def share(owners: tuple[Table, Table]) -> None:
 
 
 def put(owners: tuple[Table, Table], rows: pa.Table, *, delete: bool = False) -> None:
-    """What a router does: each owner gets the rows of its regions."""
+    """Send each owner the rows of its regions, like a router."""
     buckets = owners[0].base.route(rows)
     for half, owner in enumerate(owners):
         part = rows.filter(pa.array(buckets % 2 == half))
@@ -72,7 +74,7 @@ def test_owners_together_answer_as_one_would(owners: tuple[Table, Table], made: 
     for owner in owners:
         owner.flush()
     owners[0].commit()
-    owners[1].commit()  # it learns that its SSTs are in the base
+    owners[1].commit()  # the owner detects that its SSTs are in the base
     put(owners, made.table(range(50, 80), 1))
     put(owners, made.table(range(20)), delete=True)
     put(owners, made.table(range(200, 230), 1))
@@ -135,7 +137,7 @@ def test_a_region_handed_over_takes_its_rows_along(owners: tuple[Table, Table], 
         one.put(lingering)
     assert reason(refused.value) == "not_owner"
     assert other.acquire(region) == epoch + 1
-    assert other.acquire(region) == epoch + 1  # it has it
+    assert other.acquire(region) == epoch + 1  # it owns the region
     assert {region} < set(map_regions(other))
     first, second = halves(owners)
     assert first.count() + second.count() == 60 + lingering.num_rows
@@ -219,7 +221,7 @@ def test_what_the_next_owner_has_read_is_not_flushed_for_it(
 
 
 def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:
-    """What a router asks before it sends anything."""
+    """A router requests this before it sends rows."""
     share(owners)
     one, _ = owners
     service = FlightService(one, "grpc://127.0.0.1:0")
@@ -245,7 +247,7 @@ def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:
 
 
 def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Table], made: Any) -> None:
-    """Rows from before and after its look are there, and nothing is read of the other regions."""
+    """The standby has rows from before and after its read of the logs, and reads nothing of the other regions."""
     one, other = owners
     regions = one.base.regions
     for region in regions:
@@ -272,13 +274,15 @@ def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Tab
 
 
 def flush(owner: Table, regions: Sequence[UUID]) -> None:
-    """What a client asks a daemon for."""
+    """Flush like a daemon that gets the request of a client."""
     service = SimpleNamespace(table=owner)
     FlightService._flush(service, {"regions": [str(region) for region in regions], "routing": 1})  # type: ignore[arg-type]
 
 
 def test_a_flush_of_regions_that_are_not_all_here_says_so(owners: tuple[Table, Table], made: Any) -> None:
-    """A client that flushed at every owner it knew was told that all rows are in SSTs, though a region had moved."""
+    """Otherwise a client that flushed at all known owners would treat all rows as flushed, although
+    a region had moved.
+    """
     share(owners)
     put(owners, made.table(range(50)))
     region = owners[0].base.regions[0]

@@ -1,4 +1,4 @@
-"""`memwal regions resize` beside a daemon, on S3, under Spark."""
+"""`memwal regions resize` beside a daemon, on S3, and under Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.clock import FakeClock
 
 @pytest.fixture
 def resized(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs `memwal regions resize`, or another command, in this process; exit code, output, errors."""
+    """Run `memwal regions resize` or another command in this process; return exit code, output, errors."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
@@ -49,9 +49,9 @@ def test_a_daemon_goes_on_with_the_new_regions(
         code, out, err = resized("regions", "resize", config, "--to", 5)
         assert (code, err) == (0, "")
         assert "resized from 2 to 5 regions, routing version 2, version " in out
-        assert "0 rows drained from the log" in out  # the daemon had flushed and committed before anybody was held up
+        assert "0 rows drained from the log" in out  # the daemon flushed and committed before it blocked writers
         assert len(out.splitlines()) == 1
-        assert not table.put(made.rows(range(100)), token="a:1").applied  # by a client that knew the table before
+        assert not table.put(made.rows(range(100)), token="a:1").applied  # by a client that connected before the resize
         table.put(made.rows(range(50, 150), 1), token="a:2")
         assert table.count() == 150
         assert (table.status()["routing"], len(table.status()["regions"])) == (2, 5)
@@ -69,7 +69,7 @@ def test_a_daemon_goes_on_with_the_new_regions(
 
 
 def _reasons(url: str) -> list[str]:
-    """Why the daemon is not ready."""
+    """Return the reasons why the daemon is not ready."""
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
             return [each["reason"] for each in json.load(answer)["reasons"]]
@@ -78,7 +78,7 @@ def _reasons(url: str) -> list[str]:
 
 
 class _Broken(Exception):
-    """The resize ends here, as if it had been killed."""
+    """Ends the resize here, as a kill would."""
 
 
 def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
@@ -130,7 +130,7 @@ def test_a_number_that_cannot_be_had_is_one_line(
         code, out, err = resized("regions", "resize", small_config(), "--to", to)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert said in err
-        table.put(made.rows(range(3)))  # nobody was fenced
+        table.put(made.rows(range(3)))  # the owner was not fenced
 
 
 def test_no_table_to_resize(small_config: Callable[..., Path], resized: Callable[..., Any]) -> None:
@@ -146,7 +146,7 @@ def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_
     uri: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An opening may ask for the resize; it must not ask for an opening then."""
+    """An opening may start the resize; the resize must not start an opening then."""
     with open_small() as table, monkeypatch.context() as unsynced:
         unsynced.setattr(committer, "_prune_all", lambda *_: None)
         table.put(made.rows(range(20)))

@@ -1,4 +1,4 @@
-"""A key column that LanceDB renames, which plain Lance refuses: an open table follows, and no acked row is lost."""
+"""LanceDB renames a key column, which plain Lance rejects: an open table follows, and no acked row is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_renamed_key_is_followed(tmp_path: Path, *, committed: bool) -> None:
             table.commit()
         put(table, "id", [3, 4], 2)
         renamed(tmp_path)
-        put(table, "id", [5], 3)  # nobody has looked yet: the row is acked, and must be found under the new name
+        put(table, "id", [5], 3)  # the rename is not detected yet: acked, and found under the new name
 
         assert found(table) == {1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
         with pytest.raises(memwal.Invalid, match="'id' is called 'key' since version"):

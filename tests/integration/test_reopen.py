@@ -1,8 +1,8 @@
-"""Nothing acknowledged is lost: closing, crashing and opening again, at any moment.
+"""No acknowledged row is lost by closing, crashing and opening again at any moment.
 
-A writer process (`tests/scripts/writer.py`) says what it was promised and is killed; the next one says what it finds.
-With one region the state found must be *exactly* the state after one of the operations from the last durable one to the
-last one tried: whole operations, in order, none missing. With two regions that holds for each key.
+A writer process (`tests/scripts/writer.py`) prints its acknowledgements and is killed; the next one prints the rows
+that it finds. With one region these must be *exactly* the rows after one of the operations from the last durable one to
+the last one tried: whole operations, in order, none missing. With two regions this holds for each key.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.clean import assert_clean, assert_collected
 Model = dict[int, str]
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
 SEED = 3
-"""Its first operation is a durable put of 60 rows, which takes several entries."""
+"""The first operation of this seed is a durable put of 60 rows, which takes several entries."""
 
 
 def after(model: Model, op: dict[str, Any]) -> Model:
-    """The model once an operation is done."""
+    """Return the model after an operation."""
     if op["kind"] == "put":
         return model | {id: f"row {id} v{op['number']}" for id in op["ids"]}
     if op["kind"] == "delete":
@@ -40,26 +40,26 @@ def after(model: Model, op: dict[str, Any]) -> Model:
 
 @dataclass
 class Promises:
-    """The states a table may be found in: `states[0]` is promised, the others were tried after it."""
+    """The allowed states of a table: `states[0]` is acknowledged, the others were tried after it."""
 
     states: list[Model] = field(default_factory=lambda: [{}])
 
     def read(self, line: dict[str, Any], ops: dict[int, dict[str, Any]]) -> None:
-        """Take in one line of the writer."""
+        """Process one line of the writer."""
         if "try" in line:
             op = line["try"]
             ops[op["number"]] = op
             self.states.append(after(self.states[-1], op))
         elif "ack" in line:
             op = ops[line["ack"]]
-            # A commit takes what is published, and leaves what lingers in memory where it is.
+            # A commit takes published rows only, and leaves lingering rows in memory.
             if op["kind"] == "flush" or (op["durable"] and op["kind"] != "commit"):
                 self.states = self.states[-1:]
         elif "closed" in line:
             self.states = self.states[-1:]
 
     def check(self, found: Model, *, whole: bool) -> None:
-        """`whole`: the states are exact; else each key may be of another of them."""
+        """Check the found rows. `whole`: they must equal one state; otherwise each key may match a different state."""
         if whole:
             assert found in self.states, differences(found, self.states)
             return
@@ -68,15 +68,15 @@ class Promises:
 
 
 def differences(found: Model, states: Sequence[Model]) -> str:
-    """What sets `found` apart from the nearest of `states`."""
+    """Describe how `found` differs from the nearest of `states`."""
     nearest = min(states, key=lambda state: len(state.items() ^ found.items()))
     return f"of {len(states)} states none fits; nearest differs in {sorted(nearest.items() ^ found.items())[:6]}"
 
 
 def follow(running: Any, promises: Promises, rng: random.Random | None, whole: bool) -> bool:
-    """Read a writer to its end, however it comes; with `rng` kill it during one of its flushes or commits.
+    """Read a writer until it ends; with `rng`, kill it during one of its flushes or commits.
 
-    Returns whether it got as far as opening the table.
+    Return whether it got as far as opening the table.
     """
     ops: dict[int, dict[str, Any]] = {}
     opened, steps_left = False, rng.randrange(1, 4) if rng else 0
@@ -92,7 +92,7 @@ def follow(running: Any, promises: Promises, rng: random.Random | None, whole: b
         if rng and line.get("try", {}).get("kind") in ("flush", "commit"):
             steps_left -= 1
             if not steps_left:
-                # Anywhere in a flush or a commit, which take some 10 to 100 ms; its end is as good a moment as any.
+                # At any time in a flush or a commit, which take some 10 to 100 ms, or right after it.
                 with suppress(subprocess.TimeoutExpired):
                     running.process.wait(rng.random() * 0.08)
                 running.process.kill()
@@ -122,7 +122,7 @@ def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, 
         table.flush()
         assert_clean(wal.open_store(uri), uri)
         table.commit()
-        # An owner alone can tell what killed ones before it left of a generation that is not published yet.
+        # Only an owner can determine what killed predecessors left of a generation that is not published yet.
         table.upkeep.collect(Ages(wal=-1.0, sst=-1.0, orphan=604_800.0))
     assert_collected(wal.open_store(uri), uri)
     committed = lance.dataset(uri).to_table(columns=["id", "name"]).to_pylist()
@@ -131,7 +131,9 @@ def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, 
 
 
 def test_every_change_on_storage_may_be_the_last(uri: str, script: Callable[..., Any]) -> None:
-    """The first changes of a life are the claim's and the first appends': each in turn is the last one made."""
+    """The first changes of a life are those of the claim and the first appends: the process dies at each of them in
+    turn.
+    """
     promises = Promises()
     for kill_at in range(1, 15):
         running = script("writer.py", uri, 1, 5, kill_at * 1000, 12, kill_at, "after" if kill_at % 2 else "before")
@@ -144,7 +146,7 @@ def test_every_change_on_storage_may_be_the_last(uri: str, script: Callable[...,
 
 
 def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Callable[..., Any]) -> None:
-    """60 rows need several entries of 2 KiB; wherever the writer dies, all 60 are there or none."""
+    """60 rows need several entries of 2 KiB: wherever the writer dies, the table has all 60 rows or none."""
     outcomes = set()
     for kill_at in range(8, 17):
         uri = str(tmp_path / f"{kill_at}.lance")
@@ -163,11 +165,11 @@ def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Calla
 def test_rows_put_without_durability_become_durable_by_themselves(
     open_small: Callable[..., Any], made: Any, wait_until: Callable[..., Any]
 ) -> None:
-    """Within `wal.linger_max`, or with the next durable put, or when the table is closed; never later."""
+    """The rows become durable within `wal.linger_max`, with the next durable put, or at the close; never later."""
     table = open_small(regions=1, wal={"linger_max": "100ms"})
     assert set(table.put(made.rows([1, 2]), durable=False).positions.values()) == {0}
     wait_until(lambda: table.status()["regions"][0]["wal_position"] == 1)
-    table = open_small(wal={"linger_max": "1h"})  # takes the region over: what was only in memory would be gone
+    table = open_small(wal={"linger_max": "1h"})  # takes the region over: rows that were only in memory would be lost
     assert table.count() == 2
     table.put(made.rows([3]), durable=False)
     table.delete([1], durable=False)

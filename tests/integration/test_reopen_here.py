@@ -1,4 +1,4 @@
-"""A table that this process has open is not opened a second time, which would fence the first handle."""
+"""A process cannot open a table twice, since the second open would fence the first handle."""
 
 from __future__ import annotations
 

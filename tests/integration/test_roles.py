@@ -1,4 +1,6 @@
-"""What each role may do at a daemon, over every way in: the rest is refused in one line and changes nothing."""
+"""The permissions of each role at a daemon, over every way in: other calls are rejected in one line
+and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ RANKS = ("read", "write", "admin")
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Any, Callable[[str], Any], str]]:
-    """A table with two rows, a client of it for each role, and its endpoint."""
+    """Yield a table with two rows, a client of it for each role, and its endpoint."""
     with memwal.open(
         tmp_path / "t.lance", schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}
     ) as table:
@@ -74,7 +76,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Any, Callable[[str], Any], str]]:
 
 
 def state(table: Any) -> Any:
-    """Everything that a call of a client may change."""
+    """Return everything that a client's call may change."""
     region = table.status()["regions"][0]
     names = ("wal_position", "generation", "memtable_rows", "ssts", "epoch")
     rows = table.scan().read_all().sort_by("id").to_pylist()
@@ -132,7 +134,7 @@ def test_what_admins_do_is_logged_with_their_address(served: Any, caplog: pytest
 
 @pytest.mark.parametrize("action", ["release", "look", "flush", "commit", "regions", "no such action"])
 def test_what_daemons_say_to_one_another_needs_an_admin(served: Any, action: str) -> None:
-    """Raw calls, as somebody makes them who does not use our client."""
+    """The test makes raw calls, like a program without memwal's client."""
     table, _, endpoint = served
     region = table.status()["regions"][0]["id"]
     body = pack({"region": region, "from": "grpc://127.0.0.1:9"})
@@ -177,7 +179,7 @@ REQUESTS = st.one_of(
 
 
 def put_rows(raw: flight.FlightClient, descriptor: flight.FlightDescriptor, options: flight.FlightCallOptions) -> None:
-    """A DoPut to its answer."""
+    """Send a DoPut and read its answer."""
     writer, reader = raw.do_put(descriptor, SCHEMA, options)
     with writer:
         writer.write_table(ROWS)
@@ -188,7 +190,7 @@ def put_rows(raw: flight.FlightClient, descriptor: flight.FlightDescriptor, opti
 @given(REQUESTS)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_is_refused_by_every_way_in_without_effect(served: Any, garbage: bytes) -> None:
-    """With the token of an admin, so that it gets as far as it can."""
+    """The calls have the token of an admin, so that they get as far as possible."""
     table, _, endpoint = served
     before = state(table)
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKENS['admin']}".encode())], timeout=20)

@@ -1,4 +1,4 @@
-"""Daemons of a table are replaced one after another by those of the next version, while rows are put all the time."""
+"""Daemons of a table are replaced one by one by daemons of the next version, while rows are put continuously."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ Begin = Callable[..., Running]
 
 @pytest.fixture
 def fleet(tmp_path: Path, start: Callable[..., Running]) -> tuple[list[str], Path, Begin]:
-    """Endpoints of two daemons, their configuration, and what starts one of them as a version of the protocol."""
+    """Return the endpoints of two daemons, their configuration, and a function that starts one with
+    a protocol version.
+    """
     endpoints = spread(2, REGIONS)
     config = append_rows.configured(
         tmp_path,
@@ -66,9 +68,9 @@ def test_two_daemons_are_upgraded_one_after_another_and_taken_back(
         for endpoint, version in ((endpoints[0], NEXT), (endpoints[1], NEXT), (endpoints[0], str(OURS))):
             running[endpoint].process.send_signal(signal.SIGTERM)
             assert running[endpoint].wait() == 0
-            wait_until(writers.went_on())  # at the other one, which has all regions
+            wait_until(writers.went_on())  # at the other daemon, which has all regions
             running[endpoint] = begin(endpoint, version)
-            running[endpoint].line_with("serving")  # once it has its share
+            running[endpoint].line_with("serving")  # the daemon has its share
             assert owned(endpoint)
             assert ask(endpoint, "regions")["protocol"] == version
             wait_until(writers.went_on())
@@ -123,7 +125,7 @@ def test_a_daemon_that_is_two_versions_ahead_is_refused_in_one_line(
 
 
 def test_a_daemon_with_another_token_ends_before_it_takes_anything(fleet: tuple[list[str], Path, Begin]) -> None:
-    """Each would take the other for silent, and its regions."""
+    """Otherwise each daemon would treat the other one as silent, and take its regions."""
     (first, second), _, begin = fleet
     reference = {"MEMWAL__DAEMON__TOKEN": "env:OUR_TOKEN"}
     serving = begin(first, OUR_TOKEN="one of the two tokens", **reference)
@@ -166,7 +168,7 @@ def test_clients_of_the_next_version_are_served_and_later_ones_refused(
         monkeypatch.setattr(protocol, "OURS", Version(OURS.major, OURS.minor + 2))
         for call in (lambda: table.put(append_rows.rows([10])), table.count, table.status, table.flush):
             with pytest.raises(memwal.Invalid, match=f"speaks protocol ({FAR}|{OURS}), and this"):
-                call()  # though it has a connection already
+                call()  # though it already has a connection
     with pytest.raises(memwal.Invalid, match=f"the daemon at {endpoint} speaks protocol {OURS}") as refused:
         memwal.connect(endpoint)
     assert str(refused.value).endswith(f"upgrade the daemon at {endpoint} first")
@@ -178,7 +180,7 @@ def test_clients_of_the_next_version_are_served_and_later_ones_refused(
 def test_a_client_of_a_fleet_is_told_which_daemon_to_upgrade(
     fleet: tuple[list[str], Path, Begin], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It talks to one of the two daemons, and to the other not."""
+    """The client can talk to one of the two daemons, but not to the other one."""
     (first, second), _, begin = fleet
     begin(first).line_with("serving")
     begin(second, NEXT).line_with("serving")

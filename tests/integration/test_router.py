@@ -1,4 +1,4 @@
-"""One client, two daemons: what it answers is what one table would, wherever the regions are and while they move.
+"""One client of two daemons: its answers are those of one table, wherever the regions are and while they move.
 
 The daemons are two tables of this process, each with half of the regions, behind real Flight services.
 """
@@ -41,7 +41,7 @@ REGIONS = 4
 
 
 class Pair:
-    """Two owners of one table, and a way to move its regions between them."""
+    """Two owners of one table, and a method that moves its regions between them."""
 
     def __init__(self, config: Path, ends: ExitStack) -> None:
         settings = load(config, {})
@@ -61,7 +61,7 @@ class Pair:
             self.tables[bucket % 2].acquire(region)
 
     def owner(self, bucket: int) -> int:
-        """Which of the two has the region."""
+        """Return the index of the region's owner."""
         return next(at for at, table in enumerate(self.tables) if str(self.regions[bucket]) in table.regions.epochs)
 
     def move(self, bucket: int) -> None:
@@ -79,7 +79,7 @@ def ends() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def pair(small_config: Callable[..., Path], ends: ExitStack) -> Callable[..., tuple[Pair, RemoteTable]]:
-    """Makes two owners of the small table, and a client that was told of the first one only."""
+    """Make two owners of the small table, and a client that knows only the endpoint of the first one."""
 
     def make(**table: str) -> tuple[Pair, RemoteTable]:
         both = Pair(small_config(table=table, regions={"count": REGIONS}), ends)
@@ -90,7 +90,7 @@ def pair(small_config: Callable[..., Path], ends: ExitStack) -> Callable[..., tu
 
 @pytest.fixture
 def append_only(tmp_path: Path, ends: ExitStack) -> tuple[Pair, RemoteTable]:
-    """The same with a table without a key."""
+    """Make the same for a table without a key."""
     uri, indexed = str(tmp_path / "rows.lance"), {"indexes": append_rows.INDEXES}
     config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, table=indexed)
     both = Pair(config, ends)
@@ -102,7 +102,7 @@ def ordered(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def same_answers(client: Any, oracle: Any, made: Any, level: str) -> None:
-    """Every read, with and without filter, columns and limit."""
+    """Compare every read, with and without filter, columns and limit."""
     assert client.count(level=level) == oracle.count(level=level)
     assert client.count("price < 300", level=level) == oracle.count("price < 300", level=level)
     assert ordered(client.scan(level=level).read_all()) == ordered(oracle.scan(level=level).read_all())
@@ -232,10 +232,10 @@ def moving(pair: Callable[..., Any], append_only: tuple[Pair, RemoteTable]) -> A
 
 
 class Busy:
-    """Threads that each repeat a step until they are told to end."""
+    """Threads that each repeat a step until `end`."""
 
     def __init__(self, done: Counter[str], steps: Mapping[str, Callable[[int], None]]) -> None:
-        """`done`: is told how often each was."""
+        """`done`: counts the steps by name."""
         self._done, self.problems, self._stop = done, list[BaseException](), threading.Event()
         self._threads = [threading.Thread(target=self._repeat, args=each) for each in steps.items()]
         self._names = tuple(steps)
@@ -243,11 +243,11 @@ class Busy:
             thread.start()
 
     def all_did(self, least: int) -> bool:
-        """Whether each step was done so often, or one failed."""
+        """Return whether each step was done at least `least` times, or one failed."""
         return bool(self.problems) or all(self._done[name] >= least for name in self._names)
 
     def end(self) -> None:
-        """Raises: what went wrong in any thread."""
+        """Stop the threads. Raises: AssertionError if a thread failed."""
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
@@ -258,13 +258,13 @@ class Busy:
             while not self._stop.is_set():
                 step(self._done[name])
                 self._done[name] += 1
-        except BaseException as error:  # noqa: BLE001 - told by the main thread
+        except BaseException as error:  # noqa: BLE001 - reported by the main thread
             self.problems.append(error)
 
 
 @pytest.mark.parametrize("kind", ["keyed", "append-only"])
 def test_regions_that_move_are_not_noticed(kind: str, moving: Any, made: Any, wait_until: Callable[..., Any]) -> None:
-    """Puts with tokens, streams and reads of several threads, while every region moves again and again."""
+    """Several threads put with tokens, stream and read, while every region moves repeatedly."""
     both, client = moving[kind]()
     rows_of = made.table if kind == "keyed" else append_rows.rows
     number = rows_of([1]).column_names[0]
@@ -299,7 +299,7 @@ def test_regions_that_move_are_not_noticed(kind: str, moving: Any, made: Any, wa
 
 
 def test_a_put_without_a_token_goes_after_its_region(pair: Callable[..., Any], made: Any) -> None:
-    """A daemon that refuses wrote nothing, so nothing can be doubled by asking the next one."""
+    """A daemon that rejects a put wrote nothing, so a retry at the next daemon cannot double a row."""
     both, client = pair()
     for bucket in range(REGIONS):
         both.move(bucket)
@@ -311,7 +311,7 @@ def test_a_put_without_a_token_goes_after_its_region(pair: Callable[..., Any], m
 def test_a_delete_by_filter_goes_after_its_regions(
     pair: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every region has another owner at every piece, and the last ones when the token is recorded."""
+    """Regions change their owners before every piece, and the last ones when the token is recorded."""
     both, client = pair()
     monkeypatch.setattr(deletes, "PIECE", 16)
     client.put(made.rows(range(100)))
@@ -330,7 +330,7 @@ def test_a_delete_by_filter_goes_after_its_regions(
     monkeypatch.setattr(RegionDeletes, "piece", moving(piece, "piece"))
     monkeypatch.setattr(RegionDeletes, "record", moving(record, "record"))
     receipt = client.delete(filter="id >= 10", token="cleaner:1")
-    # A piece whose answer was given up with its owner counts as skipped where it is sent again.
+    # If a piece's answer is lost with its owner, the piece counts as skipped when it is sent again.
     assert (receipt.rows + receipt.skipped, set(receipt.positions)) == (90, {str(region) for region in both.regions})
     assert moved.count("record") == 1
     assert sorted(client.scan(["id"]).read_all()["id"].to_pylist()) == list(range(10))
@@ -343,7 +343,7 @@ def test_a_delete_by_filter_goes_after_its_regions(
 def test_a_delete_by_filter_whose_daemon_is_lost_goes_on_by_its_token(
     when: str, counted: int, pair: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`after`: it has logged its piece and never answers; who asks again finds these rows deleted."""
+    """`after`: the daemon has logged its piece and never answers; the retry finds these rows deleted."""
     both, client = pair()
     client.put(made.rows(range(100)))
     piece, lost = RegionDeletes.piece, list[int]()
@@ -369,7 +369,7 @@ def test_a_delete_by_filter_whose_daemon_is_lost_goes_on_by_its_token(
 def test_a_region_that_is_let_go_in_the_middle_of_a_put_costs_no_token(
     append_only: tuple[Pair, RemoteTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One region of the daemon has written its rows when the next one is gone: only the rest is sent again."""
+    """One region of the daemon has written its rows when the next one is lost: only the rest is sent again."""
     both, _ = append_only
     both.move(1)
     both.move(3)
@@ -407,7 +407,7 @@ def test_endpoints_that_are_down_do_no_harm(pair: Callable[..., Any], made: Any)
 
 
 def test_a_lost_daemon_costs_a_resend(pair: Callable[..., Any], made: Any) -> None:
-    """Its regions are taken over by the other one, while a put and a stream wait for them."""
+    """The other daemon takes its regions over, while a put and a stream wait for them."""
     both, client = pair()
     client.put(made.rows(range(20)))
     rows = made.table(range(100, 200))
@@ -463,7 +463,7 @@ def test_a_timeout_may_be_as_long_as_anybody_likes(pair: Callable[..., Any], mad
 
 
 def test_bytes_in_flight_are_bounded(pair: Callable[..., Any], made: Any) -> None:
-    """Puts that are larger than all the room there is go one after the other, none fails."""
+    """Puts larger than the whole limit run one after the other, and none fails."""
     both, _ = pair()
     with memwal.connect(both.endpoints, in_flight_max=1) as client:
         threads = [
@@ -478,7 +478,7 @@ def test_bytes_in_flight_are_bounded(pair: Callable[..., Any], made: Any) -> Non
 
 
 def test_a_spark_task_follows_its_regions(pair: Callable[..., Any], made: Any, uri: str) -> None:
-    """Every region moves while its rows are on their way, and again before its ack; all rows arrive, once."""
+    """Every region moves while its rows are in flight, and again before its ack; all rows arrive exactly once."""
     both, client = pair()
     rows = shuffled(RouteTask(uri, ())(iter([placed(made.table(range(200)))])))
 
@@ -501,7 +501,9 @@ def test_a_spark_task_follows_its_regions(pair: Callable[..., Any], made: Any, u
 def test_commands_find_all_owners(
     pair: Callable[..., Any], made: Any, small_config: Callable[..., Path], ends: ExitStack
 ) -> None:
-    """By the notes on storage, or where the configuration names them; without an owner of all, storage answers."""
+    """Commands find owners by the notes on storage, or by the configured endpoints; unless all regions have owners,
+    they read storage.
+    """
     both, client = pair()
     client.put(made.rows(range(40)), durable=False)
     configured = load(small_config("named.toml", daemon={"endpoints": [both.endpoints[1]]}), {})

@@ -1,4 +1,4 @@
-"""A client of two daemon processes, one of which is killed and comes back: no call fails, no row is lost or doubled."""
+"""A client of two daemon processes: one is killed and restarted, no call fails, and no row is lost or doubled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REGIONS = 4
 
 
 class Writers:
-    """Threads that put and stream rows with tokens, each number once, until they are told to end."""
+    """Threads that put and stream rows with tokens, each number once, until `end`."""
 
     def __init__(self, table: Any, uri: str) -> None:
         self.acked, self.problems, self._stop = Counter[int](), list[BaseException](), threading.Event()
@@ -42,7 +42,7 @@ class Writers:
             thread.join(120)
 
     def went_on(self) -> Callable[[], bool]:
-        """What tells whether each of them has rows acked in several more steps, or one has failed."""
+        """Return a function that returns whether each thread has had several more steps acked, or one has failed."""
         before = list(self._steps)
         return lambda: bool(self.problems) or all(now > then + 3 for now, then in zip(self._steps, before, strict=True))
 
@@ -55,7 +55,7 @@ class Writers:
                 self.acked.update(numbers)
                 number += 1
                 self._steps[first] = number
-        except BaseException as error:  # noqa: BLE001 - told by the main thread
+        except BaseException as error:  # noqa: BLE001 - reported by the main thread
             self.problems.append(error)
 
     def _put(self, number: int, numbers: range) -> None:
@@ -98,7 +98,7 @@ def test_a_daemon_that_is_killed_costs_time_only(
 def two_that_are_waited_for(
     tmp_path: Path, uri: str, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[Any]]:
-    """Where two daemons serve the table, and both. Only a claim ends the wait for one of them that stands still."""
+    """Return the endpoints and processes of a table's two daemons. Only a claim ends the wait for a stopped daemon."""
     endpoints = spread(2, REGIONS)
     config = append_rows.configured(tmp_path, uri, regions={"count": REGIONS}, daemon={"endpoints": endpoints})
     running = [start_daemon(start, config, endpoint) for endpoint in endpoints]
@@ -187,4 +187,4 @@ def test_a_stream_waits_for_the_only_daemon_to_come_back(
         assert append_rows.counted(table) == Counter(range(10, 30))
         second[0].kill()
     with pytest.raises(memwal.Unavailable, match="does not answer"):
-        memwal.connect(endpoint).put(append_rows.rows(range(3)))  # whoever calls by hand is told at once
+        memwal.connect(endpoint).put(append_rows.rows(range(3)))  # a direct call fails at once

@@ -1,4 +1,4 @@
-"""Results stream: what is held, what a stream shows beside writes, when its moment goes, and how it fails."""
+"""Results stream: the memory they hold, their rows beside writes, the release of their snapshot, and their failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAYS = ("embedded", "flight", "two daemons", "storage")
 
 
 def wide(ids: range, version: int = 0) -> pa.Table:
-    """Rows of 1 KB each."""
+    """Return rows of 1 KB each."""
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.full(len(ids) * WIDTH, version, np.float64)), WIDTH)
     return pa.table(
         {"id": pa.array(ids, pa.int64()), "version": pa.array([version] * len(ids), pa.int64()), "vector": vectors}
@@ -46,7 +46,7 @@ def ends() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def owner(tmp_path: Path, ends: ExitStack) -> Any:
-    """A table of 60 MB in two regions: half of its rows in the base, some in SSTs, some in memtables."""
+    """Yield a table of 60 MB in two regions: half of its rows in the base, some in SSTs, some in memtables."""
     settings = {"memtable": {"size_max": "200MiB", "unflushed_max": "400MiB"}, "commit": {"interval": "1h"}}
     table = memwal.open(tmp_path / "wide.lance", schema=wide(range(0)).schema, key="id", regions=2, settings=settings)
     ends.enter_context(table)
@@ -61,7 +61,7 @@ def owner(tmp_path: Path, ends: ExitStack) -> Any:
 
 
 class Ways:
-    """Ways into one table; the services behind them."""
+    """Ways into one table, and the services behind them."""
 
     def __init__(self, owner: Any, ends: ExitStack) -> None:
         self._owner, self._ends = owner, ends
@@ -72,7 +72,7 @@ class Ways:
             return self._owner
         if way == "storage":
             return self._ends.enter_context(memwal.open(self._owner.base.uri, read_only=True))
-        if way == "two daemons":  # one process, each with the regions of its own by what the client believes
+        if way == "two daemons":  # one process; the client believes that each service owns some regions
             client = self._ends.enter_context(memwal.connect([self._serve(), self._serve()]))
             regions, router = client.router.regions, client.router
             owners = zip(regions, router.endpoints, strict=True)
@@ -111,7 +111,7 @@ def within(seconds: float, met: Callable[[], bool]) -> bool:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
-    """The views that scans hold, as weak references."""
+    """Collect weak references to the views that scans hold."""
     references: list[weakref.ref[Any]] = []
     through = BaseReads.__init__
 
@@ -123,7 +123,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     return references
 
 
-# ---- what is held --------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -146,11 +146,11 @@ def test_a_scan_holds_a_few_batches_whatever_the_size_of_the_table(
     with table.scan() as rows:
         for batch in rows:
             taken += batch.num_rows
-            time.sleep(0.005)  # so that whatever runs ahead does
+            time.sleep(0.005)  # lets readers run ahead
             ahead = max(ahead, made[0] - taken)
             most = max(most, pa.total_allocated_bytes() - before)
     assert taken == ROWS
-    # gRPC holds 4 to 8 MB of a stream, and two streams run ahead here; Lance gives batches of 8,192 rows.
+    # gRPC holds 4 to 8 MB of a stream, and two streams run ahead here; Lance returns batches of 8,192 rows.
     assert ahead <= (35_000 if way == "two daemons" else 30_000)
     assert most < 45e6, f"{most / 1e6:.0f} MB of a table of 62 MB"
 
@@ -185,7 +185,7 @@ def test_a_stream_shows_its_moment_and_never_holds_up_a_writer(owner: Any, ways:
 
 
 def test_a_stream_whose_files_are_collected_raises_or_is_right(owner: Any) -> None:
-    """Base files are opened one after another: whoever removes a version under a stream must not change its rows."""
+    """Base files are opened one by one: removing a version during a stream must not change its rows."""
     rows = owner.scan(["id", "version"])
     taken = [rows.read_next_batch()]
     owner.put(wide(range(40_000), 7))
@@ -220,13 +220,13 @@ def test_files_that_vanish_under_a_stream_are_an_error_and_never_fewer_rows(
         shutil.rmtree(tmp_path / "t.lance" / "data")
         with pytest.raises(memwal.MemWalError) as told:
             list(rows)
-        with pytest.raises(type(told.value)):  # and again: it does not look like the end
+        with pytest.raises(type(told.value)):  # the error repeats: it must not look like the end
             rows.read_next_batch()
         with suppress(memwal.MemWalError):
             table.close()
 
 
-# ---- the end of a moment -------------------------------------------------------------------------------------------
+# ---- the end of a snapshot -----------------------------------------------------------------------------------------
 
 LEAVES: dict[str, Callable[[RowStream], object]] = {
     "close": lambda rows: rows.close(),
@@ -249,7 +249,7 @@ def test_an_abandoned_result_lets_its_moment_go_within_a_second(
         del rows
     else:
         LEAVES[leave](rows)
-    # A second is promised; a busy machine gets more.
+    # The promise is one second; a busy machine gets more.
     assert within(10.0, lambda: not [view for view in held if view() is not None])
 
 

@@ -1,4 +1,4 @@
-"""The tests' own S3 server keeps the promises that a log needs, and comes and goes as it should."""
+"""The tests' S3 server keeps the promises that a log needs, and starts and stops as it should."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.s3_server import S3Server
 
 
 def create(server: S3Server, key: str, body: bytes) -> int:
-    """Status of a put-if-absent."""
+    """Return the status of a put-if-absent."""
     try:
         answer = server.client.put_object(Bucket=BUCKET, Key=key, Body=body, IfNoneMatch="*")
     except ClientError as error:

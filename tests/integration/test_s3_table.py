@@ -1,4 +1,4 @@
-"""A table on S3: everything a user does with one, on a real server."""
+"""A table on S3: everything that a user does with a table, on a real server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ SECRETS = {"S3_KEY": "access_key_id", "S3_SECRET": "secret_access_key"}
 
 @pytest.fixture
 def open_s3() -> Iterator[Callable[..., Any]]:
-    """Opens the small table at an `S3Table`, created at the first call; what is left open is closed at the end."""
+    """Open the small table at an `S3Table`, creating it at the first call; the fixture closes open
+    tables at the end.
+    """
     opened = []
 
     def open_table(at: Any, *, regions: int = 2, **sections: Any) -> Any:
@@ -53,13 +55,13 @@ def open_s3() -> Iterator[Callable[..., Any]]:
 
     yield open_table
     for table in opened:
-        with suppress(memwal.MemWalError):  # fenced, or its storage was made to fail
+        with suppress(memwal.MemWalError):  # fenced, or its storage fails
             table.close()
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, str | None]]]:
-    """Writes the configuration of the small table on S3, and returns it with the environment its secrets are in."""
+    """Write the configuration of the small table on S3; return it with the environment of its secrets."""
 
     def write(at: Any, **changes: Mapping[str, Any]) -> tuple[Path, dict[str, str | None]]:
         uri, options = at
@@ -77,7 +79,7 @@ def config(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, str | None]]]:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs a command as `memwal` does, in this process: a new one imports for seconds what this one has."""
+    """Run a command like `memwal`, in this process: a new process would import for seconds."""
 
     def run(*arguments: str | Path, env: Mapping[str, str | None]) -> Ran:
         monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
@@ -109,7 +111,7 @@ def test_every_read_at_every_level_then_flush_and_commit(open_s3: Callable[..., 
     table.put(made.table(range(300)))
     table.flush()
     table.commit()
-    table.put(made.rows([1], 1))  # flushed, not committed
+    table.put(made.rows([1], 1))  # flushed, but not committed
     table.flush()
     table.put(made.rows([2], 1))  # in the log
     table.delete([3])
@@ -263,7 +265,7 @@ def test_mistakes_are_told_in_one_line_without_secrets(
         assert pauses == [], "asking again does not mend a mistake, and a daemon that starts tells at once"
 
 
-# ---- what it asks of storage -----------------------------------------------------------------------------------------
+# ---- requests to storage ---------------------------------------------------------------------------------------------
 
 
 def test_an_idle_region_makes_no_request(
@@ -290,7 +292,7 @@ def test_puts_of_a_busy_region_are_bounded_by_round_trips(
         caller.join()
     sent = [request for request in fault_proxy.requests if request.method == "PUT" and "/wal/" in request.key]
     assert all(later.at > one.at + 0.9 * round_trip for one, later in pairwise(sent))  # one at a time
-    assert len(sent) <= callers * each / 4  # callers share them
+    assert len(sent) <= callers * each / 4  # callers share entries
     fault_proxy.heal()
     assert table.count() == callers * each
 
@@ -307,17 +309,18 @@ def test_a_region_changes_hands_in_few_requests_one_after_the_other(
     for number in range(3):
         table.put(made.rows([number]))
     (region,) = table.base.regions
-    before = table.before_claim(region)  # while it is still served
+    before = table.before_claim(region)  # while it still has an owner
     table.release(region)
     fault_proxy.forget()
     table.acquire(region, before)
     assert _asked(fault_proxy) == {
         ("LIST", "wal"): 1,
-        # Hint, newest, none behind it; behind each of the two that are written: the one before is in its place.
+        # The hint, the newest manifest, none after it; after each of the two writes, the manifest before it must still
+        # exist.
         ("GET", "manifest"): 5,
         ("PUT", "manifest"): 3,  # the epoch, the sentinel's position, the hint
         ("PUT", "owner.json"): 1,
-        ("GET", "wal"): 4,  # the newest, then all of them, several at once
+        ("GET", "wal"): 4,  # the newest entry, then all entries, several at once
         ("PUT", "wal"): 1,
     }
     assert table.count() == 3
@@ -335,24 +338,24 @@ def test_a_claimer_that_was_told_makes_few_requests(
     fault_proxy.forget()
     table.acquire(region, replace(before, released=released))
     assert _asked(fault_proxy) == {
-        ("GET", "manifest"): 2,  # behind each of the two that are written: the one before is in its place
+        ("GET", "manifest"): 2,  # after each of the two writes, the manifest before it must still exist
         ("PUT", "manifest"): 3,
         ("PUT", "owner.json"): 1,
-        ("GET", "wal"): 4,  # beside them
+        ("GET", "wal"): 4,  # in parallel
         ("PUT", "wal"): 1,
     }
     assert table.count() == 3
 
 
 def _asked(fault_proxy: Any) -> Mapping[tuple[str, str], int]:
-    """How often each kind of object of a region was asked for, by method."""
+    """Return the number of requests by method and kind of object of a region."""
     return Counter((each.method, each.key.split("/")[4]) for each in fault_proxy.requests)
 
 
 def test_storage_that_fails_is_asked_a_bounded_number_of_times(
     open_s3: Callable[..., Any], s3_table_through_proxy: Any, fault_proxy: Any, made: Any
 ) -> None:
-    limits = {"put_timeout": "10s", "retry_budget": "12500ms"}  # an answer at once, and 2.5 s of asking again
+    limits = {"put_timeout": "10s", "retry_budget": "12500ms"}  # one immediate answer, and 2.5 s of retries
     table = open_s3(s3_table_through_proxy, regions=1, wal=limits)
     table.put(made.rows(range(5)))
     fault_proxy.inject(faults.answers(503, "SlowDown"), times=None)
@@ -385,7 +388,9 @@ def test_a_read_while_storage_is_down_is_unavailable_and_not_corrupt(
 
 
 def test_lance_commits_by_conditional_puts_too(s3_table_through_proxy: Any, fault_proxy: Any, made: Any) -> None:
-    """Two commits of one version: storage, and not the order of arrival, decides; the loser is told and goes after."""
+    """Two commits of one version: storage decides, and not the order of arrival; the loser gets an error and commits
+    the next version.
+    """
     uri, options = s3_table_through_proxy
     lance.write_dataset(made.table(range(3)), uri, storage_options=options)
     fault_proxy.inject(faults.answers(412, "PreconditionFailed"), method="PUT", key="_versions/", times=1)

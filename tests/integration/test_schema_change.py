@@ -1,4 +1,4 @@
-"""Columns that somebody adds or drops with Lance while rows are on their way: none of them is lost."""
+"""Another program adds or drops columns with Lance while rows are not committed yet: no row is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import Made
 
 
 def filled(table: Any, made: Made) -> None:
-    """Rows in the base table, in SSTs and in memtables."""
+    """Put rows into the base table, into SSTs and into memtables."""
     for first in (0, 10, 20):
         table.put(made.rows(range(first, first + 10)))
         if first < 20:
@@ -30,7 +30,7 @@ def test_a_nullable_column_added_to_a_table_in_use(
     table = open_small()
     filled(table, made)
     lance.dataset(uri).add_columns(pa.field("grade", pa.int64()))
-    if not reopened:  # who has it open goes on as before
+    if not reopened:  # an open table works as before
         table.put(made.rows([30]))
         table.flush()
         table.commit()
@@ -74,7 +74,7 @@ def test_a_put_with_the_name_of_a_dropped_column_that_another_has_now(
     table = open_small()
     filled(table, made)
     lance.dataset(uri).drop_columns(["price"])
-    table.scan().read_all()  # the table knows that it is gone
+    table.scan().read_all()  # the table knows that the column was dropped
     lance.dataset(uri).alter_columns({"path": "name", "name": "price"})
     row = {name: value for name, value in made.row(40).items() if name not in {"name", "price"}}
     table.put([row | {"price": "ten"}])
@@ -105,7 +105,7 @@ def _again(uri: str) -> Any:
 
 
 def test_a_table_without_its_key_is_refused_in_one_line(open_small: Callable[..., Any], uri: str, made: Made) -> None:
-    """Lance drops key columns without a word."""
+    """Lance drops key columns without an error."""
     table = open_small()
     filled(table, made)
     table.close()

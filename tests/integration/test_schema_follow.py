@@ -1,4 +1,6 @@
-"""Somebody changes the table with Lance while it is open: reads, puts and commits go on, and no row is lost."""
+"""Another program changes the table with Lance while it is open: reads, puts and commits continue,
+and no row is lost.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ WAYS = ("embedded", "daemon", "storage")
 
 
 class Open:
-    """One owner with rows at every level (0-9 base, 10-19 SST, 20-29 memtable), and whoever reads it as `way` says."""
+    """One owner with rows at every level (0-9 base, 10-19 SST, 20-29 memtable), and a reader of the kind `way`."""
 
     def __init__(self, table: Any, reader: Any, uri: str, made: Made) -> None:
         self.table, self.reader, self.uri, self.made = table, reader, uri, made
@@ -37,7 +39,7 @@ class Open:
         return {row["id"]: row for row in self.reader.scan(level=level).read_all().to_pylist()}
 
     def expected(self, ids: Any, **changed: Any) -> dict[int, Any]:
-        """The rows as they were put, but for `changed`: a column's new name, or None where it is gone."""
+        """Return the rows as they were put, except for `changed`: a column's new name, or None if it was dropped."""
         rows = {}
         for id in ids:
             row = {changed.get(name, name): value for name, value in self.made.row(id).items()}
@@ -71,7 +73,7 @@ def opened(request: Any, open_small: Callable[..., Any], uri: str, made: Made) -
 
 
 def writer(opened: Open) -> Any:
-    """Who can put: the daemon's client, or the owner."""
+    """Return the handle that can put: the daemon's client, or the owner."""
     return opened.table if isinstance(opened.reader, StoredTable) else opened.reader
 
 
@@ -142,7 +144,7 @@ def test_a_renamed_column_keeps_its_values_at_every_level(opened: Open, old: str
         assert opened.there(level) == {id: expected[id] for id in ids}
     with pytest.raises(memwal.Invalid, match=f"column '{old}' is called 'other' since version"):
         opened.reader.scan([old])
-    if old == "vector":  # the index goes with its column
+    if old == "vector":  # the index is dropped with its column
         assert opened.reader.search("other", expected[25]["other"], k=1)["id"].to_pylist() == [25]
     if old == "body":
         word = expected[25]["other"].split()[0]
@@ -167,10 +169,10 @@ def test_a_column_dropped_and_added_anew_has_no_values_of_the_old_one(opened: Op
 
 
 def test_a_put_with_an_added_column_is_taken_at_once(opened: Open, made: Made) -> None:
-    """Nobody read or committed since: the put itself finds out."""
+    """No read or commit came in between: the put itself detects the new column."""
     opened.lance.add_columns(pa.field("grade", pa.int64()))
     writer(opened).put([made.row(5, 1) | {"grade": 7}, made.row(40) | {"grade": 8}])
-    writer(opened).put(made.rows([41]), missing="null")  # and one without it
+    writer(opened).put(made.rows([41]), missing="null")  # and a row without it
     expected = {id: row | {"grade": None} for id, row in opened.expected([*range(30), 40, 41]).items()}
     expected[5] = made.row(5, 1) | {"grade": 7}
     expected[40]["grade"] = 8
@@ -182,7 +184,7 @@ def test_a_put_with_an_added_column_is_taken_at_once(opened: Open, made: Made) -
 
 def test_a_put_with_a_dropped_column_is_refused_in_one_line_once_it_is_known(opened: Open, made: Made) -> None:
     opened.lance.drop_columns(["price"])
-    opened.table.put(made.rows([30]))  # nobody has looked: taken, and the dropped column is left out at the commit
+    opened.table.put(made.rows([30]))  # the change is not detected yet: accepted, and the commit leaves it out
     assert len(opened.there()) == 31
     assert opened.table.count() == 31
     told = "column 'price' was dropped from the table in version [0-9]+: leave it out of the rows"
@@ -220,7 +222,7 @@ def test_whatever_comes_first_after_a_change_loses_nothing(opened: Open, made: M
 
 
 def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open) -> None:
-    """What is replayed was put before, in the old columns; what was flushed too."""
+    """Replayed and flushed rows have the old columns."""
     opened.lance.alter_columns({"path": "price", "name": "cost"}, {"path": "vector", "name": "at"})
     opened.lance.drop_columns(["name"])
     expected = opened.expected(range(30), price="cost", vector="at", name=None)
@@ -250,7 +252,7 @@ def test_a_table_that_commits_by_itself_takes_a_change_over(
 
 
 def test_an_index_dropped_by_somebody_is_missed_by_no_read_and_built_again(opened: Open, made: Made) -> None:
-    """It is part of what the table was set up with; who wants to be rid of it drops the column."""
+    """The index belongs to the table's set-up; a user who does not want it drops the column."""
     for name in ("body_idx", "price_idx"):
         opened.lance.drop_index(name)
     expected = opened.expected(range(30))
@@ -274,7 +276,7 @@ def test_an_index_made_by_somebody_changes_nothing(opened: Open) -> None:
 def test_an_older_version_restored_before_its_ssts_were_pruned(
     opened: Open, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The SSTs that it does not hold are still listed: they are read, and committed again."""
+    """The SSTs missing in that version are still listed: they are read, and committed again."""
     before = opened.lance.version
     with monkeypatch.context() as patched:
         patched.setattr("memwal.flush.commits.committer._prune_all", lambda *_: None)
@@ -286,7 +288,7 @@ def test_an_older_version_restored_before_its_ssts_were_pruned(
 
 
 def test_an_older_version_restored_after_its_ssts_were_pruned(opened: Open, made: Made) -> None:
-    """Rows that were committed after that version are gone with it, as asked for; nothing else is."""
+    """The rows committed after that version are lost, as requested, and no others."""
     before = opened.lance.version
     opened.drain()
     lance.dataset(opened.uri, version=before).restore()
@@ -316,7 +318,7 @@ def test_a_key_dropped_under_an_open_table_is_said_in_one_line_and_costs_no_row(
         with pytest.raises(memwal.Invalid, match="its key columns are missing in version") as refused:
             act()
         assert "\n" not in str(refused.value)
-    opened.table.put(made.rows([30]))  # what is acknowledged is in the log
+    opened.table.put(made.rows([30]))  # an acknowledged row is in the log
     opened.table.flush()
     lance.dataset(opened.uri, version=whole).restore()
     opened.drain()
@@ -329,7 +331,7 @@ def test_a_key_dropped_under_an_open_table_is_said_in_one_line_and_costs_no_row(
 def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
     open_small: Callable[..., Any], uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A put was brought into the old columns; before its region gets it, another thread takes a change over."""
+    """A put was converted to the old columns; before its region gets it, another thread applies a change."""
     table = open_small()
     table.put(made.rows(range(10)))
     submit = table_writes.written
@@ -354,7 +356,7 @@ def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
 def test_a_stream_opened_before_the_change_is_applied_in_the_new_columns(
     open_small: Callable[..., Any], uri: str, made: Made
 ) -> None:
-    """The Spark sink's way in: a region's rows, in the columns that the owner had when the stream began."""
+    """The Spark sink streams a region's rows in the columns that the owner had when the stream began."""
     table = open_small(regions=1)
     table.put(made.rows(range(10)))
     rows = made.table(range(10, 20))
@@ -385,7 +387,7 @@ def test_lingering_rows_are_appended_in_the_columns_they_were_put_in(
 def test_a_search_after_the_vector_column_of_a_large_table_was_renamed(
     open_small: Callable[..., Any], uri: str, made: Made
 ) -> None:
-    """With an index that is built, and a model that memtables and SSTs take from it."""
+    """An index is built, and memtables and SSTs use its model."""
     table = open_small()
     table.put(made.rows(range(400)))
     table.flush()

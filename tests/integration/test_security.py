@@ -1,4 +1,4 @@
-"""Bearer tokens and TLS: who is let in, who is not, what is refused, and that no secret is ever shown."""
+"""Bearer tokens and TLS: which clients get access, which calls are rejected, and that no secret is ever shown."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files of an authority and of a server on loopback that it vouches for."""
+    """PEM files of an authority, and of a server on loopback with a certificate of this authority."""
 
     ca: Path
     cert: Path
     key: Path
     stranger: Path
-    """Another authority."""
+    """The certificate of another authority."""
 
     @property
     def settings(self) -> dict[str, str]:
-        """Those of [daemon], token included."""
+        """Return the settings of [daemon], with the token."""
         found = {"tls_cert": str(self.cert), "tls_key": str(self.key), "tls_ca": str(self.ca)}
         return {**found, "token": "env:MEMWAL_TEST_TOKEN"}
 
     @property
     def context(self) -> ssl.SSLContext:
-        """A client's."""
+        """Return the TLS context of a client."""
         return ssl.create_default_context(cafile=str(self.ca))
 
 
@@ -64,7 +64,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def serve(start: Callable[..., Any], config: Path) -> tuple[Any, str, str]:
-    """A daemon with an HTTP edge: the process, its endpoint, its URL."""
+    """Start a daemon with an HTTP edge; return the process, its endpoint, its URL."""
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=ENV)
     url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
     return running, running.line_with("serving").rsplit(" ", 1)[1], url
@@ -96,7 +96,7 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
     with pytest.raises(memwal.Invalid, match="no certificate in PEM"):
         memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.key)
     doubtful = {**ENV, "MEMWAL__DAEMON__TLS_CA": str(certificates.stranger)}
-    for command in ("status", "flush"):  # a daemon that lives is not taken for one that ended, and fenced
+    for command in ("status", "flush"):  # a live daemon is not treated as ended, and not fenced
         ran = cli(command, config, env=doubtful)
         assert (ran.code, len(ran.error_lines)) == (2, 1), ran.err
         assert "tls_ca" in ran.err
@@ -158,7 +158,7 @@ def test_a_pipeline_reaches_its_daemon_through_both(
     made: Any,
     wait_until: Callable[..., Any],
 ) -> None:
-    """The sink's tasks, the driver, and the driver's own HTTP edge, which asks for the same."""
+    """The sink's tasks, the driver, and the driver's own HTTP edge, which requires the same token."""
     (tmp_path / "in").mkdir()
     for number in range(2):
         pq.write_table(made.table(range(number * 20, number * 20 + 20)), tmp_path / "in" / f"{number}.parquet")
@@ -176,8 +176,8 @@ def test_a_pipeline_reaches_its_daemon_through_both(
         return scraped(url, context, **headers)(name)
 
     assert fetch(f"{url}/metrics", context)[0] == 401
-    wait_until(lambda: told("memwal_run_rows_total") == 40, timeout=3 * PATIENCE, every=0.5)  # Spark starts
-    wait_until(lambda: told("memwal_run_queryable_seconds_count") == 40)  # what is counted last of a micro-batch
+    wait_until(lambda: told("memwal_run_rows_total") == 40, timeout=3 * PATIENCE, every=0.5)  # Spark's start takes long
+    wait_until(lambda: told("memwal_run_queryable_seconds_count") == 40)  # the last counter of a micro-batch
     assert told("memwal_run_micro_batches_total") == told("memwal_run_batch_id") + 1 == 2
     assert told("memwal_run_ack_seconds_count") == 4
     assert told("memwal_source_lag_seconds") > 0
@@ -188,7 +188,7 @@ def test_a_pipeline_reaches_its_daemon_through_both(
     assert fetch(f"{url}/live", context)[0] == 401
 
     def shown() -> Any:
-        """What the page at / shows, once the daemon has told the newest rows."""
+        """Return the data of the page at / once the daemon has reported the newest rows, else None."""
         found = json.loads(fetch(f"{url}/live", context, **headers)[1])
         return found if sum(region["memtable_rows"] for region in found["regions"]) == 40 else None
 
@@ -204,7 +204,7 @@ def test_a_pipeline_reaches_its_daemon_through_both(
     assert not any(TOKEN in line for line in (*running.lines, *running.errors))
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- rejected settings and calls -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secured", [(), ("token",), ("tls_cert", "tls_key")])

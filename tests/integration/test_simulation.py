@@ -1,6 +1,6 @@
-"""The simulation of the log: some seeds, one seed one run, and what it would find if it were there.
+"""The simulation of the log: some seeds, equal runs for one seed, and the planted faults that it finds.
 
-Seeds run in two processes beside each other; every failure names its seed. Thousands of seeds: `make simulate`.
+Seeds run in two parallel processes; every failure names its seed. `make simulate` runs thousands of seeds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_a_trace_names_time_actor_call_and_answer() -> None:
 
 @pytest.mark.timeout(900)
 def test_planted_faults_are_found(pool: ProcessPoolExecutor) -> None:
-    """The value of every green run: what an implementation may get wrong shows up within a few seeds."""
+    """The worth of a green run: a typical mistake of an implementation shows within a few seeds."""
     names = (*PLANTED, *WITHOUT_A_KEY, *OF_LEASES)
     hunts = {name: pool.submit(found_by, name) for name in names}
     missed = [name for name, hunt in hunts.items() if hunt.result() is None]

@@ -1,5 +1,5 @@
-"""A process that puts, commits, collects and reads for long keeps no more files and threads than it began with; where
-it does, the judge of `tests.soak` says so.
+"""A process that puts, commits, collects and reads for long keeps no more files and threads than at its beginning;
+otherwise the judge of `tests.soak` reports it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from tests.soak.trends import Verdict, judge
 
 BATCHES, SAMPLES = 1800, 8
 DESCRIPTORS, THREADS, FILES = 40, 40, 400
-"""What may come and go: files that are read at that moment or wait to be collected, Lance's threads for calls that
-block."""
+"""Allowed fluctuations: files that are read at that moment or wait for collection, and Lance's threads for blocking
+calls.
+"""
 
 
 def test_descriptors_threads_and_files_stay_where_they_were(tmp_path: Path) -> None:
@@ -34,15 +35,15 @@ def test_descriptors_threads_and_files_stay_where_they_were(tmp_path: Path) -> N
     assert samples[-1]["batches"] == BATCHES
     for name, most in (("descriptors", DESCRIPTORS), ("threads", THREADS), ("files", FILES)):
         before, after = ([each[name] for each in some] for some in (samples[2:4], samples[-2:]))
-        assert min(after) <= max(before) + most, samples  # files come and go in waves, with each collection
+        assert min(after) <= max(before) + most, samples  # the number of files rises and falls with each collection
 
 
 FLUSHES = 80
-"""More than directories of SSTs whose descriptors a local store keeps."""
+"""More than the number of SST directories whose descriptors a local store keeps open."""
 
 
 def flushes(table: Any, made: Made, first: int) -> Verdict:
-    """The descriptors of this process over so many flushes, held against the soak's bar for daemons. A flush stands for
+    """Compare the descriptors of this process during some flushes with the soak's limit for daemons. A flush stands for
     15 s.
     """
     samples = []

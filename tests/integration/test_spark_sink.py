@@ -1,4 +1,4 @@
-"""The sink inside Spark: micro-batches into regions exactly once, rows never through the driver."""
+"""The sink inside Spark: micro-batches reach regions exactly once, and their rows never pass through the driver."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.s3_server import free_ports
 from tests.support.clock import FakeClock
 
 RESULT_LIMIT = 64 << 10
-"""Bytes that tasks may send to the driver: receipts fit, the rows of the test that needs it do not."""
+"""Maximum bytes that tasks may send to the driver: enough for receipts, too few for the rows of the test."""
 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Spark for the module; a driver that cannot take rows."""
+    """Start one Spark for the module, with a driver that cannot receive rows."""
     source = {"spark": {"spark.driver.maxResultSize": str(RESULT_LIMIT)}}
     settings = load({"table": {"uri": str(tmp_path_factory.mktemp("unused"))}, "source": source}, {})
     session = start_session(configuration(settings, 2, once=True))
@@ -50,7 +50,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 _LAST_SECOND = ((1 << 43) - 1) // 1_000
-"""Of 2248, the last that fits into the number."""
+"""The last second of 2248 that fits into the number."""
 
 
 class Stream:
@@ -65,7 +65,7 @@ class Stream:
         self.sink = MemWalSink(config, on_batch=self.batches.append)
 
     def land(self, *tables: pa.Table) -> None:
-        """Let files land, one per table, in this order."""
+        """Put files into the source, one per table, in this order."""
         feed = self.source.parent / "feed"
         feed.mkdir(exist_ok=True)
         for table in tables:
@@ -73,7 +73,9 @@ class Stream:
         Feed(feed, self.source, 0.0, FakeClock()).land_all()
 
     def run(self, schema: pa.Schema, through: Callable[[Any], Any] = lambda frame: frame) -> None:
-        """Process what is there, `through` a change of the frame. Raises: what ended the query, as the kind it is."""
+        """Process the existing files, with `through` applied to the frame. Raises: the error that ended the query, with
+        its kind.
+        """
         frame = through(read_stream(self.spark, self.settings.source, schema).frame)
         writer = frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", str(self.checkpoint))
         query = writer.trigger(availableNow=True).start()
@@ -95,7 +97,7 @@ class Stream:
 
 @pytest.fixture
 def stream(spark: Any, small_config: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Stream]]:
-    """Makes a stream into the small table; its child daemon ends with the test."""
+    """Make a stream into the small table; its child daemon ends with the test."""
     made: list[Stream] = []
 
     def make(files_per_trigger: int = 1, **table: str) -> Stream:
@@ -196,7 +198,7 @@ def test_a_replayed_micro_batch_is_applied_once(stream: Callable[..., Stream], m
     source.run(made.schema)
     before = [region["wal_position"] for region in source.status()["regions"]]
     for done in (source.checkpoint / "commits").iterdir():
-        done.unlink()  # as if the driver had died between the acks and its own note of them
+        done.unlink()  # as if the driver had died between the acks and its own record of them
     source.run(made.schema)
     assert [batch.batch_id for batch in source.batches] == [0, 0]
     assert [region.applied for region in source.batches[1].regions] == [False, False]
@@ -204,7 +206,9 @@ def test_a_replayed_micro_batch_is_applied_once(stream: Callable[..., Stream], m
 
 
 def test_a_checkpoint_that_was_set_back_is_refused(stream: Callable[..., Stream], made: Any, tmp_path: Path) -> None:
-    """Its micro-batches have other rows under numbers that the regions have applied: they would be left out unsaid."""
+    """Its micro-batches have other rows under numbers that the regions have applied, so the rows would be dropped
+    silently.
+    """
     source = stream()
     source.land(made.table(range(30)))
     source.run(made.schema)
@@ -224,7 +228,9 @@ def test_a_checkpoint_that_was_set_back_is_refused(stream: Callable[..., Stream]
 def test_of_a_checkpoint_that_was_set_back_no_region_takes_anything(
     same: bool, stream: Callable[..., Stream], made: Any, tmp_path: Path
 ) -> None:
-    """Not one that is behind the others either: it would take the rows once more when the newest checkpoint is back."""
+    """No region takes rows, not even one behind the others: it would take them again once the newest checkpoint is
+    back.
+    """
     source = stream(files_per_trigger=3)
     rows, more = made.table(range(30)), made.table(range(30), version=1)
     source.land(rows)
@@ -273,7 +279,7 @@ def test_rows_never_pass_through_the_driver(stream: Callable[..., Stream], made:
     texts = ["".join(map(chr, rng.integers(33, 120, 400))) for _ in range(2000)]
     wide = made.table(range(2000)).set_column(1, "name", pa.array(texts))
     source.land(wide)
-    with pytest.raises(Exception, match="maxResultSize"):  # the guard works: this driver cannot take these rows
+    with pytest.raises(Exception, match="maxResultSize"):  # the limit works: this driver cannot receive these rows
         source.spark.read.parquet(str(source.source)).collect()
     source.run(made.schema)
     assert source.batches[0].rows == 2000
@@ -317,7 +323,7 @@ def test_a_child_daemon_that_cannot_come_back_is_named(
     Path(source.settings.table.uri).unlink()
     shutil.move(tmp, source.settings.table.uri)
     source.land(made.table(range(30, 60)))
-    source.run(made.schema)  # with another child
+    source.run(made.schema)  # with a new child
     assert sorted(source.names()) == list(range(60))
 
 
@@ -376,7 +382,7 @@ def test_a_micro_batch_that_is_too_large_for_one_task_is_shuffled_and_applied_on
 def test_paths_of_files_are_left_out_until_one_is_asked_for(
     stream: Callable[..., Stream], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One task takes each micro-batch but the first; what it is given tells whether paths were."""
+    """One task processes each micro-batch but the first; its arguments show whether the paths are left out."""
     monkeypatch.setattr(spark_sink, "WITHOUT_PATHS_FROM", 10)
     monkeypatch.setattr(spark_sink, "WITH_PATHS_FOR", 2)
     collected, given = PreparedTask.collected, list[bool]()

@@ -1,4 +1,4 @@
-"""`spark.read.format("memwal")` in a real Spark: levels, partitions, options, one moment for a frame."""
+"""`spark.read.format("memwal")` in a real Spark: levels, partitions, options, one snapshot per frame."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Spark for the module; its new sessions know nothing of memwal."""
+    """Start one Spark for the module; its new sessions do not have memwal registered."""
     settings = load({"table": {"uri": str(tmp_path_factory.mktemp("unused"))}}, {})
     spark = start_session(configuration(settings, 2, once=True))
     yield spark
@@ -29,7 +29,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def spark(session: Any) -> Any:
-    """The session with the source registered, as a user does it."""
+    """Return the session with the source registered, as a user does it."""
     memwal.register_spark(session)
     return session
 
@@ -47,14 +47,14 @@ def plain(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def refused(act: Callable[[], Any]) -> str:
-    """The lines that memwal says in the exception of Spark."""
+    """Return memwal's lines in Spark's exception."""
     with pytest.raises(Exception, match="memwal") as caught:
         act()
     return str(caught.value).partition("memwal.ingest.errors.")[2]
 
 
 def layered(table: Any, made: Any) -> None:
-    """Rows in every level: the base in several fragments, SSTs of all regions, and the tail; with deletes."""
+    """Fill every level: the base in several fragments, SSTs of all regions, and the WAL tail; with deletes."""
     for start in range(0, 90, 30):
         table.put(made.table(range(start, start + 30)))
         table.flush()
@@ -100,7 +100,7 @@ def test_a_frame_is_one_moment_for_all_its_reads_also_beside_a_writer(
     before = plain(table.scan(["id", "name"]).read_all())
     read = frame(spark, uri, columns="id,name", rows_per_partition=30)
     given = spark.read.format("memwal").schema("name string, id long").load(uri)
-    assert given.count() == len(before)  # a frame with a schema of the user gets its moment here
+    assert given.count() == len(before)  # a frame with a user's schema gets its snapshot here
     table.put(made.table(range(60), 7))
     table.delete([70])
     table.flush()
@@ -222,7 +222,9 @@ def test_a_read_whose_objects_were_deleted_says_read_again(
 def test_sparks_own_pushdown_of_filters_is_not_used_because_it_mixes_up_the_reads_of_a_frame(
     spark: Any, open_small: Callable[..., Any], uri: str, made: Any
 ) -> None:
-    """The reason why filters are an option. When Spark is mended, the first part fails: push filters down then."""
+    """The reason why filters are an option. If the first part fails, Spark has fixed the fault:
+    push filters down then.
+    """
     from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputPartition
 
     class Pushing(DataSourceReader):

@@ -40,8 +40,9 @@ def rows(*pairs: tuple[int, int]) -> list[dict[str, int]]:
 
 
 def finished(writer: Any) -> None:
-    """Run a query from its checkpoint to its end. Spark gives a new Python process ten seconds to start, and ends the
-    query if that takes longer, as it may on a busy machine; then it is started again."""
+    """Run a query from its checkpoint to its end. Spark ends the query if a new Python process takes longer than ten
+    seconds to start, as on a busy machine; then the function starts it again.
+    """
     for _ in range(6):
         query = writer.start()
         try:
@@ -56,7 +57,9 @@ def finished(writer: Any) -> None:
 
 
 class Reading:
-    """A query over the changes of a table, run again and again from its checkpoint; keeps what each micro-batch had."""
+    """A query over the changes of a table, run repeatedly from its checkpoint; it keeps the rows of
+    each micro-batch.
+    """
 
     def __init__(self, spark: Any, uri: str, at: Path, **options: Any) -> None:
         self.spark, self.uri, self.checkpoint, self.options = spark, uri, at, {"since": "earliest"} | options
@@ -78,7 +81,7 @@ class Reading:
 
 
 def plain(changes: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """In the order of the log, regions one after the other."""
+    """Return the changes in the order of the log, one region after the other."""
     found = [tuple(row.values()) for row in changes]
     return sorted(found, key=lambda row: (*row[1:4], "post" in row[0]))
 
@@ -172,7 +175,7 @@ def test_what_is_wrong_with_a_stream_is_one_line(spark: Any, uri: str, tmp_path:
 
 
 class Writing:
-    """A query from JSON files into a table by name, run again and again from its checkpoint."""
+    """A query from JSON files into a table by name, run repeatedly from its checkpoint."""
 
     def __init__(self, spark: Any, tmp_path: Path, **options: str) -> None:
         self.spark, self.options = spark, options
@@ -196,7 +199,7 @@ class Writing:
 
 
 def forget_last_commit(checkpoint: Path) -> int:
-    """Let Spark repeat the last micro-batch of a query; return its number."""
+    """Make Spark repeat the last micro-batch of a query; return its number."""
     last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
     for name in (str(last), f".{last}.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
@@ -220,7 +223,7 @@ def test_a_written_micro_batch_is_applied_once_however_often_and_in_whatever_par
     with memwal.connect(uri) as table:
         assert len(table) == 50
         forget_last_commit(writing.checkpoint)
-        writing.run(partitions=3)  # every region has applied it
+        writing.run(partitions=3)  # every region has applied the batch
         assert len(table) == 50
         writing.land(rows(*((id, 1) for id in range(40))))
         writing.run(partitions=1)
@@ -236,7 +239,7 @@ def test_a_written_micro_batch_is_applied_once_however_often_and_in_whatever_par
 
 
 def refused(act: Callable[[], Any]) -> str:
-    """The lines that memwal says in the exception of Spark."""
+    """Return memwal's lines in Spark's exception."""
     with pytest.raises(Exception, match="memwal") as caught:
         act()
     return str(caught.value).partition("memwal.ingest.errors.")[2]

@@ -1,4 +1,4 @@
-"""Tasks that Spark runs twice at a time, since the first seems slow: both send the same rows to the same regions."""
+"""Spark runs a task twice at a time if the first attempt seems slow: both send the same rows to the same regions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.spark_cluster import SparkCluster, quick
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A cluster of two hosts, since Spark runs a copy on another host than the first."""
+    """Start a cluster of two hosts, since Spark runs a copy on a different host."""
     with SparkCluster.started(tmp_path_factory.mktemp("spark")) as cluster:
         more = {**quick(cluster.master), **SPECULATION, "spark.executorEnv.PYTHONPATH": str(ROOT)}
         session = cut_spark(tmp_path_factory.mktemp("unused"), cluster.master, more)
@@ -73,6 +73,6 @@ def test_a_micro_batch_that_is_written_by_name_has_each_row_once(
         .options(path=uri, checkpointLocation=str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
     )
-    assert (tmp_path / "place" / "waits").exists()  # nothing released that task, so a copy has done its work
+    assert (tmp_path / "place" / "waits").exists()  # the first task is still blocked, so a copy has done its work
     with memwal.connect(uri) as table:
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == list(range(ROWS))

@@ -1,4 +1,4 @@
-"""SQL over tables: answers, one moment, what is pushed down, streams and their end, errors, the command."""
+"""SQL over tables: answers, one snapshot, push-down, streams and their end, errors, the command."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows(ids: range, seed: int) -> pa.Table:
 
 
 def condition(draw: random.Random, depth: int = 0) -> str:
-    """A condition that DataFusion can plan, or cannot."""
+    """Return a random condition, which DataFusion may be able to plan or not."""
     kind = draw.random()
     if depth < 3 and kind < 0.5:
         parts = [condition(draw, depth + 1) for _ in range(2)]
@@ -93,7 +93,9 @@ def ends() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def owner(tmp_path: Path, ends: ExitStack) -> Any:
-    """Rows of every type at every level, newer versions and deletes above older ones; some columns are indexed."""
+    """Yield rows of every type at every level, newer versions and deletes above older ones; some
+    columns are indexed.
+    """
     indexes = {"n": "btree", "x": "btree", "Name": "btree", "day": "btree"}
     settings = {"commit": {"interval": "0s"}}
     uri = tmp_path / "orders.v2.lance"
@@ -111,7 +113,7 @@ def owner(tmp_path: Path, ends: ExitStack) -> Any:
 
 @pytest.fixture
 def into(owner: Any, ends: ExitStack) -> Callable[[str], Any]:
-    """Ways into the table."""
+    """Return the table through one of the ways into it."""
 
     def serve() -> str:
         service = FlightService(owner, "grpc://127.0.0.1:0")
@@ -164,7 +166,7 @@ def soon(met: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A table whose rows do not matter."""
+    """Yield a table whose rows do not matter."""
     with memwal.open(tmp_path_factory.mktemp("sql") / "orders.lance", schema=SCHEMA, key="id") as table:
         yield table
 
@@ -173,7 +175,7 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def test_a_field_of_a_null_struct_is_null_at_every_level(tmp_path: Path) -> None:
-    """Arrow may have any value there; DataFusion reads it."""
+    """Arrow allows any value there, and DataFusion reads it."""
     fields = [pa.field("i", pa.int64()), pa.field("s", pa.string())]
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("st", pa.struct(fields))])
     hidden = pa.StructArray.from_arrays(
@@ -228,7 +230,7 @@ def test_queries_give_what_datafusion_gives_for_the_same_rows(table: Any, monkey
     everything = table.scan().read_all()
     for query in QUERIES:
         assert values(table.sql(query).read_all()) == by_datafusion(everything, query), query
-    monkeypatch.setattr(sources, "IN_MEMORY", 0)  # rows that are read twice are kept in a file
+    monkeypatch.setattr(sources, "IN_MEMORY", 0)  # rows that a query reads twice go to a file
     for query in QUERIES:
         assert values(table.sql(query).read_all()) == by_datafusion(everything, query), query
 
@@ -287,7 +289,7 @@ HOLDING: dict[str, Callable[[datetime], Any]] = {
 
 @pytest.mark.parametrize("form", HOLDING)
 def test_times_in_a_parameter_are_exact_or_refused(orders: Any, form: str) -> None:
-    """Arrow cuts off the microseconds of a UTC offset."""
+    """Arrow drops the microseconds of a UTC offset."""
     whole, odd = (NOON.astimezone(timezone(timedelta(hours=1, microseconds=us))) for us in (0, 5))
     with pytest.raises(memwal.Invalid, match=r"parameters: a has .*its UTC offset has microseconds"):
         orders.sql("select $a", parameters={"a": HOLDING[form](odd)})
@@ -310,11 +312,11 @@ def test_columns_that_somebody_added(table: Any, owner: Any) -> None:
     assert "added" in table.sql("select * from table").schema.names
 
 
-# ---- one moment, and what is read ----------------------------------------------------------------------------------
+# ---- one snapshot, and push-down -----------------------------------------------------------------------------------
 
 
 def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are put after each scan that a query makes."""
+    """A put follows each scan that a query makes."""
     through, puts = type(table._engine).scan, list[int]()
 
     def scan(self: Any, *args: Any, **request: Any) -> RowStream:
@@ -381,7 +383,7 @@ def test_a_count_reads_no_column(table: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def endless(orders: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lets every scan give rows without end; holds how many batches it gave, and -1 at its end."""
+    """Make every scan return rows without end; collect the number of batches of each scan, and -1 at its end."""
     given: list[int] = []
 
     def batches(schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -450,7 +452,7 @@ def test_a_computation_without_scans_ends_with_its_result(orders: Any) -> None:
 
 
 def test_more_scans_than_threads_of_datafusion(owner: Any) -> None:
-    """Scans of memtables evaluate filters by DataFusion, and results as tables are of DataFusion too."""
+    """Scans of memtables evaluate filters with DataFusion, and results used as tables run in DataFusion too."""
     every = {f"t{n}": owner.sql(f"select id from table where n <> {n} or n is null or id >= 0") for n in range(8)}
     union = " union all ".join(f"select id from {name} where id < 9000" for name in every)
     assert owner.sql(union, tables=every).read_all().num_rows == 8 * len(owner)
@@ -559,7 +561,7 @@ def test_a_query_that_nests_too_deep_is_refused_at_once(orders: Any) -> None:
         orders.sql("select 1" + " + 1" * 5000)
     told = "the query nests 5000 operators, joins or queries, at most 400 are allowed: use IN (...) or split the query"
     assert refused.value.lines == (f"sql: {told}",)
-    assert time.monotonic() - started < 10  # planning takes minutes
+    assert time.monotonic() - started < 10  # DataFusion's planning would take minutes
     with pytest.raises(memwal.Invalid, match="repeat needs a number of at most 100"):
         orders.sql("select repeat(Name, $n) from table", parameters={"n": 300_000})
 

@@ -1,7 +1,7 @@
-"""No read of a table finds a row that was replaced or deleted, and none goes without a result for its sake.
+"""Replaced and deleted rows: a read never returns them, and never returns fewer results because of them.
 
-Through the public methods: the older version at one level, the newer one at a level above, memtables indexed at put and
-behind it. tests/unit/test_memtable_stale_reads.py has the same cases inside one memtable.
+The tests use the public methods: the older version is at one level, the newer one at a higher level, with memtables
+indexed at the put and later. tests/unit/test_memtable_stale_reads.py has the same cases inside one memtable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OVER = [("base", "sst"), ("base", "memtable"), ("sst", "sst"), ("sst", "memtable
 
 
 def rows(ids: Any, vectors: Any, *, price: int = 5, body: str = "plain words") -> pa.Table:
-    """One row per id; a single vector is every row's."""
+    """Return one row per id; a single vector applies to all rows."""
     ids = np.asarray(ids, dtype=np.int64)
     numbers = np.broadcast_to(np.asarray(vectors, dtype=np.float32), (len(ids), WIDTH))
     vector = pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), WIDTH)
@@ -47,7 +47,7 @@ def rows(ids: Any, vectors: Any, *, price: int = 5, body: str = "plain words") -
 
 
 def spread(count: int, at: float) -> np.ndarray:
-    """Vectors around a point `at` away from the origin in every dimension."""
+    """Return vectors around a point `at` away from the origin in every dimension."""
     return np.random.default_rng(count).normal(at, 0.5, (count, WIDTH)).astype(np.float32)
 
 
@@ -66,7 +66,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture(params=OVER, ids=lambda levels: f"{levels[1]} over {levels[0]}")
 def settle(request: pytest.FixtureRequest, table: Any) -> Iterator[Callable[[], None]]:
-    """Called between the older rows and the newer ones, and once more after these."""
+    """Yield a function that the test calls after the older rows and again after the newer ones."""
     waiting = list(request.param)
     yield lambda: LEVELS[waiting.pop(0)](table)
     assert waiting == [], "the test puts at both levels"
@@ -83,7 +83,7 @@ def test_a_newer_row_outside_the_top_k_hides_its_older_self_inside(table: Any, s
     assert found[0] == 4
     assert len(set(found)) == 10
     assert min(found[1:]) >= 10
-    for k in (1, 10, 1_000):  # scores are of one level's statistics, so their order says nothing here
+    for k in (1, 10, 1_000):  # scores use one level's statistics, so the test ignores their order
         matched = table.match("body", "harbor", k=k)
         assert len(set(ids(matched))) == matched.num_rows == min(k, 395)
         assert all(row["body"] == newer for row in matched.to_pylist() if row["id"] < 4)

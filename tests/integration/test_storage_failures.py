@@ -1,4 +1,4 @@
-"""What a table does when storage gives no answer, or is slower than its writers."""
+"""A table whose storage gives no answer, or is slower than its writers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _open(path: Path, **sections: Any) -> Any:
 
 
 def test_no_answer_is_an_unknown_outcome_and_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never success, never a conflict: the caller retries with its token, on a table that was opened again."""
+    """The outcome is never success and never a conflict: the caller retries with its token on a reopened table."""
     table = _open(tmp_path, wal={"put_timeout": "50ms", "retry_budget": "200ms"})
     table.put([{"id": 1, "v": 1}], token="writer:1")
     assert table.broken() is None
@@ -77,7 +77,7 @@ def test_a_disk_that_takes_nothing_costs_the_put_names_the_object_and_is_not_ham
             full.setattr(wal.LocalStore, "_write_temporary", refuse)
             with pytest.raises(kind, match=f"_mem_wal/.*/wal/.*{remedy}"):
                 table.put([{"id": 2, "v": 2}], token="writer:2")
-            time.sleep(1.5)  # flushes are due meanwhile, and fail
+            time.sleep(1.5)  # flushes are due in this time, and fail
             assert 0 < len(asked) < 15 * (time.monotonic() - began), "a few times a second, and not thousands"
             assert table.count() == 1
             assert table.broken() is None
@@ -120,7 +120,7 @@ def test_a_flush_that_keeps_failing_backs_off_and_keeps_one_sst(
 def test_a_flush_after_an_outage_does_not_report_the_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int
 ) -> None:
-    """The retry of the failed flush is due in a minute or more; the call wakes it."""
+    """The retry of the failed flush is due in a minute or more; the call starts it at once."""
     failures: list[float] = []
 
     def refused(*_: Any, **__: Any) -> Any:
@@ -164,7 +164,7 @@ def test_a_flush_does_not_report_an_attempt_that_began_before_it(
 
 
 def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for what was there when it was asked, not for what freezes behind it."""
+    """The flush waits for the memtables of its beginning, and not for those that freeze later."""
     real = flush.flush
 
     def slow(*args: Any, **kwargs: Any) -> Any:

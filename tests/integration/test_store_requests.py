@@ -1,4 +1,4 @@
-"""What metrics say of requests to storage, beside what a proxy in front of a real S3 server has seen."""
+"""Metrics of requests to storage, compared with the requests that a proxy in front of a real S3 server has seen."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ KINDS = {
     "base": r"table\.lance/(?!_mem_wal/)",
 }
 PRICES = {"PUT": 0.005, "POST": 0.005, "LIST": 0.005, "COPY": 0.005, "GET": 0.0004, "HEAD": 0.0004, "DELETE": 0.0}
-"""Dollars for 1,000 requests, as the price list says."""
+"""Dollars per 1,000 requests, from the price list."""
 Counted = Counter[tuple[str, str]]
 
 
 @pytest.fixture
 def metrics() -> Callable[[], tuple[Counted, Counter[str]]]:
-    """Scrapes: requests by kind and operation, dollars by kind; of this process since its start."""
+    """Return a function that scrapes requests by kind and operation, and dollars by kind, of this process since its
+    start.
+    """
     scrape = Scrape()
     scrape.add(StorageCollector(CostSettings()))
 
@@ -69,7 +71,9 @@ def dollars(requests: Sequence[Request]) -> float:
 def test_the_metric_has_the_requests_that_arrive_and_their_cost(
     s3_table_through_proxy: Any, fault_proxy: FaultProxy, metrics: Callable[..., Any], made: Any
 ) -> None:
-    """With attempts that the client repeats by itself and parts of large objects, as the storage charges for both."""
+    """The counts include the client's own retries and the parts of large objects, since the storage
+    charges for both.
+    """
     uri, options = s3_table_through_proxy
     before, spent = metrics()
     fault_proxy.forget()
@@ -114,7 +118,7 @@ def test_local_files_are_counted_and_cost_nothing(
 
 
 def test_the_cost_never_falls_by_a_rounding() -> None:
-    """Prometheus takes a counter that falls, by however little, for one that began again, and adds all of it."""
+    """Prometheus treats any decrease of a counter as a restart, and adds the whole value again."""
     numbers, costs = {"put": 7, "list": 31, "get": 1_234_567, "head": 3}, set()
     for order in permutations(numbers):
         kind = KindRequests(CostSettings())

@@ -1,4 +1,4 @@
-"""A stored table that is read again and again: each look at storage sees what is durable, and asks for little."""
+"""A stored table that is read repeatedly: each look at storage sees all durable rows, with few requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = Ages(0.0, 0.0, 604_800.0, 0.0)
 
 
 class Watched(LocalStore):
-    """Counts what it is asked, and runs `before` ahead of each read."""
+    """Counts its calls, and calls `before` ahead of each read."""
 
     def __init__(self, root: str | Path) -> None:
         super().__init__(root)
@@ -72,13 +72,13 @@ def test_an_unchanged_look_reads_no_entry_and_lists_nothing(
         if rows:
             table.put(made.rows(rows))
         assert ids(reader) == list(range(10 + len(rows)))
-        assert store.asked == {"get": 4 + len(rows), "exists": 2}  # three a region, and one for each new entry
+        assert store.asked == {"get": 4 + len(rows), "exists": 2}  # three per region, and one for each new entry
 
 
 def test_a_look_sees_the_flush_commit_and_collection_of_what_it_had_read(
     open_small: Callable[..., Any], made: Any, uri: str
 ) -> None:
-    """And of entries that it had not read: each step is seen by a reader that saw all before, and by one that slept."""
+    """The look also sees entries that it had not read: one reader sees every step, the other one sleeps in between."""
     table = open_small(regions=1)
     table.put(made.rows([0]))
     awake, slept = stored(uri)[0], stored(uri)[0]
@@ -100,7 +100,7 @@ def test_a_look_sees_the_flush_commit_and_collection_of_what_it_had_read(
 
 
 def test_rows_flushed_and_collected_within_a_look_are_seen(open_small: Callable[..., Any], made: Any, uri: str) -> None:
-    """Acknowledged before the look began; flushed and collected before any one of its requests."""
+    """The rows are acknowledged before the look begins, and are flushed and collected before one of its requests."""
     table = open_small(regions=1)
     table.put(made.rows([0]))
     reader, store = stored(uri)
@@ -123,7 +123,7 @@ def test_rows_flushed_and_collected_within_a_look_are_seen(open_small: Callable[
 
 
 def test_after_a_failed_look_the_next_one_is_whole(open_small: Callable[..., Any], made: Any, uri: str) -> None:
-    """Whatever request fails, also in the middle of a batch of new entries: no row is lost, none comes twice."""
+    """Whichever request fails, also in the middle of a batch of new entries, no row is lost or doubled."""
     table = open_small(regions=2)
     table.put(made.rows(range(4)))
     reader, store = stored(uri)
@@ -159,7 +159,7 @@ def test_a_resize_is_seen_with_the_rows_of_its_new_regions(
     for count, regions in enumerate((4, 2), 1):
         table.flush()
         table.commit()
-        assert ids(reader) == list(range(5 * count))  # so the regions that it knows have nothing to drain
+        assert ids(reader) == list(range(5 * count))  # the known regions have nothing to drain
         table.close()
         store = wal.open_store(uri)
         flush.resize(uri, {}, store, regions, clock=wal.SystemClock(), ids=wal.SystemIds())
@@ -186,7 +186,7 @@ def test_a_take_over_and_changed_columns_between_two_looks(open_small: Callable[
 def test_readers_in_many_threads_see_every_row_acknowledged_before(
     open_small: Callable[..., Any], made: Any, uri: str
 ) -> None:
-    """They share looks, but none that began before their own call."""
+    """Threads share looks, but none that began before their own call."""
     table = open_small(regions=2)
     table.put(made.rows([0]))
     reader, acked, wrong, done = stored(uri)[0], [0], list[str](), threading.Event()

@@ -1,7 +1,7 @@
-"""The contract of a table: what each does, whoever calls it. Embedded with entries of either format, through a daemon,
-and read from storage beside its owner.
+"""The contract of a table: the effect of each method, whatever the way in. Embedded with entries of either format,
+through a daemon, and read from storage beside its owner.
 
-The oracle is a dict per level: what the calls so far must have made of the table, computed without looking at it.
+The oracle is a dict per level, computed from the calls alone, without a read of the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Model = dict[int, dict[str, Any]]
 
 
 class _ReadByOthers:
-    """A table that is written by its owner and read, as another process would, from storage without a claim."""
+    """A table that its owner writes, and that is read from storage without a claim, as another process would."""
 
     def __init__(self, owner: Any, reader: Any) -> None:
         self._owner, self._reader = owner, reader
@@ -38,7 +38,9 @@ class _ReadByOthers:
 
 @pytest.fixture
 def way_in() -> Iterator[Callable[[str, Any], Any]]:
-    """Turns an embedded table into what the test calls; what that opens is closed at the test's end."""
+    """Return a function that turns an embedded table into the object that the test calls; the fixture closes it at the
+    end.
+    """
     with ExitStack() as opened:
 
         def enter(way: str, table: Any) -> Any:
@@ -58,14 +60,16 @@ WAYS = [("embedded", "lance"), ("embedded", "arrow"), ("flight", "lance"), ("sto
 
 @pytest.fixture(params=WAYS)
 def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], way_in: Callable[[str, Any], Any]) -> Any:
-    """An empty table, by a way into it and the format of its log's entries."""
+    """Return an empty table, for each way into it and each format of WAL entries."""
     way, entries = request.param
     return way_in(way, open_small(wal={"format": entries}))
 
 
 @pytest.fixture
 def layered(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
-    """A table with rows at every level, newer versions and deletions above older ones, and what each level holds."""
+    """Fill a table with rows at every level, newer versions and deletes above older ones; return the expected rows per
+    level.
+    """
     model: Model = {}
 
     def put(ids: range, version: int) -> None:
@@ -95,7 +99,7 @@ def layered(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
 
 
 def by_id(rows: pa.Table) -> Model:
-    """Rows of a read, each key exactly once."""
+    """Return the rows of a read; each key occurs exactly once."""
     found = {row["id"]: row for row in rows.to_pylist()}
     assert len(found) == rows.num_rows, "a key came back twice"
     return found
@@ -169,8 +173,9 @@ def test_match_finds_every_row_with_the_word_and_no_other(layered: tuple[Any, di
 def two_texts(
     request: pytest.FixtureRequest, uri: str, made: Any, way_in: Callable[[str, Any], Any]
 ) -> Iterator[tuple[Any, dict[str, Model]]]:
-    """A table with two text columns and rows at every level, newer versions and deletions above older ones, and what
-    each level holds. A row's name is "row ID vVERSION"."""
+    """Yield a table with two text columns and rows at every level, newer versions and deletes above older ones, and the
+    expected rows per level. A row's name is "row ID vVERSION".
+    """
     way, entries = request.param
     indexes = {"vector": "ivf_pq", "name": {"type": "fts", "with_position": True}, "body": "fts"}
     settings = {"commit": {"interval": "0s"}, "wal": {"format": entries}}
@@ -248,7 +253,9 @@ def test_scores_of_two_columns_are_boosted_sums(two_texts: tuple[Any, dict[str, 
 
 
 def hybrid_by_hand(table: Any, model: Model, vector: Any, text: str, n: int, level: str) -> dict[int, float]:
-    """Relevance by id: ranks by exact distance over the model, and by the scores of the table's own match."""
+    """Return the relevance by id, from ranks by exact distance over the model, and from the scores of the table's own
+    match.
+    """
     distances = {id: float(np.sum((np.array(row["vector"]) - vector) ** 2)) for id, row in model.items()}
     nearest = sorted(distances, key=lambda id: distances[id])[:n]
     relevance = {id: 1 / (60 + rank) for rank, id in enumerate(nearest, 1)}
@@ -361,7 +368,7 @@ def test_columns_and_limit_are_what_was_asked_for(layered: tuple[Any, dict[str, 
 
 def test_a_row_is_in_every_read_when_its_put_returns(table: Any, made: Any) -> None:
     for version in range(3):
-        # Another process does not see what is in the owner's memory only.
+        # Another process does not see rows that are only in the owner's memory.
         for durable in (True,) if isinstance(table, _ReadByOthers) else (True, False):
             row = made.row(7, version) | {"body": f"marker{version}{durable:d} harbor"}
             receipt = table.put([row], durable=durable)
@@ -394,7 +401,7 @@ def test_an_old_version_is_found_by_no_read(table: Any, made: Any) -> None:
 
 
 class _Frame:
-    """What pandas and polars frames are to Arrow: an object that exports a stream."""
+    """To Arrow, a pandas or polars frame is an object that exports a stream."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -513,7 +520,7 @@ def test_a_token_is_applied_once(table: Any, made: Any) -> None:
     assert table.get(3).num_rows == 1
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- rejected calls ------------------------------------------------------------------------------------------------
 
 BAD_ROWS = {
     "missing key column": ([{"name": "x"}], ("'id'", "missing")),

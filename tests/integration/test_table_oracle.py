@@ -1,7 +1,7 @@
-"""A table against a dict: random operations with flush, commit and reopening in between, every read after each.
+"""A table compared with a dict: random operations with flush, commit and reopening in between, every read after each.
 
-Once with limits that are never reached, where every level is known exactly, and once with limits of a few rows, where
-flushes happen by themselves at any moment; these also under each rule of what a put does to a key that is there.
+The test runs once with limits that are never reached, when every level is known exactly, and once with limits of a few
+rows, when flushes happen by themselves at any moment. The latter runs also use each rule for puts of existing keys.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Model = dict[str, dict[str, Any]]
 
 
 class TableAgainstDict(RuleBasedStateMachine):
-    """Random calls of the public methods; `model` is what `latest` must show after each."""
+    """Random calls of the public methods; `model` holds the rows that `latest` must show after each call."""
 
     sections: ClassVar[dict[str, dict[str, Any]]] = {"commit": {"interval": "0s"}}
     exact = True
@@ -158,7 +158,7 @@ class TableAgainstDict(RuleBasedStateMachine):
         assert rows_of(self.table.scan(level="committed").read_all()) == self.committed
 
     def stored(self, rows: list[dict[str, Any]]) -> int:
-        """Let the model take a put; returns how many rows it leaves out."""
+        """Apply a put to the model; return how many rows it leaves out."""
         left = [row for row in rows if self.upsert == "insert" and row["k"] in self.model]
         for row in rows:
             if row not in left:
@@ -166,7 +166,7 @@ class TableAgainstDict(RuleBasedStateMachine):
         return len(left)
 
     def row(self, key: str) -> dict[str, Any]:
-        """A new version of a key, different from every other in every column."""
+        """Return a new version of a key, which differs from every other in every column."""
         self.version += 1
         rng = np.random.default_rng(self.version)
         return {
@@ -186,7 +186,7 @@ class TableAgainstDict(RuleBasedStateMachine):
 
 
 class TinyTableAgainstDict(TableAgainstDict):
-    """The same where a memtable holds ten rows, an entry some three, and commits come every 30 ms."""
+    """The same with ten rows per memtable, some three rows per entry, and commits every 30 ms."""
 
     sections: ClassVar[dict[str, dict[str, Any]]] = {
         "memtable": {"rows_max": 10, "size_max": "64KiB", "unflushed_max": "1MiB"},
@@ -197,19 +197,19 @@ class TinyTableAgainstDict(TableAgainstDict):
 
 
 class InsertsAgainstDict(TinyTableAgainstDict):
-    """The same where stored rows stay as they are."""
+    """The same with `upsert = "insert"`: stored rows stay unchanged."""
 
     upsert = "insert"
 
 
 class MergesAgainstDict(TinyTableAgainstDict):
-    """The same where puts may have some columns only."""
+    """The same with `upsert = "merge"`: puts may have some of the columns."""
 
     upsert = "merge"
 
 
 def rows_of(rows: pa.Table) -> Model:
-    """Rows by key, each key once."""
+    """Return the rows by key; each key occurs once."""
     found = {row["k"]: row for row in rows.to_pylist()}
     assert len(found) == rows.num_rows, "a key came back twice"
     return found

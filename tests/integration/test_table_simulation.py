@@ -1,4 +1,6 @@
-"""The simulation of flush, commit and collection: seeds, one seed one run, and what it would find if it were there."""
+"""The simulation of flush, commit and collection: seeds, equal runs for one seed, and the planted
+faults that it finds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tests.simulation.table_world import TableWorld
 from tests.simulation.world import SeedFailed, simulate
 
 SEEDS = 5
-"""Thousands: `make simulate ARGS=--table`."""
+"""`make simulate ARGS=--table` runs thousands of seeds."""
 
 
 @pytest.mark.timeout(900)

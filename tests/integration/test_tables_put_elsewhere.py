@@ -1,4 +1,4 @@
-"""Tables that were cloned, cut off from their regions, put back, written over, or named by a path that moves."""
+"""Tables that were cloned, separated from their regions, restored, overwritten, or named by a path that moves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def cloned(uri: str, tmp_path: Path) -> str:
 def test_a_base_table_without_its_regions_takes_rows_that_stay(
     open_small: Open, made: Made, uri: str, tmp_path: Path, move: Callable[[str, Path], str]
 ) -> None:
-    """Its regions begin above what is committed: an SST with a number from 1 on would pass for a committed one."""
+    """Its new regions begin above the committed generations: an SST numbered from 1 would count as committed."""
     filled(open_small, made, uri)
     there = move(uri, tmp_path)
     with open_small(there) as table:
@@ -72,7 +72,7 @@ def test_a_base_table_without_its_regions_takes_rows_that_stay(
 def test_regions_older_than_their_base_table_are_refused(
     open_small: Open, made: Made, uri: str, tmp_path: Path
 ) -> None:
-    """Their log would put rows again over newer ones, and what they publish would be taken for committed."""
+    """Their log would put old rows over newer ones, and their published SSTs would count as committed."""
     filled(open_small, made, uri, commits=1)
     shutil.copytree(f"{uri}/_mem_wal", tmp_path / "backup")
     filled(open_small, made, uri, commits=2)
@@ -85,7 +85,7 @@ def test_regions_older_than_their_base_table_are_refused(
 def test_a_relative_path_names_the_table_from_every_directory(
     open_small: Open, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that changes its directory commits to the table that it opened, not to a namesake."""
+    """A program that changes its directory commits to the table that it opened, and not to one with the same name."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     filled(open_small, made, str(tmp_path / "there" / "small"))
@@ -101,7 +101,7 @@ def test_a_relative_path_names_the_table_from_every_directory(
 
 
 def test_after_a_restore_of_the_base_table_commits_go_on(open_small: Open, made: Made, uri: str) -> None:
-    """What was taken back is missing between what is committed and what is published; that is no lost manifest."""
+    """The restored version lacks generations between the committed and the published ones; no manifest is lost."""
     filled(open_small, made, uri)
     with open_small(uri) as table:
         table.put(made.rows([50], 4))
@@ -117,7 +117,7 @@ def test_after_a_restore_of_the_base_table_commits_go_on(open_small: Open, made:
 
 
 def test_generations_that_nobody_took_back_are_missed(open_small: Open, made: Made, uri: str) -> None:
-    """The base lost its newest version: to go on would lose its rows in silence."""
+    """The base lost its newest version: a commit would silently lose its rows."""
     filled(open_small, made, uri)
     newest = min(Path(uri, "_versions").glob("*.manifest"))
     while lance.dataset(uri).version > restorable(uri):
@@ -135,13 +135,13 @@ def test_generations_that_nobody_took_back_are_missed(open_small: Open, made: Ma
 def test_a_table_that_was_written_over_is_refused_and_says_how_to_go_on(
     open_small: Open, made: Made, uri: str, plain: bool
 ) -> None:
-    """Its progress went with the MemWAL index: taken for an empty one, nothing of it could be committed any more."""
+    """Its progress was lost with the MemWAL index: if the table counted as empty, its SSTs could never be committed."""
     filled(open_small, made, uri)
     before = lance.dataset(uri).version
     rows = lance.dataset(uri).to_table()
     rows = rows.replace_schema_metadata(None) if plain else rows
     lance.write_dataset(rows.slice(0, 4), uri, mode="overwrite")
-    for _ in range(2):  # a refusal sets nothing up
+    for _ in range(2):  # a rejection creates nothing
         with pytest.raises(memwal.Invalid, match=r"version \d+ was written over by another program"):
             open_small(uri)
     lance.dataset(uri, version=before).restore()
@@ -155,7 +155,7 @@ def test_a_table_that_was_written_over_is_refused_and_says_how_to_go_on(
 def test_a_table_that_another_process_finishes_and_claims_is_not_taken_for_written_over(
     open_small: Open, made: Made, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was looked at between its first version and the one with the MemWAL index."""
+    """A process opens the table between its first version and the one with the MemWAL index."""
     filled(open_small, made, uri, commits=1)
     seen = []
 
@@ -188,7 +188,7 @@ def test_a_table_that_was_written_over_starts_anew_without_its_regions(
 
 
 def test_a_table_made_anew_under_an_open_one_is_not_read_as_it(open_small: Open, made: Made, uri: str) -> None:
-    """Its versions may be higher or lower than those that were there."""
+    """Its versions may be higher or lower than those of the old table."""
     for commits, again in ((3, 1), (1, 3)):
         filled(open_small, made, uri, commits)
         with open_small(uri) as table:
@@ -204,7 +204,7 @@ def test_a_table_made_anew_under_an_open_one_is_not_read_as_it(open_small: Open,
 def test_a_read_whose_version_is_cleaned_up_beside_it_is_made_again(
     open_small: Open, made: Made, uri: str, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
-    """By another program, which waits for nobody."""
+    """Another program cleans versions up without waiting for readers."""
     filled(open_small, made, uri)
     with open_small(uri) as table:
         table.delete([3])
@@ -228,7 +228,7 @@ def test_a_read_whose_version_is_cleaned_up_beside_it_is_made_again(
 
 
 def restorable(uri: str) -> int:
-    """The newest version that holds generation 2 and not 3."""
+    """Return the newest version that has generation 2 and not 3."""
     numbers = sorted((each["version"] for each in lance.dataset(uri).versions()), reverse=True)
     return next(n for n in numbers if set(BaseTable.open(uri, version=n).committed.values()) == {2})
 

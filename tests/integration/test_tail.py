@@ -20,7 +20,7 @@ from memwal.ingest.cli.app import main
 
 @pytest.fixture
 def tail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs `memwal tail` in this process; exit code, output, errors."""
+    """Run `memwal tail` in this process; return exit code, output, errors."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["memwal", "tail", *map(str, arguments)])
@@ -34,7 +34,7 @@ def tail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def config(small_config: Callable[..., Path], open_small: Callable[..., Any], made: Any) -> Path:
-    """Of a table with two rows put, one changed and one deleted, that nobody serves."""
+    """Return the configuration of a closed table, with two rows put, one changed and one deleted."""
     table = open_small(regions=1)
     table.put(made.rows([1, 2]))
     table.put(made.rows([1], 1))
@@ -86,7 +86,7 @@ def test_a_large_entry_is_printed_in_parts(
 
 
 def test_a_limit_ends_it_and_its_position_skips_no_row(config: Path, tail: Any) -> None:
-    """The position of a limit inside an entry repeats the rows of that entry, and no others."""
+    """A position at a limit inside an entry repeats the rows of that entry, and no others."""
     whole = [json.loads(line) for line in tail(config, "--format", "json")[1].splitlines()]
     for limit, first in ((1, 0), (2, 2), (3, 3), (4, 4), (9, 4)):
         _, out, err = tail(config, "--format", "json", "--limit", limit)

@@ -32,7 +32,7 @@ INDEXED = 1_000
 
 
 def packages() -> pa.Table:
-    """Names and descriptions of packages, and some rows without words."""
+    """Return names and descriptions of packages, and some rows without words."""
     files = sorted(PACKAGES.glob("01-packages-*.parquet"))
     found = pa.concat_tables([pq.read_table(file) for file in files]).slice(0, COUNT - 3)
     titles = [*found["package"].to_pylist(), None, "", "the web"]
@@ -45,8 +45,9 @@ def asked(text: str, boosts: dict[str, float]) -> ColumnsQuery:
 
 
 class Sides:
-    """The same rows in a memtable, in a Lance table that indexed all, and in one that indexed the first of them only:
-    those of the title up to INDEXED, and half as many of the body."""
+    """The same rows in a memtable, in a Lance table that indexed all of them, and in a Lance table that indexed only
+    the first ones: those of the title up to INDEXED, and half as many of the body.
+    """
 
     def __init__(self, path: Path) -> None:
         rows = packages()
@@ -173,7 +174,7 @@ def test_the_examples_find_rows(sides: Sides, text: str) -> None:
 
 
 def test_fuzzy_words_with_punctuation_are_read_from_the_rows(tmp_path: Path) -> None:
-    """Lance splits a fuzzy word as its simple tokenizer does, whatever the index's tokenizer is."""
+    """Lance splits a fuzzy word with its simple tokenizer, whatever tokenizer the index has."""
     parameters = {"base_tokenizer": "whitespace", "stem": False, "remove_stop_words": False}
     rows = pa.table(
         {"id": [1, 2, 3], "title": ["c++17 code", "c++14", "c web"], "body": [None, "x", "y"]}, schema=SCHEMA
@@ -202,7 +203,7 @@ ROWS_OF = {
 
 @pytest.fixture(scope="module", params=["latest", "flushed", "committed"])
 def leveled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
-    """A table with rows at the level named, and the newest versions of some of them there too."""
+    """Yield a table with rows at one level, and the newest versions of some of them there too."""
     with memwal.open(
         str(tmp_path_factory.mktemp("leveled") / "t.lance"),
         schema=SCHEMA,

@@ -1,4 +1,4 @@
-"""Text queries over the levels: the memtable's answer and Lance's are the same rows, with the same scores."""
+"""Text queries over the levels: the memtable and Lance find the same rows, with the same scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = row_schema(SCHEMA, ["id"])
 FTS = {"type": "fts", "with_position": True}
 SPEC = IndexSpec("body", "fts", {"with_position": True})
 NGRAMS: dict[str, dict[str, Any]] = {"3": {}, "2-4": {"min_ngram_length": 2, "max_ngram_length": 4}}
-"""Lengths of ngrams: Lance is asked for those of one length, rows are read for those of several."""
+"""Lengths of ngrams: with one length Lance answers, with several the rows are read."""
 PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
 COUNT = 1_500
 INDEXED = 1_000
@@ -38,14 +38,14 @@ def asked(text: str, spec: IndexSpec = SPEC) -> ColumnsQuery:
 
 
 def texts() -> list[str | None]:
-    """Package descriptions, and some rows without words."""
+    """Return package descriptions, and some rows without words."""
     files = sorted(PACKAGES.glob("01-packages-*.parquet"))
     found = pa.concat_tables([pq.read_table(file) for file in files])["description"].to_pylist()
     return [*found[: COUNT - 4], None, "", "the of and", "web " * 300]
 
 
 class Sides:
-    """The same rows in a memtable and in a Lance table, of which Lance has indexed the first."""
+    """The same rows in a memtable and in a Lance table whose first rows are indexed."""
 
     def __init__(self, path: Path, spec: IndexSpec = SPEC) -> None:
         self.spec = spec
@@ -149,7 +149,7 @@ def test_both_sides_find_the_same_rows_by_ngrams(ngram_sides: Sides, text: str, 
 
 @pytest.mark.parametrize("text", ["+library", "+development +data", "+librar*", "python -library", "+libraries~ tool"])
 def test_the_rows_of_a_signed_word_have_all_its_ngrams(ngram_sides: Sides, text: str) -> None:
-    """Ngrams of two letters and more, in any order."""
+    """The ngrams have two letters and more, in any order."""
     required = [part[1:].rstrip("*~") for part in text.split() if part[0] == "+"]
     excluded = [part[1:] for part in text.split() if part[0] == "-"]
     plain = [part for part in text.split() if part[0].isalpha()]
@@ -207,8 +207,9 @@ def test_scores_are_those_of_lance_where_it_indexed_every_row(tmp_path: Path, te
 
 @pytest.mark.parametrize("place", ["memtable", "sst", "base"])
 def test_scores_of_one_level_are_those_of_one_index_over_its_rows(tmp_path: Path, place: str) -> None:
-    """Within 1e-6, for texts of up to 40 tokens, whose lengths tantivy does not round. Over several levels a score has
-    the statistics of its row's level, and in a memtable older versions count as well: see ingest/read/README.md.
+    """Scores agree within 1e-6 for texts of up to 40 tokens, whose lengths tantivy does not round. Over several levels
+    a score uses the statistics of its row's level, and in a memtable older versions count too: see
+    ingest/read/README.md.
     """
     draw = np.random.default_rng(7)
     words = [f"word{number}" for number in range(40)]
@@ -240,7 +241,7 @@ def test_scores_of_one_level_are_those_of_one_index_over_its_rows(tmp_path: Path
 
 @pytest.fixture(scope="module", params=["latest", "flushed", "committed"])
 def leveled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
-    """A table with rows at the level named, and the newest versions of some of them there too."""
+    """Yield a table with rows at one level, and the newest versions of some of them there too."""
     rows = {1: "web server", 2: "server of the web", 3: "a library", 4: "web library", 5: "gone web server"}
     with memwal.open(
         str(tmp_path_factory.mktemp("leveled") / "t.lance"),
@@ -298,7 +299,7 @@ def test_every_level_requires_each_ngram_of_a_signed_word(tmp_path: Path, length
         "+server~2 -servers": {0},
         "running -serving": {4},
         "+running": {4},
-        "+straße": {7},  # folded after it was cut: str, tra, rass, asse
+        "+straße": {7},  # folded after the split: str, tra, rass, asse
         "-server": set(),
     }
     with memwal.open(
@@ -337,7 +338,7 @@ RAW = ("zzz", "abc", "-abc", "abcd~", '"zzz"', "+zzz", "abc def", "zz*", "", "-z
 
 
 def test_an_empty_text_is_found_for_nothing_where_texts_are_whole(tmp_path: Path) -> None:
-    """Lance finds it for what no text has."""
+    """Lance would return the empty text for a query that matches no text."""
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("t", pa.string())])
     indexes = {"t": {"type": "fts", "base_tokenizer": "raw", "stem": False, "remove_stop_words": False}}
     rows = [{"id": id, "t": text} for id, text in enumerate(["", "abc", " ", "abc def", None])]
@@ -356,7 +357,7 @@ def test_an_empty_text_is_found_for_nothing_where_texts_are_whole(tmp_path: Path
 @pytest.mark.parametrize("tokenizer", ["simple", "ngram"])
 @pytest.mark.parametrize("built", [False, True], ids=["no index yet", "index"])
 def test_a_thousand_required_words_do_not_end_the_process(tmp_path: Path, tokenizer: str, built: bool) -> None:
-    """Where the index covers no rows Lance joined them one inside the other, until its stack was full."""
+    """For rows outside the index Lance nests the terms, which overflows its stack."""
     spec = IndexSpec("body", "fts", {"base_tokenizer": tokenizer})
     base = BaseTable.create(str(tmp_path / "t.lance"), SCHEMA, ["id"], 1, [spec])
     words = [f"word{number}" for number in range(1_000)]
@@ -372,7 +373,7 @@ def test_a_thousand_required_words_do_not_end_the_process(tmp_path: Path, tokeni
 
 
 LETTERS = range(0x4E00, 0x4E00 + 1_000)
-"""As many different characters, and so about as many ngrams."""
+"""A thousand different characters, and so about as many ngrams."""
 BAD = {
     "empty": "",
     "null": None,

@@ -1,4 +1,4 @@
-"""Spans of real processes, as a real OTLP/HTTP collector gets them; and nothing at all while tracing is off."""
+"""Spans of real processes, as a real OTLP/HTTP collector receives them; and no effect at all while tracing is off."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_missing_extra_is_named(small_config: Callable[..., Path], start: Call
 
 
 def test_threads_of_a_call_stay_in_its_trace() -> None:
-    """A thread that is started for a call takes the trace along even where the process only passes it on."""
+    """A thread that is started for a call carries the trace, even if the process only forwards it."""
     code = """
 from concurrent.futures import ThreadPoolExecutor
 from memwal.ingest import tracing

@@ -1,4 +1,4 @@
-"""`table.ttl`: an expired row is as if it did not exist, for every read and every conditional write."""
+"""`table.ttl`: every read and every conditional write treats an expired row as absent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_read_equals_the_oracle_while_rows_expire(seed: int) -> None:
 
 
 class StillClock(FakeClock):
-    """A clock whose `now` moves only when told to, also if somebody sleeps on it."""
+    """A clock whose `now` moves only when a test moves it, even if a thread sleeps on it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class StillClock(FakeClock):
 
 
 class Clocked:
-    """A table of one region whose clock the test moves."""
+    """A table of one region with a clock that the test moves."""
 
     def __init__(self, path: Path, **table: Any) -> None:
         self.uri, self.clock = str(path / "t.lance"), StillClock()
@@ -83,7 +83,7 @@ class Clocked:
         return None if age is None else datetime.fromtimestamp(self.clock.now(), UTC) - timedelta(seconds=age)
 
     def rows(self, *given: tuple[int, float | None, int]) -> pa.Table:
-        """Rows of (id, age in seconds, x)."""
+        """Return rows of (id, age in seconds, x)."""
         ids, ages, xs = zip(*given, strict=True)
         return pa.table({"id": ids, "t": list(map(self.at, ages)), "x": xs, "y": [None] * len(ids)}, schema=SCHEMA)
 
@@ -162,7 +162,7 @@ def test_top_k_looks_past_rows_that_expired(tmp_path: Path) -> None:
     settings = load({"table": table, "commit": {"interval": "0s"}, "gc": {"interval": "0s"}}, {}, {})
     with closing(open_table(settings, {}, schema, clock=clock)) as opened:
         now = datetime.fromtimestamp(clock.now(), UTC)
-        ages = np.where(np.arange(2_000) % 10 == 0, 100, 900)  # of ten, one lives
+        ages = np.where(np.arange(2_000) % 10 == 0, 100, 900)  # one of ten is alive
         rows = {
             "id": range(2_000),
             "t": [now - timedelta(seconds=int(age)) for age in ages],
@@ -187,7 +187,7 @@ def test_top_k_looks_past_rows_that_expired(tmp_path: Path) -> None:
 
 
 def test_through_a_daemon_from_storage_and_awaited_all_agree_without_a_configuration(clocked: Clocked) -> None:
-    """Clients and readers have no configuration; the ones that read storage take the table's own ttl."""
+    """Clients and readers have no configuration; those that read storage use the table's own ttl."""
     clocked.table.put(clocked.rows((1, 0, 1), (2, TTL + 1, 2), (3, None, 3)))
     service = FlightService(clocked.table, "grpc://127.0.0.1:0")
     address = f"grpc://127.0.0.1:{service.port}"
@@ -206,7 +206,7 @@ def test_through_a_daemon_from_storage_and_awaited_all_agree_without_a_configura
                 assert stored.get([1, 2, 3], level="durable")["id"].to_pylist() == [1, 3]
                 assert asyncio.run(awaited()) == (2, [1, 3])
         with closing(memwal.open(clocked.uri, read_only=True)) as reader:
-            assert reader.count() == 1  # by the system's clock both have expired, but not a null
+            assert reader.count() == 1  # by the system's clock both times have expired, but a null has not
             assert reader.status()["ttl"] == {"column": "t", "seconds": TTL}
     finally:
         service.shutdown()
@@ -228,7 +228,7 @@ def test_an_explained_read_tells_of_them_as_of_deleted_rows(clocked: Clocked) ->
 
 
 def naive(rule: Row, stored: Row | None, row: Row) -> Row:
-    """The row after a put of `row`, where `stored` is the one that a reader sees."""
+    """Return the row after a put of `row`, when readers see the row `stored`."""
     if rule.get("upsert") == "insert":
         return stored or row
     if rule.get("version"):
@@ -243,7 +243,7 @@ def naive(rule: Row, stored: Row | None, row: Row) -> Row:
 def test_a_conditional_put_takes_an_expired_row_for_absent(
     tmp_path: Path, rule: dict[str, Any], together: bool
 ) -> None:
-    """Random puts and deletes of few keys, many of rows that have expired when they come, against a naive model."""
+    """Random puts and deletes of few keys, many with rows that have already expired, compared with a naive model."""
     draw = np.random.default_rng(7)
     clocked = Clocked(tmp_path, **rule)
     model: dict[int, Row] = {}
@@ -377,15 +377,15 @@ def test_dates_expire_by_their_midnight_in_utc(tmp_path: Path) -> None:
     with closing(memwal.open(tmp_path / "t", schema=schema, key="id", settings=ttl)) as table:
         days: list[date | None] = [today - timedelta(days=age) for age in range(5)]
         table.put(pa.table({"id": range(6), "day": [*days, None]}, schema=schema))
-        assert table.scan().read_all()["id"].to_pylist() in ([0, 1, 5], [0, 1, 2, 5])  # 2: at midnight itself
+        assert table.scan().read_all()["id"].to_pylist() in ([0, 1, 5], [0, 1, 2, 5])  # with 2 exactly at midnight
         assert table.count("id = 3 OR id = 4") == 0
 
 
-# ---- what operators see ----------------------------------------------------------------------------------------------
+# ---- metrics and commands --------------------------------------------------------------------------------------------
 
 
 def test_a_table_to_which_nobody_writes_is_collected_by_its_loop(tmp_path: Path) -> None:
-    """Also counted, as a metric."""
+    """A metric counts it too."""
     uri, now = str(tmp_path / "t.lance"), datetime.now(UTC)
     with closing(memwal.open(uri, schema=SCHEMA, key="id", settings={"commit": {"interval": "0s"}})) as table:
         rows = {"id": [1, 2], "t": [now, now - timedelta(hours=1)], "x": [1, 2], "y": [None, None]}

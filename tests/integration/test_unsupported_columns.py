@@ -19,7 +19,7 @@ from memwal.ingest.ops.metrics import TABLE, families
 from tests.conftest import Made
 
 HELD_BACK = {"a`b"}
-"""Columns beside which Lance's merge fails: commits wait until the column is gone."""
+"""Columns that make Lance's merge fail: commits wait until the column is dropped."""
 COLUMNS = [
     pa.field("extra", pa.map_(pa.string(), pa.int64())),
     pa.field("extra", pa.dictionary(pa.int32(), pa.string())),
@@ -35,7 +35,7 @@ COLUMNS = [
 
 @pytest.fixture(params=["embedded", "daemon"])
 def ways(request: Any, open_small: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the owner of an open table and the way that calls take to it."""
+    """Yield the owner of an open table, and the handle that the test calls."""
     with ExitStack() as stack:
         table = open_small()
         if request.param == "embedded":
@@ -63,7 +63,7 @@ def rows_of(table: Any, level: str = "latest") -> dict[int, Any]:
 
 def drop(uri: str, name: str, before: int) -> None:
     """Drop the column that was added after version `before`."""
-    if name in HELD_BACK:  # Lance cannot name it
+    if name in HELD_BACK:  # Lance cannot drop this name
         lance.dataset(uri, version=before).restore()
     else:
         lance.dataset(uri).drop_columns([name])
@@ -109,7 +109,7 @@ def test_a_column_that_cannot_be_held_stops_puts_and_nothing_else(
 
 
 def test_rows_in_the_log_are_committed_after_a_crash(open_small: Callable[..., Any], uri: str, made: Made) -> None:
-    """The table is opened with the column; stored values of the column stay as they are."""
+    """The table is opened with the column; stored values of the column stay unchanged."""
     table = open_small()
     expected = filled(table, made)
     kind = pa.map_(pa.string(), pa.int64())
@@ -156,7 +156,7 @@ def test_a_table_without_a_key(tmp_path: Any, made: Made) -> None:
 
 
 def test_a_deep_verification_reads_the_column_too(open_small: Callable[..., Any], uri: str, made: Made) -> None:
-    """Another program writes values that Lance does not read: pages of a struct that begins with a list."""
+    """Another program writes values that Lance cannot read: pages of a struct that begins with a list."""
     table = open_small()
     table.put(made.rows(range(5)))
     table.flush()

@@ -1,6 +1,6 @@
-"""The faults of Lance's own writer that the format notes list, one test each, and what ours does in its place.
+"""The faults of Lance's own writer in the format notes, one test each, and memwal's behaviour.
 
-What storage does wrong is done on the wire, between a table opened on a real S3 server and that server.
+A proxy between memwal and a real S3 server causes the faults of the storage. "Upstream" means Lance's writer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TABLE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.
 
 @pytest.fixture
 def open_through(s3_table_through_proxy: S3Table) -> Iterator[Callable[..., Any]]:
-    """Opens one table on S3, seen through the proxy, as often as asked."""
+    """Return a function that opens one table on S3 through the proxy, any number of times."""
     opened: list[Any] = []
 
     def open_table(**sections: Any) -> Any:
@@ -58,7 +58,7 @@ def open_through(s3_table_through_proxy: S3Table) -> Iterator[Callable[..., Any]
 
 
 def impatient(fault: Fault) -> dict[str, Any]:
-    """Settings under which a request that is never answered is given up soon; others have the time they need."""
+    """Return settings with a short time-out if the fault leaves a request without an answer."""
     return {"wal": {"put_timeout": "1s"}} if fault.hangs else {}
 
 
@@ -71,7 +71,7 @@ def values(table: Any) -> dict[int, str]:
 def test_http_409_on_a_wal_put_retries_the_same_slot_with_the_same_bytes(
     open_through: Callable[..., Any], fault_proxy: FaultProxy
 ) -> None:
-    """Upstream takes the next slot and goes on; its replay stops at the hole, and old values come back."""
+    """Upstream takes the next slot and continues; its replay stops at the hole, and old values come back."""
     table = open_through()
     table.put([{"id": 1, "v": "old"}])
     fault_proxy.forget()
@@ -106,7 +106,7 @@ def test_an_answer_lost_after_a_wal_put_landed_does_not_write_the_entry_again(
 def test_an_answer_lost_on_the_epoch_claim_is_recognised_as_our_own_claim(
     open_through: Callable[..., Any], fault_proxy: FaultProxy, lost: Any
 ) -> None:
-    """Upstream says that another writer claimed the region; it was itself."""
+    """Upstream reports that another writer claimed the region, although it was its own claim."""
     for epoch in (1, 2):
         fault_proxy.inject(lost, method="PUT", key=MANIFEST)
         table = open_through(**impatient(lost))
@@ -117,7 +117,7 @@ def test_an_answer_lost_on_the_epoch_claim_is_recognised_as_our_own_claim(
 
 
 def test_a_failed_flush_of_a_generation_is_never_skipped(prepared: dict[str, Path], tmp_path: Path) -> None:
-    """Upstream publishes the one behind it, and replay passes over the rows of the failed one."""
+    """Upstream publishes the next generation, and replay passes over the rows of the failed one."""
     uri = str(shutil.copytree(prepared["flush"], tmp_path / "table.lance"))
     owner = Owner(uri, {}, LocalStore(uri))
     first = owner.claim().entries
@@ -146,7 +146,7 @@ def test_an_sst_without_its_key_index_is_not_published(
     prepared: dict[str, Path],
     file: str,
 ) -> None:
-    """Upstream publishes before the index is there. Here storage says that it took the index, and did not."""
+    """Upstream publishes before the index exists. Here storage acknowledges the index, but does not store it."""
     uri, options = s3_table_through_proxy.uri, s3_table_through_proxy.storage_options
     s3_server.upload(prepared["flush"], uri)
     owner = Owner(uri, options, open_store(uri, options))
@@ -161,8 +161,9 @@ def test_an_sst_without_its_key_index_is_not_published(
 
 
 def test_a_durable_put_does_not_wait_for_a_timer(open_through: Callable[..., Any], fault_proxy: FaultProxy) -> None:
-    """Upstream answers when its timer fires. Here an idle region writes at once, and asks nothing when it has nothing
-    to write."""
+    """Upstream answers when its timer fires. In memwal an idle region writes at once, and makes no request without
+    rows.
+    """
     table = open_through(wal={"linger_max": "1h"})
     fault_proxy.forget()
     for number in range(5):
@@ -188,7 +189,7 @@ def test_the_memory_of_indexes_counts_and_age_freezes(open_small: Callable[..., 
 
 
 def test_one_call_reaches_every_bucket_and_deletes_reach_fresh_rows(open_small: Callable[..., Any], made: Any) -> None:
-    """Upstream takes one bucket per call, and its deletes leave rows alone that are not flushed yet."""
+    """Upstream accepts one bucket per call, and its deletes do not reach rows that are not flushed yet."""
     with open_small(regions=4) as table:
         table.put(made.rows(range(40)))
         assert all(region["memtable_rows"] for region in table.status()["regions"])
@@ -209,7 +210,7 @@ def test_a_committed_sst_still_listed_does_not_shadow_a_newer_base_row(
     store.arm(FAULTS["permanent failure"], Call("put_if_absent", prune, 1))
     with pytest.raises(StoreRefused):
         owner.commit()
-    assert [sst.generation for sst in owner.claim().manifest.ssts] == [2, 3]  # committed, and listed all the same
+    assert [sst.generation for sst in owner.claim().manifest.ssts] == [2, 3]  # committed, and still listed
     stranger = lance.dataset(uri).merge_insert("id").when_matched_update_all()
     stranger.execute(pa.table({"id": [3, 5], "n": [300, 500]}, schema=SCHEMA))
     with memwal.open(uri, settings={"commit": {"interval": 0}, "gc": {"interval": 0}}) as table:

@@ -1,4 +1,4 @@
-"""`table.version`: what is older than the stored row stays out, wherever that lies, and behind a delete too."""
+"""`table.version`: a row older than the stored one is left out, wherever the stored row is, and after a delete too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def opened(path: Path, *, wal_format: str = "lance", **rules: str) -> Any:
 
 
 def rows(*given: Row) -> pa.Table:
-    """Rows of (id, version, name); no name: the row deletes."""
+    """Return rows of (id, version, name); a row without a name deletes."""
     data = [list(column) for column in zip(*given, strict=True)]
     made = pa.Table.from_arrays(
         [pa.array(values, field.type) for values, field in zip(data, SCHEMA, strict=True)], schema=SCHEMA
@@ -49,7 +49,7 @@ def rows(*given: Row) -> pa.Table:
 
 
 def send(table: Any, *given: Row) -> int:
-    """The rows as one stream; returns how many were left out."""
+    """Send the rows as one stream; return how many were left out."""
     return int(table.put_region(REGION, rows(*given), None).skipped)
 
 
@@ -79,7 +79,7 @@ def test_a_row_that_is_late_stays_out_also_behind_a_delete(stage: str, wal_forma
 
 
 def test_a_delete_is_remembered_until_it_is_committed(tmp_path: Path) -> None:
-    """The limit that the README states: the base table has no rows that delete."""
+    """A limit that the README states: the base table has no tombstones."""
     with opened(tmp_path) as table:
         send(table, (1, 50, "one"), (1, 60, None))
         table.flush()

@@ -1,4 +1,4 @@
-"""A table whose schema metadata another program wiped says which version to restore, and no acked row is lost."""
+"""If another program wiped a table's schema metadata, memwal names the version to restore, and no acked row is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_restoring_the_version_that_is_named_brings_every_acked_row_back(tmp_pat
         lance.dataset(uri).replace_schema_metadata({})
         good = lance.dataset(uri).version - 1
         lance.write_dataset(pa.table({"id": [99], "v": [9]}, schema=SCHEMA), uri, mode="append")
-        put(table, range(14, 20), 3)  # nobody has looked yet
+        put(table, range(14, 20), 3)  # the owner has not detected it yet
         with pytest.raises(memwal.MemWalError, match=RESTORE):
             table.count()
         with pytest.raises(memwal.MemWalError, match=RESTORE):

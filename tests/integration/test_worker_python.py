@@ -1,4 +1,4 @@
-"""Programs of PySpark that are started by the Python of a virtual environment that is not activated."""
+"""PySpark programs started by the Python of a virtual environment that is not activated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(spark.read.format("memwal").option("level", "durable").load(uri).count())
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[..., Any]:
-    """Runs a program with a `python3` in front of the PATH that has no memwal."""
+    """Run a program while the first `python3` on the PATH has no memwal."""
     other = tmp_path / "bin" / "python3"
     other.parent.mkdir()
     other.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')

@@ -34,7 +34,7 @@ STAGES = ("memtable", "sst", "base", "reopened")
 
 
 def opened(path: Path, upsert: str = "replace", on_duplicate: str = "last", **sections: Any) -> Any:
-    """The table with the key (k, n) in two regions."""
+    """Open the table with the key (k, n) in two regions."""
     table = {"upsert": upsert, "on_duplicate": on_duplicate}
     settings = {"commit": {"interval": "0s"}, "table": table, **sections}
     if (path / "t.lance").exists():
@@ -43,7 +43,7 @@ def opened(path: Path, upsert: str = "replace", on_duplicate: str = "last", **se
 
 
 def row(n: int, version: int = 0) -> dict[str, Any]:
-    """A row that differs from every other in every column."""
+    """Return a row that differs from every other in every column."""
     vector = [float(n), float(version)]
     return {"k": f"key {n % 3}", "n": n, "m": n + 100 * version, "text": f"v{version}", "must": n, "vector": vector}
 
@@ -53,7 +53,7 @@ def rows(ids: Any, version: int = 0) -> list[dict[str, Any]]:
 
 
 def found(table: Any, level: str = "latest") -> dict[int, Any]:
-    """All rows by n, each key once."""
+    """Return all rows by n; each key occurs once."""
     read = table.scan(level=level).read_all().to_pylist()
     by_key = {each["n"]: each for each in read}
     assert len(by_key) == len(read)
@@ -61,7 +61,7 @@ def found(table: Any, level: str = "latest") -> dict[int, Any]:
 
 
 def moved(table: Any, path: Path, stage: str, **options: Any) -> Any:
-    """The table with everything that it holds brought to `stage`; another object where it is opened again."""
+    """Bring everything in the table to `stage`; return the table, which is a new object if it was reopened."""
     if stage in ("sst", "base"):
         table.flush()
     if stage == "base":
@@ -74,7 +74,7 @@ def moved(table: Any, path: Path, stage: str, **options: Any) -> Any:
 
 @pytest.fixture(params=["embedded", "flight"])
 def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
-    """Turns a table into what the test calls: itself, or a client of a Flight service in front of it."""
+    """Turn a table into the object that the test calls: the table, or a client of a Flight service in front of it."""
     with ExitStack() as ends:
 
         def through_flight(table: Any) -> Any:
@@ -85,7 +85,7 @@ def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
         yield through_flight if request.param == "flight" else lambda table: table
 
 
-# ---- what is stored, wherever it lies ------------------------------------------------------------------------------
+# ---- stored rows at every level ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
@@ -124,7 +124,7 @@ def test_merge_keeps_the_columns_that_a_put_does_not_have(stage: str, wal_format
     expected |= {n: {**row(n), "text": None, "must": 10 * n} for n in (3, 4)}
     expected[0] = {**row(0), **nothing, "must": 7}
     assert found(table) == expected
-    # The indexes hold the merged rows, not their parts.
+    # The indexes hold the merged rows, and not their parts.
     assert table.search("vector", [2.0, 0.0], k=1).drop(["_distance"]).to_pylist() == [expected[2]]
     assert {each["n"] for each in table.match("text", "new").to_pylist()} == {1, 2}
     assert table.count("m = 5") == 1
@@ -192,7 +192,7 @@ def test_keys_that_another_program_commits_to_the_base_table_count(tmp_path: Pat
 
 
 def test_a_stored_value_that_no_put_may_have_is_told_of(tmp_path: Path) -> None:
-    """Another program's vectors need not be finite; a row that would carry one on is refused, and no other."""
+    """Another program's vectors may be infinite or NaN; only a put that would keep such a vector is rejected."""
     with opened(tmp_path, "merge") as table:
         dataset = lance.dataset(tmp_path / "t.lance")
         stranger = {**row(1), "vector": [float("nan"), 0.0]}
@@ -204,7 +204,7 @@ def test_a_stored_value_that_no_put_may_have_is_told_of(tmp_path: Path) -> None:
         assert found(table) == {1: {**row(1), "vector": [1.0, 1.0]}}
 
 
-# ---- beside others -------------------------------------------------------------------------------------------------
+# ---- concurrent writers --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -236,7 +236,7 @@ def test_of_twenty_threads_that_insert_a_key_exactly_one_creates_it(durable: boo
 
 
 def test_counters_merged_by_many_threads_lose_nothing(tmp_path: Path) -> None:
-    """Each thread has a column of its own in the same rows."""
+    """Each thread has its own column in the same rows."""
     columns = ["m", "text", "must"]
     with opened(tmp_path, "merge", memtable={"rows_max": 30}, commit={"interval": "50ms"}) as table:
         table.put(rows(range(10)))
@@ -296,7 +296,7 @@ def test_a_lookup_that_storage_fails_is_unavailable_and_the_table_goes_on(
 
 @pytest.mark.parametrize("first_durable", [True, False])
 def test_the_token_of_a_put_that_changes_nothing_is_remembered(first_durable: bool, tmp_path: Path) -> None:
-    """Its acknowledgement is durable, so it holds after a crash too, whatever became of the key since."""
+    """The acknowledgement is durable, so it holds after a crash too, whatever happened to the key since."""
     table = opened(tmp_path, "insert")
     table.put([row(1)])
     receipt = table.put([row(1, 1)], token="loader:1", durable=first_durable)
@@ -315,7 +315,7 @@ def test_a_takeover_replays_whole_rows(tmp_path: Path) -> None:
     older = opened(tmp_path, "merge")
     older.put(rows(range(5)))
     older.put([{"k": row(n)["k"], "n": n, "m": -n} for n in range(5)], token=("p", 1))
-    with opened(tmp_path, "merge") as newer:  # as after a crash: the older one did not close
+    with opened(tmp_path, "merge") as newer:  # as after a crash: the older owner did not close
         again = newer.put([{"k": row(n)["k"], "n": n, "m": 0} for n in range(5)], token=("p", 1))
         assert (again.applied, again.skipped) == (False, 0)
         assert found(newer) == {n: {**row(n), "m": -n} for n in range(5)}
@@ -351,7 +351,7 @@ def test_a_put_that_repeats_a_key_is_refused_before_any_region_writes(
     with opened(tmp_path, on_duplicate="fail") as table:
         called = way_in(table)
         called.put(rows(range(20)))
-        called.put(rows(range(20), 1))  # in another put
+        called.put(rows(range(20), 1))  # in a different put
         before = [region["wal_position"] for region in called.status()["regions"]]
         with pytest.raises(Invalid) as refused:
             called.put([*rows(range(20), 2), row(7, 3), row(5, 3)])

@@ -4,7 +4,7 @@ An actor is a greenlet. Wherever real code would wait, for storage or for a cloc
 scheduler then continues one of the actors whose time has come, chosen by the seed. If no actor is ready, time jumps.
 
 A process is a set of actors that die together. A dead process executes nothing: `Killed` is raised where its actors
-wait, and at every later call by which the unwinding code could still affect the world.
+wait, and at every later call that could still affect the world while they unwind.
 """
 
 from __future__ import annotations
