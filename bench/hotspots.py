@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import memwal
 from bench.benchmark import Benchmark, Watch
 from bench.rounds import emptied
 
@@ -23,8 +24,7 @@ EVERY = 0.0005
 """Seconds between two samples."""
 LEAST_SECONDS = {"smoke": 0.05, "full": 3.0}
 """Rounds are repeated until this many seconds were sampled; 1 % of three seconds is some tens of samples."""
-_PACKAGES = ("ingest", "memtable", "wal", "flush")
-ROOT = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(memwal.__file__).parent
 _WAITING = {("threading.py", name) for name in ("wait", "wait_for", "join", "_wait_for_tstate_lock")}
 
 
@@ -122,6 +122,6 @@ def _ours(frame: FrameType) -> str | None:
     Return None for libraries: their time counts for the caller.
     """
     path = Path(frame.f_code.co_filename)
-    if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in _PACKAGES:
+    if not path.is_relative_to(_PACKAGE):
         return None
-    return f"{path.relative_to(ROOT)} {frame.f_code.co_qualname}"
+    return f"{path.relative_to(_PACKAGE)} {frame.f_code.co_qualname}"

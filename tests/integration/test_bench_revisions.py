@@ -17,7 +17,7 @@ def checkout(tmp_path: Path) -> Path:
     """Create a repository with one commit of the current package."""
     at = tmp_path / "checkout"
     at.mkdir()
-    shutil.copy(ROOT / "__init__.py", at)
+    shutil.copytree(ROOT / "memwal", at / "memwal", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for package in ("ingest", "memtable", "wal", "flush", "bench"):
         shutil.copytree(ROOT / package, at / package, ignore=shutil.ignore_patterns("__pycache__"))
     who = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]

@@ -220,13 +220,14 @@ def test_only_the_caller_at_fault_is_refused(tmp_path: Path, gate: Gate) -> None
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [0, 4]
 
 
-def test_text_that_is_not_valid_reaches_no_region(tmp_path: Path, gate: Gate) -> None:
+def test_text_that_is_not_valid_reaches_no_entry(tmp_path: Path, gate: Gate) -> None:
     offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32).tobytes())
     not_text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
     with _open(tmp_path) as table:
+        before = gate.entries
         with pytest.raises(Invalid, match="column 'v': row 1: "):
             table.put(pa.table({"id": [2, 3], "v": not_text}, schema=SCHEMA))
-        assert gate.submitted == 0
+        assert (gate.entries, table.count()) == (before, 0)
 
 
 def test_a_fence_wakes_every_waiter_with_both_epochs(tmp_path: Path, gate: Gate) -> None:

@@ -71,7 +71,7 @@ def test_java_home_goes_before_the_path(tools: Path, tmp_path: Path) -> None:
 
 
 def test_without_python_one_line_names_the_package(tools: Path, tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "requirements-dev.lock"):
+    for name in ("pyproject.toml", "requirements.lock", "requirements-dev.lock"):
         (tmp_path / name).write_text("", encoding="utf-8")
     fake(tools, "python3", "exit 127")
     ran = make("install", tmp_path, PATH=str(tools))

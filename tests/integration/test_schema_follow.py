@@ -82,9 +82,9 @@ def sound(uri: str) -> None:
     assert not found.findings, found.findings
 
 
-def test_the_recipe_in_the_readme(open_small: Callable[..., Any], uri: str, made: Made) -> None:
-    text = (ROOT / "ingest" / "table" / "README.md").read_text()
-    recipe = text.partition("## Changing columns while running")[2].partition("```python\n")[2].partition("```")[0]
+def test_the_recipe_in_the_document(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+    text = (ROOT / "ingest" / "table" / "changing_columns.md").read_text()
+    recipe = text.partition("```python\n")[2].partition("```")[0]
     assert "alter_columns" in recipe
     table = open_small()
     table.put(made.rows(range(10)))
