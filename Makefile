@@ -147,10 +147,11 @@ $(STAMP): $(RUNTIME) requirements-dev.lock
 	@$(call installed,requirements-dev.lock)
 	@touch $@
 
-# pip shows its progress by a bar per file, or nothing: one line with a count instead.
+# pip shows its progress by a bar per file, or nothing. This is one line with a count; outside of a terminal, its end only.
 installed = set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(1) | \
-	awk -v all="$$(grep -c == $(1))" '/from -r / { printf "\r  %d of %d libraries", ++n, all } \
-		/^Installing/ { printf ", unpacking" } { fflush() } END { print "" }'
+	awk -v all="$$(grep -c == $(1))" -v shown="$$([ -t 1 ] && echo yes)" \
+		'/from -r / { ++n; if (shown) printf "\r  %d of %d libraries", n, all } { fflush() } \
+		END { printf "\r  %d of %d libraries\n", n, all }'
 
 # $(error) rather than a failing command: it is one line, without make's own report behind it.
 java:
