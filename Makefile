@@ -151,7 +151,7 @@ $(STAMP): $(RUNTIME) requirements-dev.lock
 installed = set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(1) | \
 	awk -v all="$$(grep -c == $(1))" -v shown="$$([ -t 1 ] && echo yes)" \
 		'/from -r / { ++n; if (shown) printf "\r  %d of %d libraries", n, all } { fflush() } \
-		END { printf "\r  %d of %d libraries\n", n, all }'
+		END { printf "\r  %d libraries         \n", n }'
 
 # $(error) rather than a failing command: it is one line, without make's own report behind it.
 java:
