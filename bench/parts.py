@@ -1,6 +1,6 @@
 """The parts of a run, which have no peer: figures with bars, and curves of values over sizes. The result stores both.
 
-{"name", "title", "seconds", "parameters": {…}, "missing": reason why there are no figures, or "",
+{"name", "title", "seconds", "parameters": {…}, "missing": reason for missing figures, or "",
  "figures": [{"name", "value", "unit", "bar": highest accepted value, or null}],
  "curves": [{"panel", "name", "over", "unit", "points": [[size, value], …]}]}
 """

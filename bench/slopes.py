@@ -99,7 +99,7 @@ class Crossover:
         return ""
 
     def measure(self, at: Path, *, smoke: bool) -> PartResult:
-        """Measure the curves, and the number of batches per commit above which memwal is less work."""
+        """Measure the curves, and the number of batches per commit above which memwal takes less work."""
         began, mode = time.perf_counter(), "smoke" if smoke else "full"
         base, sizes = CROSSOVER_BASE[mode], CROSSOVER_ROWS[mode]
         curves = crossover.measure(at, base, sizes, rounds=1 if smoke else crossover.ROUNDS)
