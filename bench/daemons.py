@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from memwal.ingest.daemon.placement import target
 from memwal.ingest.errors import MemWalError
-from memwal.ingest.rpc.connection import Connection
+from memwal.ingest.service.daemon.placement import target
+from memwal.ingest.service.rpc.connection import Connection
 from memwal.wal import bucket_region
 
 DAEMONS = 2

@@ -35,7 +35,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 import memwal
-from memwal.ingest.table.public import Table
+from memwal.ingest.engine.table.public import Table
 from tests.cluster import spread
 from tests.conftest import toml
 from tests.kafka_server import KafkaServer, jars
@@ -303,7 +303,9 @@ def quantile(counted: Mapping[float, float], share: float) -> float:
 
 def child_of(run: subprocess.Popen[bytes]) -> psutil.Process | None:
     """Return the daemon that `memwal run` has started."""
-    return next((each for each in psutil.Process(run.pid).children() if "memwal.ingest.daemon" in each.cmdline()), None)
+    return next(
+        (each for each in psutil.Process(run.pid).children() if "memwal.ingest.service.daemon" in each.cmdline()), None
+    )
 
 
 def _endpoint(daemon: psutil.Process) -> str | None:

@@ -23,8 +23,8 @@ from bench.lance_side import PRIMARY_KEY
 from bench.mixtures import Ids, Vectors, column, mixed
 from bench.source_data import SEED, packages
 from memwal import wal
+from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.create import initialise
 
 KEY, WIDTH, WORDS, SSTS = "id", 128, 12, 4
 PRICES = 1_000_000

@@ -34,7 +34,7 @@ from bench.memwal_side import MemwalTable
 from bench.put_path import PACKAGE_INDEXES, Puts
 from bench.source_data import NARROW, NARROW_KEY, PACKAGES_KEY, SEED, narrow_batches, packages
 from memwal.flush import BaseTable
-from memwal.ingest.region.context import IndexMode
+from memwal.ingest.engine.region.context import IndexMode
 from memwal.memtable import VectorModel, with_tombstone
 
 HELD = Parameter(2000, 1_000_000, "rows in the memtable")

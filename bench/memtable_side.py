@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.region.context import IndexMode
-from memwal.ingest.region.writer import REST, WORK
+from memwal.ingest.engine.region.context import IndexMode
+from memwal.ingest.engine.region.writer import REST, WORK
 from memwal.memtable import IndexSpec, MemTable, Snapshot, VectorModel, row_schema, with_tombstone
 
 

@@ -37,7 +37,7 @@ from bench.result import BenchmarkResult
 from bench.rounds import ResultsDiffer, run
 from bench.search_path import TEXTS
 from bench.source_data import SEED
-from memwal.ingest.api.fusion import fused
+from memwal.ingest.engine.api.fusion import fused
 
 K, DEPTH = 10, 50
 """Number of requested rows, and number of candidates of each arm of a hybrid search."""

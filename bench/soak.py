@@ -35,7 +35,7 @@ import pyarrow as pa
 
 import memwal
 from memwal import wal
-from memwal.ingest.table.public import Table
+from memwal.ingest.engine.table.public import Table
 
 BATCHES, SAMPLES, ROWS, KEYS, READ_EVERY, WORDS_OF_A_ROW, WIDTH = 100_000, 10, 20, 2_000, 25, 12, 16
 INDEXES = ("fts", "ivf_pq", "btree")

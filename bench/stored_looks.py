@@ -33,7 +33,7 @@ import memwal
 from bench.growth import Counting
 from bench.source_data import NARROW, NARROW_KEY
 from memwal import flush
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table.stored import StoredTable
 
 BAR = 0.050
 """Seconds from an acknowledgement until a read shows the row, p50."""

@@ -34,8 +34,8 @@ import pyarrow as pa
 import memwal
 from bench.daemons import Daemons, until
 from memwal.flush import BaseTable
+from memwal.ingest.engine.table.public import Table
 from memwal.ingest.errors import MemWalError
-from memwal.ingest.table.public import Table
 from tests.conftest import toml
 from tests.s3_place import Place, on_s3
 

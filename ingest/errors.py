@@ -158,6 +158,12 @@ They are imported only where they are used. If one is missing, the error names t
 """
 
 
+def denies_access(error: MemWalError) -> bool:
+    """Return whether `error` means that the daemon is alive but rejects the token, or presents an untrusted
+    certificate."""
+    return error.details.get("reason") == UNAUTHENTICATED or bool(error.details.get("untrusted"))
+
+
 def classify(error: BaseException) -> MemWalError:
     """Return the error of the matching kind for a package's exception, with its message; `__cause__` is the original.
 

@@ -21,14 +21,14 @@ os.environ.setdefault("LANCE_LOG", "error,lance::index=off")
 from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 
 if TYPE_CHECKING:
-    from memwal.ingest.api.explanation import Explanation
-    from memwal.ingest.api.fusion import lancedb_reranker
-    from memwal.ingest.api.tokens import Token
-    from memwal.ingest.client.async_table import connect_async
-    from memwal.ingest.client.connect import connect
-    from memwal.ingest.connector.register import register_spark
-    from memwal.ingest.sink.foreach_batch import MemWalSink
-    from memwal.ingest.table.open import open_embedded as open
+    from memwal.ingest.engine.api.explanation import Explanation
+    from memwal.ingest.engine.api.fusion import lancedb_reranker
+    from memwal.ingest.engine.api.tokens import Token
+    from memwal.ingest.service.client.async_table import connect_async
+    from memwal.ingest.service.client.connect import connect
+    from memwal.ingest.service.open import open_embedded as open
+    from memwal.ingest.spark.connector.register import register_spark
+    from memwal.ingest.spark.sink.foreach_batch import MemWalSink
 
 __all__ = [
     "Corrupted",
@@ -49,14 +49,14 @@ __all__ = [
 ]
 
 _LAZY = {
-    "open": ("memwal.ingest.table.open", "open_embedded"),
-    "connect": ("memwal.ingest.client.connect", "connect"),
-    "connect_async": ("memwal.ingest.client.async_table", "connect_async"),
-    "MemWalSink": ("memwal.ingest.sink.foreach_batch", "MemWalSink"),
-    "lancedb_reranker": ("memwal.ingest.api.fusion", "lancedb_reranker"),
-    "register_spark": ("memwal.ingest.connector.register", "register_spark"),
-    "Explanation": ("memwal.ingest.api.explanation", "Explanation"),
-    "Token": ("memwal.ingest.api.tokens", "Token"),
+    "open": ("memwal.ingest.service.open", "open_embedded"),
+    "connect": ("memwal.ingest.service.client.connect", "connect"),
+    "connect_async": ("memwal.ingest.service.client.async_table", "connect_async"),
+    "MemWalSink": ("memwal.ingest.spark.sink.foreach_batch", "MemWalSink"),
+    "lancedb_reranker": ("memwal.ingest.engine.api.fusion", "lancedb_reranker"),
+    "register_spark": ("memwal.ingest.spark.connector.register", "register_spark"),
+    "Explanation": ("memwal.ingest.engine.api.explanation", "Explanation"),
+    "Token": ("memwal.ingest.engine.api.tokens", "Token"),
 }
 
 

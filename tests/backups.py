@@ -13,7 +13,7 @@ from memwal.flush import BaseTable
 from memwal.flush.backup.record import Record
 from memwal.flush.backup.restore import RestoreReport, RestoreRun, restore
 from memwal.flush.backup.take import BackupRun, back_up
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.wal import Clock, ManifestStore, ObjectStore, SystemClock, SystemIds, WalOptions, open_store, regions
 from memwal.wal.applied import AppliedMap
 from memwal.wal.entry_reader import EntryReader

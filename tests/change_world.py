@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import memwal
 from memwal import flush, wal
-from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), ("n", pa.int64())])
 QUIET: dict[str, Any] = {

@@ -22,8 +22,8 @@ import pyarrow.flight as flight
 import memwal
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.ingest.daemon.placement import target
-from memwal.ingest.rpc.wire import pack
+from memwal.ingest.service.daemon.placement import target
+from memwal.ingest.service.rpc.wire import pack
 from tests.s3_server import free_ports
 
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]

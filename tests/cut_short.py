@@ -34,14 +34,14 @@ import lance
 import psutil
 
 import memwal
-from memwal.ingest.pipeline.checks import written_schema
+from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.sink import foreach_batch as spark_sink
-from memwal.ingest.sink.foreach_batch import MemWalSink
-from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import found_in, of_spark
+from memwal.ingest.spark.pipeline.checks import written_schema
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.ingest.table.create import find_or_create
+from memwal.ingest.spark.sink import foreach_batch as spark_sink
+from memwal.ingest.spark.sink.foreach_batch import MemWalSink
+from memwal.ingest.spark.source.stream import read_stream
 from tests.chaos import CLUSTER
 from tests.cluster import spread, start_daemon
 from tests.conftest import ROOT, starter, toml, wait_until

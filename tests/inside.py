@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memwal.ingest.table.public import Table
+from memwal.ingest.engine.table.public import Table
 
 
 def _behind(self: Table, name: str) -> Any:

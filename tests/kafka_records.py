@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from memwal.ingest.mapping.spec import RecordMapping
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.source.columns import DELETE, PROBLEM
-from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.spark.source.columns import DELETE, PROBLEM
+from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.values.spec import RecordMapping
 from tests.kafka_server import Record
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

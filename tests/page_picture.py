@@ -1,7 +1,7 @@
 """Take a picture of the page at / of a daemon that receives rows for a few minutes: `python -m tests.page_picture
 FILE`.
 
-It made the picture of `ingest/ops/README.md`. It needs Chromium, as the tests of the page do.
+It made the picture of `ingest/service/ops/README.md`. It needs Chromium, as the tests of the page do.
 """
 
 from __future__ import annotations

@@ -23,16 +23,16 @@ class Site:
 
     def __init__(self, table: Any = None, token: str = "", guard: Any = None, **options: Any) -> None:
         # Imported here, since every test process loads this module.
-        from memwal.ingest.daemon.live import DaemonSource
-        from memwal.ingest.daemon.pages import DaemonPages
-        from memwal.ingest.daemon.place import Place
-        from memwal.ingest.ops.events import RecentEvents
-        from memwal.ingest.ops.http_server import HttpServer
-        from memwal.ingest.ops.live import Live
-        from memwal.ingest.ops.metrics import RefusedCollector, Scrape
-        from memwal.ingest.ops.storage import StorageCollector, StorageRates
-        from memwal.ingest.rpc.credentials import Access
-        from memwal.ingest.rpc.guard import Guard
+        from memwal.ingest.service.daemon.live import DaemonSource
+        from memwal.ingest.service.daemon.pages import DaemonPages
+        from memwal.ingest.service.daemon.place import Place
+        from memwal.ingest.service.ops.events import RecentEvents
+        from memwal.ingest.service.ops.http_server import HttpServer
+        from memwal.ingest.service.ops.live import Live
+        from memwal.ingest.service.ops.metrics import RefusedCollector, Scrape
+        from memwal.ingest.service.ops.storage import StorageCollector, StorageRates
+        from memwal.ingest.service.rpc.credentials import Access
+        from memwal.ingest.service.rpc.guard import Guard
         from memwal.ingest.settings.load import CostSettings
         from memwal.wal import SystemClock
 

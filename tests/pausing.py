@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.sink.small import OneTask
+from memwal.ingest.spark.sink.send import SendTask
+from memwal.ingest.spark.sink.small import OneTask
 
 _LONGEST = 120.0
 """Maximum seconds that a stage waits: its driver may be gone."""

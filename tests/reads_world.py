@@ -24,7 +24,7 @@ import pytest
 import memwal
 import tests.inside  # noqa: F401 - what is imported changes what tests see
 from memwal import flush, wal
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.service.daemon.service import FlightService
 
 WORDS = ("harbor", "copper", "violet", "meadow", "zebra")
 LEVELS = ("committed", "flushed", "durable", "latest")

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from memwal import wal
 from memwal.flush import SstFormat
-from memwal.ingest.region.context import Limits, RegionContext
+from memwal.ingest.engine.region.context import Limits, RegionContext
 from memwal.memtable import row_schema
 from tests.support.clock import FakeClock
 

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.source.columns import BLOCK, BUCKET, COORDINATES, FILE, LANDED, OFFSET, PLACE, ROW, place_column
+from memwal.ingest.spark.source.columns import (
+    BLOCK,
+    BUCKET,
+    COORDINATES,
+    FILE,
+    LANDED,
+    OFFSET,
+    PLACE,
+    ROW,
+    place_column,
+)
 
 
 def placed(

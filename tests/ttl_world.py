@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from memwal import flush, wal
 from memwal.flush.commits.expiry import GRACE
-from memwal.ingest.read.pinned import PinnedReads, pin
+from memwal.ingest.engine.read.pinned import PinnedReads, pin
 from tests.reads_world import SCHEMA, SETTINGS, Model, ReadsWorld, by_id
 
 KINDS = (

@@ -20,7 +20,7 @@ detects the other marker before 3 and before 5 and stops, without harm to the ta
 
 The new id distinguishes the table from the backed-up one, which may still be running: clients reject daemons of the
 other table, and readers of changes reject positions of the other table, whose log continued. Owner notes are not in a
-backup. A checkpoint of Spark is accepted by either id (`ingest.pipeline.checkpoint`), because exactly-once survives:
+backup. A checkpoint of Spark is accepted by either id (`pipeline.checkpoint`), because exactly-once survives:
 the applied maps are those of the backup's moment. The first claim of each region raises its epoch, as always.
 """
 

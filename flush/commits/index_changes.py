@@ -11,7 +11,7 @@ To add an index:
 
 The index is built before it is declared, because a match on a column with a declared but unbuilt index would fail.
 After step 3 the table has a new shape. The region owners detect it at the next version of the base that they open, and
-their next memtables have the index (ingest.region.admission). SSTs and the log's tail are indexed as they are read, by
+their next memtables have the index (region.admission). SSTs and the log's tail are indexed as they are read, by
 the set-up of that moment.
 
 To drop an index:

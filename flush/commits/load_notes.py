@@ -7,7 +7,7 @@
 An attempt begins with its note, before its process commits the rows acknowledged earlier (flush.commits.load), and
 renews the note while it runs. Two kinds of code read the note.
 
-**Automatic commits** wait while the note is renewed, for a bounded time (`ingest.table.commit_loop`). A load merges all
+**Automatic commits** wait while the note is renewed, for a bounded time (`table.commit_loop`). A load merges all
 its rows in one version and restarts if another commit lands first; a daemon that commits every 30 seconds would prevent
 a longer load from ever landing. This wait is advice, not needed for safety.
 

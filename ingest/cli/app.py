@@ -20,8 +20,8 @@ from memwal.ingest.cli.failure import exit_code
 from memwal.ingest.cli.groups import config_app, dlq_app, index_app, pause, regions_app, resume
 from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
 from memwal.ingest.cli.quiet import Commands
-from memwal.ingest.ops.logs import silence_grpc
 from memwal.ingest.own_process import own_process
+from memwal.ingest.service.ops.logs import silence_grpc
 
 app = Commands(
     name="memwal",
@@ -46,7 +46,7 @@ def versions(
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed
 
-        from memwal.ingest.rpc.protocol import build
+        from memwal.ingest.protocol import build
 
         others = ", ".join(f"{name} {build()[name]}" for name in ("protocol", "storage"))
         others += "".join(f", {name} {installed(name)}" for name in ("pylance", "pyarrow"))
@@ -62,8 +62,8 @@ def run(
     once: Annotated[bool, typer.Option(help="process the data that is available now, commit, then exit")] = False,
 ) -> int:
     """Run the pipeline from the source to the base table; runs all pipelines of a file that has several."""
-    from memwal.ingest.pipeline.run import run as run_pipelines
     from memwal.ingest.settings.load import load_every
+    from memwal.ingest.spark.pipeline.run import run as run_pipelines
 
     screen = console()
     return run_pipelines(load_every(config, os.environ), once=once, console=screen, notes=screen.notes)
@@ -84,7 +84,7 @@ def serve(
     ] = False,
 ) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
-    from memwal.ingest.daemon.process import prepare_process
+    from memwal.ingest.service.daemon.process import prepare_process
 
     prepare_process()
     from memwal.ingest.settings.load import load
@@ -96,11 +96,11 @@ def serve(
         screen.out(f"serving {settings.table.uri} at {', '.join(endpoints)}", highlight=False)
 
     if settings.daemon.on_spark:
-        from memwal.ingest.fleet.driver import serve_on_spark
+        from memwal.ingest.spark.fleet.driver import serve_on_spark
 
         code = serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints), take_over=take_over)
     else:
-        from memwal.ingest.daemon.serve import serve as serve_table
+        from memwal.ingest.service.daemon.serve import serve as serve_table
 
         code = serve_table(
             settings,
@@ -122,7 +122,7 @@ def serve(
 def init(config: Config) -> int:
     """Create the table, or check that an existing table fits the configuration; print what was done."""
     from memwal.ingest.cli import index
-    from memwal.ingest.table.create import initialise, ttl_text
+    from memwal.ingest.engine.table.create import initialise, ttl_text
 
     settings = settings_of(config)
     base, done = initialise(settings, os.environ)

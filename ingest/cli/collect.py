@@ -13,9 +13,9 @@ from memwal import wal
 from memwal.ingest.cli.open import open_base
 from memwal.ingest.cli.print import plain_table, write_json
 from memwal.ingest.cli.status import space_line
+from memwal.ingest.engine.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
+from memwal.ingest.engine.table.stored_status import space_status
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
-from memwal.ingest.table.stored_status import space_status
 
 _FILES_SHOWN = 20
 

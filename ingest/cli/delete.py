@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from memwal.ingest.api.keys import parse_key
-from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.open import open_for_reading, open_here
 from memwal.ingest.cli.print import count
 from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.engine.api.keys import parse_key
 from memwal.ingest.errors import Invalid
+from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.table.open import open_table, without_upkeep
 
 
 def delete(
@@ -44,7 +43,7 @@ def delete(
         found = table.delete(what, filter=filter).rows
     else:
         with (
-            closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as owned,
+            closing(open_here(settings, environ, console.on_replay)) as owned,
             console.status("deleting"),
         ):
             found = owned.delete(what, filter=filter).rows

@@ -14,21 +14,20 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from memwal import wal
-from memwal.ingest.cli.open import open_for_reading
+from memwal.ingest.cli.open import open_for_reading, open_here
 from memwal.ingest.cli.print import as_rich, count, print_rows, write_json
 from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.client.target import opened
-from memwal.ingest.dlq.replay import Replaying, with_ids
-from memwal.ingest.dlq.sources import by_source, ending_spark
-from memwal.ingest.dlq.table import SCHEMA, STAGES, DeadLetters, sql_text, sql_time
 from memwal.ingest.errors import Invalid
-from memwal.ingest.pipeline.checkpoint import noted
-from memwal.ingest.pipeline.checks import written_schema
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.client.target import opened
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import format_duration, parse_duration
+from memwal.ingest.spark.dlq.replay import Replaying, with_ids
+from memwal.ingest.spark.dlq.sources import by_source, ending_spark
+from memwal.ingest.spark.dlq.table import SCHEMA, STAGES, DeadLetters, sql_text, sql_time
+from memwal.ingest.spark.pipeline.checkpoint import noted
+from memwal.ingest.spark.pipeline.checks import written_schema
 from memwal.ingest.suggest import suggestion
-from memwal.ingest.table.open import open_table, without_upkeep
 
 _LISTED = ["id", "time", "stage", "column", "reason", "topic", "partition", "offset", "file", "block", "row"]
 _ID_MIN = 4
@@ -167,7 +166,7 @@ def _writable(settings: Settings, environ: Mapping[str, str], console: CommandCo
         with found:
             yield found
         return
-    with closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as table:
+    with closing(open_here(settings, environ, console.on_replay)) as table:
         yield table
 
 

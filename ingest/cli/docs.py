@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from memwal.ingest.errors import KINDS
-from memwal.ingest.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
+from memwal.ingest.service.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.reference import BEGIN, END, render_reference, render_settings
 
-PYTHON = Path("ingest", "api", "reference.md")
+PYTHON = Path("ingest", "engine", "api", "reference.md")
 """The reference of the Python API; the whole file is generated."""
 LINE = 100
 """Maximum characters of a call on one line."""
@@ -21,9 +21,9 @@ METRICS = ("<!-- metrics -->", "<!-- /metrics -->")
 
 
 def render_metrics() -> str:
-    """Return the tables of metrics in ingest/ops/README.md."""
-    from memwal.ingest.ops.storage import BUDGET, REQUESTED
-    from memwal.ingest.pipeline.metrics import RAN, RAN_BY_REGION
+    """Return the tables of metrics in ingest/service/ops/README.md."""
+    from memwal.ingest.service.ops.storage import BUDGET, REQUESTED
+    from memwal.ingest.spark.pipeline.metrics import RAN, RAN_BY_REGION
 
     parts = []
     for title, label, declared in (
@@ -53,12 +53,12 @@ def render_python() -> str:
 
 def _python_reference() -> Iterator[str]:
     import memwal
-    from memwal.ingest.api.changes import Changes
-    from memwal.ingest.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
-    from memwal.ingest.api.tokens import Receipt, RegionCounts
-    from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream
-    from memwal.ingest.client.async_table import AsyncTable
-    from memwal.ingest.table.public import Table
+    from memwal.ingest.engine.api.changes import Changes
+    from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
+    from memwal.ingest.engine.api.tokens import Receipt, RegionCounts
+    from memwal.ingest.engine.table.public import Table
+    from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream
+    from memwal.ingest.service.client.async_table import AsyncTable
 
     yield "# The Python API\n\nWritten by `make docs` from the signatures and docstrings of the public names.\n"
     for name, function in (("memwal.open", memwal.open), ("memwal.connect", memwal.connect)):
@@ -130,7 +130,7 @@ def _write(root: Path) -> None:
     (root / PYTHON).write_text(render_python(), encoding="utf-8")
     for readme, marks, reference in (
         (root / "configs" / "README.md", (BEGIN, END), render_reference()),
-        (root / "ingest" / "ops" / "README.md", METRICS, render_metrics()),
+        (root / "ingest" / "service" / "ops" / "README.md", METRICS, render_metrics()),
     ):
         text = _put_between(readme.read_text(encoding="utf-8"), *marks, reference)
         readme.write_text(text, encoding="utf-8")

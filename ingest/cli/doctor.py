@@ -27,11 +27,11 @@ from memwal.flush import BaseTable
 from memwal.ingest.cli.failure import lines_of
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import count, write_json
-from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Invalid, MemWalError, classify
-from memwal.ingest.ops import skew
-from memwal.ingest.pipeline.checks import find_problems, has_source
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.ops import skew
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.spark.pipeline.checks import find_problems, has_source
 from memwal.wal.layout import PROBE_PREFIX
 
 State = Literal["ok", "notice", "wrong"]

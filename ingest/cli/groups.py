@@ -92,9 +92,9 @@ def index_drop(
 @config_app.command()
 def check(config: Config) -> int:
     """Check a configuration, with all its pipelines, as `run` does; print every problem."""
-    from memwal.ingest.ops.skew import by_key
-    from memwal.ingest.pipeline.checks import find_problems
+    from memwal.ingest.service.ops.skew import by_key
     from memwal.ingest.settings.load import load_every
+    from memwal.ingest.spark.pipeline.checks import find_problems
 
     lines, notices, pipelines = [], list[str](), load_every(config, os.environ)
     for name, settings in pipelines.items():

@@ -12,9 +12,9 @@ from memwal import flush, wal
 from memwal.ingest.cli.open import open_base
 from memwal.ingest.cli.print import columns, count, write_json
 from memwal.ingest.cli.quiet import CommandConsole
+from memwal.ingest.engine.table import indexes
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.table import indexes
 
 
 def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, as_json: bool) -> int:

@@ -2,7 +2,7 @@
 
 1. Find the files, and the token: the given one, or a hash of their contents. If the token has landed, the command
    ends.
-2. Check every row as a put would (`ingest.loads.checked`). Nothing is written before all rows are valid.
+2. Check every row as a put would (`loads.checked`). Nothing is written before all rows are valid.
 3. Note an attempt (`flush.commits.load_notes`): from now on automatic commits and deletes with a filter wait.
 4. Flush and commit previously acknowledged rows, through the daemons that own the regions; if none answers, by
    claiming the regions that hold rows. Rows that the log held at the start of this step must be in the base, or the
@@ -25,17 +25,16 @@ from rich.filesize import decimal
 from memwal import flush, wal
 from memwal.flush.base.load_id import load_id
 from memwal.flush.commits.load_notes import RENEW_EVERY
-from memwal.ingest.api.missing import Missing
-from memwal.ingest.cli.open import open_base, open_for_reading
+from memwal.ingest.cli.open import open_base, open_for_reading, open_here
 from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.engine.api.missing import Missing
+from memwal.ingest.engine.loads.checked import CheckedRows, check_files, check_rules
+from memwal.ingest.engine.loads.files import find_files, token_of
+from memwal.ingest.engine.loads.log_rows import holds_rows, tip
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.loads.checked import CheckedRows, check_files, check_rules
-from memwal.ingest.loads.files import find_files, token_of
-from memwal.ingest.loads.log_rows import holds_rows, tip
+from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.table.open import open_table, without_upkeep
 from memwal.ingest.threads import Periodic
 
 TOKEN_MAX = 200
@@ -222,7 +221,7 @@ def _flush(settings: Settings, environ: Mapping[str, str], on_replay: Callable[.
         with found:
             found.flush()
     elif any(region["memtable_rows"] for region in found.status()["regions"]):
-        with closing(open_table(without_upkeep(settings), environ, on_replay=on_replay)) as table:
+        with closing(open_here(settings, environ, on_replay)) as table:
             table.flush()
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memwal import flush, wal
-from memwal.ingest.client.connect import served_table
-from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.engine.region.context import OnReplay
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.engine.table.open import open_table
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import Invalid
-from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.service.client.connect import served_table
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.open import asking
+from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import expanded
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.table.stored import StoredTable
 
 Readable = StoredTable | RemoteTable
 
@@ -23,6 +27,15 @@ def open_base(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Bas
     if base is None:
         raise Invalid(f"{uri}: the table does not exist; `memwal init` or `memwal run` creates it")
     return base, wal.open_store(uri, options)
+
+
+def open_here(settings: Settings, environ: Mapping[str, str], on_replay: OnReplay | None) -> Table:
+    """Claim the regions of the table for this command, without automatic commits and collections.
+
+    Raises: errors of `open_table`; Unavailable if another process serves the table.
+    """
+    quiet = {name: getattr(settings, name).model_copy(update={"interval": 0.0}) for name in ("commit", "gc")}
+    return open_table(settings.model_copy(update=quiet), environ, ask=asking(settings, environ), on_replay=on_replay)
 
 
 def open_for_reading(settings: Settings, environ: Mapping[str, str]) -> Readable:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from memwal import wal
 from memwal.ingest.cli.open import open_base
-from memwal.ingest.ops.sentence import duration
-from memwal.ingest.rpc.pauses import Pauses, What, text_of
+from memwal.ingest.engine.table.pauses import Pauses, What, text_of
+from memwal.ingest.service.ops.sentence import duration
 from memwal.ingest.settings.load import Settings
 
 _DONE: Mapping[What, str] = {

@@ -11,8 +11,8 @@ from rich.console import Console
 from memwal import flush, wal
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import write_json
-from memwal.ingest.client.remote import RemoteTable
 from memwal.ingest.errors import Invalid, MemWalError
+from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
 
 

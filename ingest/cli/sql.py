@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from memwal.ingest.api.results import RowStream
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import ROWS_PER_PART, count, print_rows
 from memwal.ingest.cli.quiet import CommandConsole
+from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.settings.load import Settings
 
 

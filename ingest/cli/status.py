@@ -15,9 +15,9 @@ from rich.text import Text
 from memwal import wal
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import plain_table, ranges, write_json
-from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.ops import skew
-from memwal.ingest.rpc.pauses import text_of
+from memwal.ingest.engine.table.pauses import text_of
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.ops import skew
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import format_duration
 

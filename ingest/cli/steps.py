@@ -10,14 +10,14 @@ from typing import Any
 from rich.filesize import decimal
 
 from memwal import flush, wal
-from memwal.ingest.cli.open import open_base, open_for_reading
+from memwal.ingest.cli.open import open_base, open_for_reading, open_here
 from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.engine.table.maintenance import BaseUpkeep
+from memwal.ingest.engine.table.open import maintenance_rules
+from memwal.ingest.engine.table.upkeep import traced_commit
+from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.table.maintenance import BaseUpkeep
-from memwal.ingest.table.open import maintenance_rules, open_table, without_upkeep
-from memwal.ingest.table.upkeep import traced_commit
 
 
 def commit(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, as_json: bool) -> int:
@@ -92,7 +92,7 @@ def flush_table(settings: Settings, environ: Mapping[str, str], console: Command
         rows = _in_memory(found.status()["regions"])
         if rows:
             with (
-                closing(open_table(without_upkeep(settings), environ, on_replay=console.on_replay)) as table,
+                closing(open_here(settings, environ, console.on_replay)) as table,
                 console.status("flushing"),
             ):
                 table.flush()

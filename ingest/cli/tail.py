@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.api.changes import POSITION, REGION, ROW, Changes
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import as_rich, count, in_parts, write_json
 from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.cli.values import shown_rows
+from memwal.ingest.engine.api.changes import POSITION, REGION, ROW, Changes
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 
 from memwal.ingest.settings.model import Settings
@@ -12,6 +13,15 @@ SCHEME, TLS = "grpc://", "grpc+tls://"
 def endpoint_of(host: str, port: int, scheme: str = SCHEME) -> str:
     """Return the endpoint of a host and port."""
     return f"{scheme}{url_host(host)}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address. Of host names only localhost counts; others are not
+    resolved."""
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def url_host(host: str) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from memwal.ingest.mapping.avro import check_schema
-from memwal.ingest.mapping.spec import build
-from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import Problem
 from memwal.ingest.settings.process_sections import KAFKA, SourceSettings
 from memwal.ingest.suggest import suggestion
+from memwal.ingest.values.avro import check_schema
+from memwal.ingest.values.spec import build
+from memwal.ingest.values.type_names import parse_type
 
 _ONLY = (
     *("brokers", "topics", "topic_pattern", "starting_offsets", "max_offsets_per_trigger", "fail_on_data_loss"),

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.process_sections import (
     CostSettings,
@@ -33,6 +32,7 @@ from memwal.ingest.settings.table_sections import (
     WalSettings,
 )
 from memwal.ingest.settings.values import Index, Section
+from memwal.ingest.values.type_names import parse_type
 from memwal.memtable.index_spec import IndexSpec
 
 

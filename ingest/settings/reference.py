@@ -1,8 +1,8 @@
 """Render settings as text: TOML with comments, and the tables of the reference.
 
 `python -m memwal.ingest.cli.docs`, run in the checkout, writes `configs/default.toml`, the reference between `<!--
-settings -->` and `<!-- /settings -->` in `configs/README.md`, and the table of metrics (`ingest.ops.metrics`) in
-`ingest/ops/README.md`. House tests fail if these files differ from the rendered text.
+settings -->` and `<!-- /settings -->` in `configs/README.md`, and the table of metrics (`ops.metrics`) in
+`ingest/service/ops/README.md`. House tests fail if these files differ from the rendered text.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import pyarrow as pa
 from memwal.flush.base.definition import is_version_type
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
-from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.settings.endpoints import expanded
 from memwal.ingest.settings.kafka_rules import of_kafka
 from memwal.ingest.settings.model import Settings, index_spec
@@ -21,6 +20,7 @@ from memwal.ingest.settings.process_sections import DaemonSettings
 from memwal.ingest.settings.table_sections import TableSettings
 from memwal.ingest.settings.values import Index, format_duration, format_size
 from memwal.ingest.suggest import suggestion
+from memwal.ingest.values.type_names import parse_type
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import check_indexes
 from memwal.memtable.schema import is_key_type

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
-from memwal.ingest.mapping.type_names import parse_type
 from memwal.ingest.secret_refs import check_only_reference, check_reference
+from memwal.ingest.values.type_names import parse_type
 
 OFF = "off"
 SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

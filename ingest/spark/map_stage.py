@@ -1,7 +1,7 @@
 """Run the map stage of a shuffle before the stage that reads its output.
 
 A job runs both stages without a pause. With adaptive execution Spark first submits the map stage by itself; `rows_read`
-does the same, so that the driver can check the source (`ingest.source`) after all rows are read and before any row is
+does the same, so that the driver can check the source (`source`) after all rows are read and before any row is
 sent. The second stage reads the same shuffle files.
 
 Spark repeats tasks of the map stage if shuffle files are lost, for example with an executor. A repeated task would read

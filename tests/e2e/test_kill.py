@@ -44,7 +44,7 @@ class Life:
             self.processes = psutil.Process(self.running.process.pid).children(recursive=True)
             for each in self.processes:
                 with suppress(psutil.Error):
-                    if "memwal.ingest.daemon" in " ".join(each.cmdline()):
+                    if "memwal.ingest.service.daemon" in " ".join(each.cmdline()):
                         return each
         return None
 

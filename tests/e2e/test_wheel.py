@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from memwal.ingest.ops.live_server import FILES
+from memwal.ingest.service.ops.live_server import FILES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PARTS = ("ingest", "memtable", "wal", "flush")
@@ -97,8 +97,10 @@ def test_one_package_is_installed_and_all_of_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
     expected = [path.relative_to(ROOT).as_posix() for part in PARTS for path in (ROOT / part).rglob("*.py")]
-    page = [path.relative_to(ROOT).as_posix() for path in (ROOT / "ingest/ops/page").rglob("*") if path.is_file()]
-    assert {f"ingest/ops/page/{name}" for name in FILES} <= set(page), "what the server reads"
+    page = [
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "ingest/service/ops/page").rglob("*") if path.is_file()
+    ]
+    assert {f"ingest/service/ops/page/{name}" for name in FILES} <= set(page), "what the server reads"
     expected += page
     assert sorted(names) == sorted(f"memwal/{name}" for name in [*expected, "__init__.py", "py.typed"])
 

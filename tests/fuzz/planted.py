@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
-import memwal.ingest.api.keys
-import memwal.ingest.read.base
-import memwal.ingest.read.merged
-import memwal.ingest.rpc.wire
-from memwal.ingest.daemon.limits import Limits
+import memwal.ingest.engine.api.keys
+import memwal.ingest.engine.read.base
+import memwal.ingest.engine.read.merged
+import memwal.ingest.service.rpc.wire
+from memwal.ingest.service.daemon.limits import Limits
 from memwal.memtable.converted_size import ConvertedSize
 
 
 @contextmanager
 def counts_not_bounded() -> Iterator[None]:
     """A search accepts any number of rows to return."""
-    base, merged = memwal.ingest.read.base, memwal.ingest.read.merged
+    base, merged = memwal.ingest.engine.read.base, memwal.ingest.engine.read.merged
     with (
         patch.object(base, "at_most", lambda wanted, _: wanted),
         patch.object(merged, "at_most", lambda wanted, _: wanted),
@@ -29,7 +29,7 @@ def counts_not_bounded() -> Iterator[None]:
 @contextmanager
 def rows_not_validated() -> Iterator[None]:
     """Arrow data is read without validation."""
-    wire, keys = memwal.ingest.rpc.wire, memwal.ingest.api.keys
+    wire, keys = memwal.ingest.service.rpc.wire, memwal.ingest.engine.api.keys
     with patch.object(wire, "check_encoding", lambda _: None), patch.object(keys, "check_encoding", lambda _: None):
         yield
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from memwal.ingest.rpc.wire import StreamSum, pack
+from memwal.ingest.service.rpc.wire import StreamSum, pack
 from tests.fuzz.arrays import changed, hostile_array, hostile_table
 
 WIDTH, KEYS = 16, 3000

@@ -26,7 +26,7 @@ import pyarrow.flight as flight
 
 import memwal
 from memwal.flush import BaseTable
-from memwal.ingest.rpc.wire import pack
+from memwal.ingest.service.rpc.wire import pack
 from tests.histories.record import Operation, Recorder
 
 T = TypeVar("T")

@@ -21,11 +21,11 @@ from typing import Any
 
 import greenlet
 
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.write_queue import Write
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import FencedError, Unavailable, UnknownOutcome
-from memwal.ingest.read.reader import Reader
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.write_queue import Write
-from memwal.ingest.table.stored import StoredTable
 from tests.histories.clients import by_key
 from tests.histories.judge import Judgement, judge
 from tests.histories.record import Operation, Recorder, Steps

@@ -9,7 +9,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 from memwal.ingest.cli.app import main
-from memwal.ingest.daemon.balancer import Balancer
+from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.wal import ReadLease
 
 

@@ -13,10 +13,10 @@ import pytest
 import typer.main
 
 import memwal
-from memwal.ingest.api.reads import Reads
 from memwal.ingest.cli.app import app
-from memwal.ingest.client.async_table import AsyncTable
-from memwal.ingest.table.public import Table
+from memwal.ingest.engine.api.reads import Reads
+from memwal.ingest.engine.table.public import Table
+from memwal.ingest.service.client.async_table import AsyncTable
 
 HOW = ["metric", "nprobes", "refine_factor", "distance_range"]
 READS = {
@@ -129,13 +129,13 @@ def public(kind: type) -> set[str]:
 
 def test_a_table_shows_the_public_names_and_nothing_else() -> None:
     assert public(Table) == {*READS, *WRITES, *STEPS, "schema", "key"}
-    assert public(Table) >= public(Reads), "a new read needs a line in ingest/table/public.py"
+    assert public(Table) >= public(Reads), "a new read needs a line in ingest/engine/table/public.py"
     assert all(inspect.getdoc(getattr(Table, name)) for name in public(Table))
     assert Table.__slots__ == ("__weakref__", "_engine")
 
 
 def test_the_asynchronous_table_has_every_method_with_its_parameters() -> None:
-    """A new method needs a line in ingest/client/async_table.py; a new parameter needs none."""
+    """A new method needs a line in ingest/service/client/async_table.py; a new parameter needs none."""
     assert public(AsyncTable) == public(Table)
     for name in public(Table) - {"schema", "key"}:
         ours, theirs = getattr(AsyncTable, name), getattr(Table, name)
@@ -151,10 +151,10 @@ def test_the_asynchronous_table_has_every_method_with_its_parameters() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "memwal.ingest.table.public.Table",
-        "memwal.ingest.table.embedded.Table",
-        "memwal.ingest.client.remote.RemoteTable",
-        "memwal.ingest.table.stored.StoredTable",
+        "memwal.ingest.engine.table.public.Table",
+        "memwal.ingest.engine.table.embedded.Table",
+        "memwal.ingest.service.client.remote.RemoteTable",
+        "memwal.ingest.engine.table.stored.StoredTable",
     ],
 )
 def test_all_tables_have_the_same_methods(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Rooms import each other as the table in this file allows, and no modules import each other in a cycle."""
+"""Imports go down only: boxes as the table in this file orders them, and no modules import each other in a cycle."""
 
 from __future__ import annotations
 
@@ -8,54 +8,11 @@ from typing import Any
 
 import pytest
 
-ROOMS = {
-    "ingest": {
-        "mapping": "",
-        "settings": "mapping",
-        "api": "mapping",
-        "rpc": "settings api",
-        "ops": "settings rpc",
-        "read": "api",
-        "changes": "api read",
-        "region": "api ops read",
-        "table": "settings api rpc read changes region",
-        "client": "api rpc table",
-        "daemon": "settings api rpc ops region table client",
-        "spark": "settings",
-        "source": "mapping settings api spark",
-        "loads": "mapping api",
-        "drift": "mapping settings spark source",
-        "dlq": "mapping settings api client spark source",
-        "sink": "settings api rpc client daemon spark source dlq",
-        "connector": "settings api rpc read changes client spark source sink",
-        "fleet": "settings rpc ops table daemon spark",
-        "pipeline": "mapping settings api rpc ops table client daemon spark source drift dlq sink fleet",
-        "cli": "settings api rpc ops table client daemon loads dlq fleet pipeline",
-    },
-    "flush": {
-        "base": "",
-        "sst": "base",
-        "commits": "base sst",
-        "resizing": "base sst commits",
-        "garbage": "base commits",
-        "history": "base",
-        "verification": "base sst commits resizing history",
-        "backup": "base commits resizing verification",
-    },
+ORDER = {
+    "ingest": ("cli", "spark", "service", "engine", "settings", "values"),
+    "flush": ("backup", "verification", "resizing", "history", "garbage", "commits", "sst", "base"),
 }
-"""For each package and room, the rooms of the package that the room imports. A room imports only rooms above it."""
-
-
-@pytest.fixture(params=ROOMS)
-def package(request: pytest.FixtureRequest) -> str:
-    """Return a package that consists of rooms."""
-    return str(request.param)
-
-
-@pytest.fixture
-def allowed(package: str) -> dict[str, set[str]]:
-    """Return, for each room of the package, the rooms that it may import."""
-    return {room: set(others.split()) for room, others in ROOMS[package].items()}
+"""For each package its boxes. A box imports only those behind it in its line; files beside the boxes import none."""
 
 
 def imports(source: Any, modules: set[str]) -> Iterator[str]:
@@ -72,7 +29,7 @@ def imports(source: Any, modules: set[str]) -> Iterator[str]:
 
 
 def name_of(source: Any) -> str:
-    """Return the import name of a module without the prefix `memwal.`, such as `ingest.api.rows`."""
+    """Return the import name of a module without the prefix `memwal.`, such as `api.rows`."""
     return str(source.path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -102,38 +59,30 @@ def circle(arrows: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def rooms_of(targets: set[str], package: str, allowed: Mapping[str, set[str]]) -> set[str]:
-    """Return the rooms of `package` that the imported modules belong to."""
-    return {target.split(".")[1] for target in targets if target.startswith(f"{package}.")} & set(allowed)
+def place(module: str) -> tuple[str, int]:
+    """Return the package of a module, and the place of its box in `ORDER`; files beside the boxes are the last."""
+    package, _, rest = module.partition(".")
+    order, box = ORDER.get(package, ()), rest.partition(".")[0]
+    if not box:  # the package itself gathers its public names
+        return package, -1
+    return package, order.index(box) if box in order else len(order)
 
 
-def test_rooms_import_what_the_table_says(
-    arrows: Mapping[str, set[str]], package: str, allowed: Mapping[str, set[str]]
-) -> None:
-    used: dict[str, set[str]] = {room: set() for room in allowed}
-    for module, targets in arrows.items():
-        top, _, rest = module.partition(".")
-        room = rest.partition(".")[0]
-        if top == package and room in allowed:
-            used[room] |= rooms_of(targets, package, allowed) - {room}
-    assert used == dict(allowed)
-
-
-def test_a_room_imports_those_above_it_in_the_table_only(allowed: Mapping[str, set[str]]) -> None:
-    order = list(allowed)
-    assert [
-        (room, other) for room, others in allowed.items() for other in others if order.index(other) > order.index(room)
-    ] == []
-
-
-def test_the_root_imports_no_room(
-    arrows: Mapping[str, set[str]], package: str, allowed: Mapping[str, set[str]]
-) -> None:
-    loose = [module for module in arrows if module.startswith(f"{package}.") and module.count(".") == 1]
-    root = [module for module in loose if module.split(".")[1] not in allowed]
-    assert [(module, rooms_of(arrows[module], package, allowed)) for module in root] == [
-        (module, set()) for module in root
+def test_a_box_imports_those_below_it_only(arrows: Mapping[str, set[str]]) -> None:
+    upward = [
+        (module, target)
+        for module, targets in arrows.items()
+        for target in targets
+        if place(target)[0] == place(module)[0] and place(target)[1] < place(module)[1]
     ]
+    assert upward == []
+
+
+def test_every_folder_is_in_the_order(sources: Sequence[Any]) -> None:
+    names = [name_of(source).split(".") for source in sources]
+    assert {(parts[0], parts[1]) for parts in names if parts[0] in ORDER and len(parts) > 2} == {
+        (package, box) for package, boxes in ORDER.items() for box in boxes
+    }
 
 
 def test_no_files_import_each_other_in_a_circle(arrows: Mapping[str, set[str]]) -> None:

@@ -7,12 +7,12 @@ import tomllib
 from collections.abc import Mapping
 
 from memwal.ingest.cli.docs import METRICS, PYTHON, between_markers, render_metrics, render_python
-from memwal.ingest.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
-from memwal.ingest.pipeline.metrics import RAN
+from memwal.ingest.service.ops.metrics import COMMITTED, COUNTED, HELD, TABLE
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.reference import render_reference, render_settings, to_dict
+from memwal.ingest.spark.pipeline.metrics import RAN
 
-METRICS_PAGE = "ingest/ops/README.md"
+METRICS_PAGE = "ingest/service/ops/README.md"
 _CALLS = {("table", "delete")}
 
 

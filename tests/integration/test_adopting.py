@@ -17,9 +17,9 @@ import memwal
 import memwal.flush.base.adoptable
 from memwal.flush import BaseTable
 from memwal.flush.verification.runner import verify_table
+from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.create import initialise
 from memwal.memtable import IndexSpec, InvalidRows
 from memwal.wal import open_store
 

@@ -22,20 +22,20 @@ import pytest
 
 import memwal
 from memwal import flush, wal
-from memwal.ingest.daemon.pages import DaemonPages
-from memwal.ingest.ops.metrics import Scrape
-from memwal.ingest.ops.storage import StorageCollector
-from memwal.ingest.pipeline.figures import RunStats
-from memwal.ingest.pipeline.metrics import RunMeter
-from memwal.ingest.pipeline.pages import RunPages
-from memwal.ingest.pipeline.pausing import Pausing
-from memwal.ingest.region.core import RegionCore
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.table.create import initialise
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.service.daemon.pages import DaemonPages
+from memwal.ingest.service.ops.metrics import Scrape
+from memwal.ingest.service.ops.storage import StorageCollector
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.create import initialise
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.open import open_table
+from memwal.ingest.spark.pipeline.figures import RunStats
+from memwal.ingest.spark.pipeline.metrics import RunMeter
+from memwal.ingest.spark.pipeline.pages import RunPages
+from memwal.ingest.spark.pipeline.pausing import Pausing
 from tests.alerts import EVERY, RULES, Scrapes
 from tests.conftest import Running, small_sections, toml, wait_until
+from tests.opened import open_table
 from tests.promtool import promtool
 from tests.support.clock import FakeClock
 
@@ -344,7 +344,7 @@ class Run:
     def daemon(self) -> psutil.Process:
         """The run's own daemon."""
         children = psutil.Process(self.running.process.pid).children()
-        (found,) = [each for each in children if "memwal.ingest.daemon" in " ".join(each.cmdline())]
+        (found,) = [each for each in children if "memwal.ingest.service.daemon" in " ".join(each.cmdline())]
         return found
 
 

@@ -16,8 +16,8 @@ import memwal
 from memwal import flush
 from memwal.flush import BaseTable
 from memwal.flush.verification.runner import verify_table
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.stored import StoredTable
 from memwal.wal import SystemClock, open_store
 from tests import fault_proxy as faults
 from tests.append_rows import QUIET, SCHEMA, WIDTH, clean, counted, opened, rows

@@ -17,13 +17,13 @@ import memwal
 from memwal.flush import BaseTable
 from memwal.flush.history.actions import read_history
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.api.tokens import Token
 from memwal.ingest.cli.app import main
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.settings.load import load
-from memwal.ingest.sink.foreach_batch import MemWalSink
-from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.ingest.table.create import initialise
+from memwal.ingest.spark.sink.foreach_batch import MemWalSink
+from memwal.ingest.spark.source.stream import read_stream
 from memwal.wal import open_store
 from tests.append_rows import QUIET, clean, configured, counted, opened, rows
 

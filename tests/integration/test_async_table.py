@@ -22,14 +22,14 @@ import pytest
 
 import memwal
 from memwal import wal
-from memwal.ingest.api.changes import Changes
-from memwal.ingest.api.results import RowStream
-from memwal.ingest.client.async_streams import AsyncChanges, AsyncRowStream
-from memwal.ingest.client.async_table import AT_ONCE, AsyncTable
-from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.read import merged
-from memwal.ingest.read.base import BaseReads
+from memwal.ingest.engine.api.changes import Changes
+from memwal.ingest.engine.api.results import RowStream
+from memwal.ingest.engine.read import merged
+from memwal.ingest.engine.read.base import BaseReads
+from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream
+from memwal.ingest.service.client.async_table import AT_ONCE, AsyncTable
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.daemon.service import FlightService
 
 SCHEMA = pa.schema(
     [
@@ -393,7 +393,7 @@ def test_a_result_whose_read_was_cancelled_is_closed(world: World, gate: Gate, m
 
 
 def test_a_cancelled_put_that_waits_for_room_is_withdrawn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memwal.ingest.region.state import RegionLevels
+    from memwal.ingest.engine.region.state import RegionLevels
 
     full, through = threading.Event(), RegionLevels.has_room
     full.set()

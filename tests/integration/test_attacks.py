@@ -13,18 +13,18 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.flush import resize
-from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.daemon.balancer import Balancer
-from memwal.ingest.daemon.place import Place
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.refusals import expect_routing
-from memwal.ingest.region.writer import RegionWriter
-from memwal.ingest.rpc.connection import Connection
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.daemon.balancer import Balancer
+from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.open import open_table
 from memwal.memtable import TOMBSTONE
 from memwal.wal import LocalStore, SystemClock, SystemIds
+from tests.opened import open_table
 from tests.support.clock import FakeClock
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -164,7 +164,7 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
             expect_routing(*routing)
             service.table = anew
 
-        monkeypatch.setattr("memwal.ingest.daemon.service.expect_routing", begins_anew)
+        monkeypatch.setattr("memwal.ingest.service.daemon.service.expect_routing", begins_anew)
         with pytest.raises(memwal.Unavailable, match="resized"):
             connection.read("count", asked)
 

@@ -11,12 +11,12 @@ import pytest
 
 import memwal
 from memwal import flush, wal
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.region.state import RegionLevels
+from memwal.ingest.engine.region.state import RegionLevels
+from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.settings.load import load
-from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.table.open import open_table
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.send import SendTask
+from tests.opened import open_table
 from tests.routed import placed, shuffled
 
 PENDING = 2

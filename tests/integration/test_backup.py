@@ -23,7 +23,7 @@ from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.backup import copying
 from memwal.flush.backup.record import RECORD, read_record
-from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.wal import open_store
 from tests import fault_proxy as faults
 from tests.backups import backed_up, restored, rows_of, tags

@@ -17,13 +17,13 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.daemon.child import start_child
+from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.errors import FencedError, Invalid
-from memwal.ingest.rpc import owner_notes as owners
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.daemon.child import start_child
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.open import open_table
 from tests.conftest import wait_until
+from tests.opened import open_table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 

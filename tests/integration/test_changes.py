@@ -18,7 +18,7 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush.commits.merge_passes import delete_pass
-from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from tests.change_world import QUIET, SCHEMA, ChangeWorld, applied, row
 
 Told = list[tuple[Any, ...]]

@@ -16,11 +16,11 @@ from memwal import flush, wal
 from memwal.flush.base.manifest import manifest_names
 from memwal.flush.commits.maintenance import clean_up as cleaned_up
 from memwal.flush.commits.thinning import VersionRules
-from memwal.ingest.api.changes import ChangesRequest, Piece, Position
-from memwal.ingest.changes.pieces import StoredChanges
-from memwal.ingest.changes.reader import ChangesReader
-from memwal.ingest.changes.start import Gone, Starts
-from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.ingest.engine.api.changes import ChangesRequest, Piece, Position
+from memwal.ingest.engine.changes.pieces import StoredChanges
+from memwal.ingest.engine.changes.reader import ChangesReader
+from memwal.ingest.engine.changes.start import Gone, Starts
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.wal.layout import entry_key
 from tests.change_world import QUIET, SCHEMA, row
 from tests.clean import assert_clean

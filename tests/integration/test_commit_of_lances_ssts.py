@@ -21,10 +21,10 @@ import memwal
 from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.verification.runner import verify_table
+from memwal.ingest.engine.table.create import initialise
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.create import initialise
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.garbage import Ages, TableCollector
 from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.conftest import INDEXES, SCHEMA, WIDTH, toml
 from tests.lance_scan import scanned

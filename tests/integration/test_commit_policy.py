@@ -14,10 +14,10 @@ import pytest
 
 import memwal
 from memwal import wal
+from memwal.ingest.engine.table.commit_loop import CommitLoop
+from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.commit_loop import CommitLoop
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.open import open_table
+from tests.opened import open_table
 
 BATCHES, ROWS = 150, 100
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price", pa.int64())])

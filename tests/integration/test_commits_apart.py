@@ -18,10 +18,10 @@ from rich.console import Console
 import memwal
 from memwal import flush, wal
 from memwal.ingest.cli.status import render
-from memwal.ingest.daemon.pages import DaemonPages
-from memwal.ingest.ops.health import of_commits
-from memwal.ingest.ops.metrics import COMMITTED, Scrape, families
-from memwal.ingest.table.embedded import Table
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.service.daemon.pages import DaemonPages
+from memwal.ingest.service.ops.health import of_commits
+from memwal.ingest.service.ops.metrics import COMMITTED, Scrape, families
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 REGIONS, ROWS = 4, 100

@@ -15,7 +15,7 @@ import memwal
 from memwal import wal
 from memwal.flush import BaseTable, resize
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.service.daemon.service import FlightService
 from memwal.wal import SystemClock, SystemIds
 from tests.backups import backed_up, restored
 

@@ -29,8 +29,8 @@ import memwal
 import memwal.flush.commits.rounds
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.ingest.table.garbage import Ages
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table.garbage import Ages
+from memwal.ingest.engine.table.stored import StoredTable
 from tests.lance_scan import snapshots
 
 WIDTH = 8

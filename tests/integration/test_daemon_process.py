@@ -38,7 +38,7 @@ def served(*_, **__):
     print(arenas())
     return 1
 
-sys.modules["memwal.ingest.daemon.serve"] = types.SimpleNamespace(serve=served)
+sys.modules["memwal.ingest.service.daemon.serve"] = types.SimpleNamespace(serve=served)
 main()
 """
 """Prints how many arenas a daemon has when more threads than the limit have allocated memory."""

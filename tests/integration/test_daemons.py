@@ -111,7 +111,7 @@ def test_a_daemon_starts_without_what_it_does_not_need_yet(
     """Each of these imports takes 0.05 to 0.3 s, during which the regions have no owner."""
     running = start([sys.executable, "-X", "importtime", "-m", "memwal.ingest.cli.app", "serve", str(small_config())])
     running.line_with("serving")
-    wait_until(lambda: any(line.endswith(" memwal.ingest.daemon.serve") for line in running.errors))
+    wait_until(lambda: any(line.endswith(" memwal.ingest.service.daemon.serve") for line in running.errors))
     imported = {line.rpartition("|")[2].strip() for line in running.errors if line.startswith("import time:")}
     assert not imported & {"pandas.core", "sqlglot", "datafusion", "pyspark", "fastavro", "aiobotocore", "aiohttp"}
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
-from memwal.ingest.ops.storage import BUDGET, REQUESTED
-from memwal.ingest.pipeline.metrics import RAN, RAN_BY_REGION
+from memwal.ingest.service.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
+from memwal.ingest.service.ops.storage import BUDGET, REQUESTED
+from memwal.ingest.spark.pipeline.metrics import RAN, RAN_BY_REGION
 from tests.alerts import RULES
 from tests.conftest import ROOT
 from tests.promtool import promtool

@@ -22,25 +22,25 @@ from rich.console import Console
 import memwal
 from memwal.flush import BaseTable
 from memwal.ingest.cli import dlq as cli_dlq
-from memwal.ingest.client.target import opened
-from memwal.ingest.dlq.replay import Replaying
-from memwal.ingest.dlq.sources import by_source
-from memwal.ingest.dlq.table import DeadLetters
-from memwal.ingest.loads.files import find_files
-from memwal.ingest.loads.formats import tables
-from memwal.ingest.pipeline.checkpoint import noted
-from memwal.ingest.pipeline.checks import written_schema
+from memwal.ingest.engine.loads.files import find_files
+from memwal.ingest.engine.loads.formats import tables
+from memwal.ingest.service.client.target import opened
 from memwal.ingest.settings.load import load
-from memwal.ingest.sink import foreach_batch as spark_sink
-from memwal.ingest.sink.foreach_batch import MemWalSink
-from memwal.ingest.sink.receipts import BatchReceipt
-from memwal.ingest.source.columns import BUCKET
-from memwal.ingest.source.csv_header import ByHeader, has_header
-from memwal.ingest.source.feed import Feed
-from memwal.ingest.source.files import UNREADABLE_RECORD
-from memwal.ingest.source.stream import read_stream
+from memwal.ingest.spark.dlq.replay import Replaying
+from memwal.ingest.spark.dlq.sources import by_source
+from memwal.ingest.spark.dlq.table import DeadLetters
 from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.pipeline.checkpoint import noted
+from memwal.ingest.spark.pipeline.checks import written_schema
 from memwal.ingest.spark.session import configuration, start_session
+from memwal.ingest.spark.sink import foreach_batch as spark_sink
+from memwal.ingest.spark.sink.foreach_batch import MemWalSink
+from memwal.ingest.spark.sink.receipts import BatchReceipt
+from memwal.ingest.spark.source.columns import BUCKET
+from memwal.ingest.spark.source.csv_header import ByHeader, has_header
+from memwal.ingest.spark.source.feed import Feed
+from memwal.ingest.spark.source.files import UNREADABLE_RECORD
+from memwal.ingest.spark.source.stream import read_stream
 from tests.conftest import toml
 from tests.support.clock import FakeClock
 

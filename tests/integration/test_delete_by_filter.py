@@ -17,12 +17,12 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.flush import resize
-from memwal.ingest.api import deletes
-from memwal.ingest.api.deletes import FilterDelete, Where
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.region.conditions import Conditions
-from memwal.ingest.region.writer import RegionWriter
-from memwal.ingest.table.deletes import RegionDeletes
+from memwal.ingest.engine.api import deletes
+from memwal.ingest.engine.api.deletes import FilterDelete, Where
+from memwal.ingest.engine.region.conditions import Conditions
+from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table.deletes import RegionDeletes
+from memwal.ingest.service.daemon.service import FlightService
 
 DEAR = "price >= 500"
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.table import writes
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.read.reader import Reader
-from memwal.ingest.table import writes
+from memwal.ingest.service.daemon.service import FlightService
 from tests.integration.test_router import Pair
 
 SCHEMA = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("price", pa.int64())])

@@ -16,9 +16,9 @@ from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.base.load_id import has_landed, load_id
 from memwal.flush.commits import load_notes
-from memwal.ingest.region import conditions
-from memwal.ingest.region.conditions import Conditions
-from memwal.ingest.table.deletes import RegionDeletes
+from memwal.ingest.engine.region import conditions
+from memwal.ingest.engine.region.conditions import Conditions
+from memwal.ingest.engine.table.deletes import RegionDeletes
 from tests.conftest import wait_until
 from tests.load_world import rows_of
 

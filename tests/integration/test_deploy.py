@@ -23,7 +23,7 @@ import yaml
 
 import memwal
 from memwal.ingest.cli.app import app
-from memwal.ingest.daemon.workers import PAUSE_MOST
+from memwal.ingest.service.daemon.workers import PAUSE_MOST
 from memwal.ingest.settings.load import Settings, load, load_every
 from tests.conftest import toml
 

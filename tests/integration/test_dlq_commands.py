@@ -16,8 +16,8 @@ import pytest
 
 import memwal
 from memwal.ingest.cli import app as cli
-from memwal.ingest.dlq.table import SCHEMA, DeadLetters
 from memwal.ingest.settings.load import load
+from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters
 from memwal.wal import SystemClock, SystemIds
 from tests.support.clock import FakeClock
 

@@ -16,15 +16,15 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.sink import foreach_batch
-from memwal.ingest.sink.foreach_batch import MemWalSink
-from memwal.ingest.sink.small import MOST_BYTES
-from memwal.ingest.source.kafka import stream as kafka_stream
-from memwal.ingest.source.kafka.stream import read_kafka
-from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark import driver_read
 from memwal.ingest.spark.driver_read import DriverRead
 from memwal.ingest.spark.session import configuration, start_session
+from memwal.ingest.spark.sink import foreach_batch
+from memwal.ingest.spark.sink.foreach_batch import MemWalSink
+from memwal.ingest.spark.sink.small import MOST_BYTES
+from memwal.ingest.spark.source.kafka import stream as kafka_stream
+from memwal.ingest.spark.source.kafka.stream import read_kafka
+from memwal.ingest.spark.source.stream import read_stream
 from tests.conftest import toml
 from tests.kafka_records import kafka_settings
 from tests.kafka_server import KafkaServer, Record

@@ -14,7 +14,7 @@ import pytest
 
 import memwal
 from memwal import flush, wal
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table.stored import StoredTable
 
 TINY: dict[str, Any] = {
     "memtable": {"rows_max": 20, "size_max": "1MiB", "unflushed_max": "8MiB"},

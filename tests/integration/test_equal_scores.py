@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.api.reads import READS
-from memwal.ingest.client.scatter import merged, with_key
-from memwal.ingest.read import merged as view
-from memwal.ingest.read import top_k
+from memwal.ingest.engine.api.reads import READS
+from memwal.ingest.engine.read import merged as view
+from memwal.ingest.engine.read import top_k
+from memwal.ingest.service.client.scatter import merged, with_key
 
 SCHEMA = pa.schema(
     [

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.daemon import service
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.read.levels import CaptureOvertaken
-from memwal.ingest.read.tracer import Trace
-from memwal.ingest.region.core import RegionCore
+from memwal.ingest.engine.read.levels import CaptureOvertaken
+from memwal.ingest.engine.read.tracer import Trace
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.service.daemon import service
+from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import INDEXES, SCHEMA, Made, Ran
 
 WAYS = ("embedded", "one daemon", "two daemons", "storage")

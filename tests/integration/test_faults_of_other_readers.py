@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.read.reader import Reader
+from memwal.ingest.engine.read.reader import Reader
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), False), ("price", pa.int64()), ("v", pa.list_(pa.float32(), 16)), ("text", pa.string())]

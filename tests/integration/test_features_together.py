@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.read.levels import Reshaped
-from memwal.ingest.read.reader import Reader
+from memwal.ingest.engine.read.levels import Reshaped
+from memwal.ingest.engine.read.reader import Reader
 from tests.append_rows import clean
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("a", pa.int64()), pa.field("b", pa.string())])

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.read import scalar_index
+from memwal.ingest.engine.read import scalar_index
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter import allowed, translation
 from tests.conftest import environment

@@ -14,13 +14,13 @@ import pyarrow.flight as flight
 import pytest
 
 import memwal
-from memwal.ingest.daemon.limits import Limits
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.read import gathered
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.read import gathered
-from memwal.ingest.rpc.connection import BATCH_BYTES, Connection
-from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.rpc.wire import pack
+from memwal.ingest.service.daemon.limits import Limits
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.rpc.connection import BATCH_BYTES, Connection
+from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.service.rpc.wire import pack
 from memwal.ingest.settings.load import DaemonSettings
 from tests.page_site import Site
 
@@ -279,7 +279,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> list[Endless]:
         scans.append(Endless(scanner))
         return gathered.awaited(scans[-1])
 
-    monkeypatch.setattr("memwal.ingest.read.base.awaited", awaited)
+    monkeypatch.setattr("memwal.ingest.engine.read.base.awaited", awaited)
     return scans
 
 
@@ -300,7 +300,7 @@ def test_a_query_of_the_page_that_got_no_answer_in_time_works_no_longer(
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.ops.live_server.QUERY_SECONDS", 0.3)
+    monkeypatch.setattr("memwal.ingest.service.ops.live_server.QUERY_SECONDS", 0.3)
     pages = site(serve().table)
     status, told = pages.query(level="committed")
     assert (status, "no answer within 0.3 s" in told["error"]["message"]) == (504, True)

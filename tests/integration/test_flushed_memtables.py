@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.read import reader
+from memwal.ingest.engine.read import reader
 
 Open, Made = Callable[..., Any], Any
 

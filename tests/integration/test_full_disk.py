@@ -14,13 +14,13 @@ import pytest
 
 import memwal
 from memwal.flush import SstInvalid
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.region.core import RegionCore
 from memwal.ingest.errors import classify
 from memwal.ingest.log_limit import LogLimit
-from memwal.ingest.region.core import RegionCore
+from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.open import open_table
 from memwal.wal.panics import RustPanic
+from tests.opened import open_table
 from tests.support.clock import FakeClock
 
 BUILD_MACHINE = "/build/lance/rust/lance-file/src/writer.rs:254:9"

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.rpc.wire import StreamSum, pack
+from memwal.ingest.service.rpc.wire import StreamSum, pack
 from tests.fuzz.planted import PLANTED
 from tests.fuzz.requests import Flight, request
 from tests.fuzz.scene import MEMORY, WIDTH, Scene

@@ -19,8 +19,8 @@ from lance.fragment import LanceFragment
 
 import memwal
 from memwal import flush, wal
-from memwal.ingest.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.clean import assert_clean, assert_collected
 from tests.support.clock import FakeClock
@@ -261,8 +261,8 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
                 assert collected(uri, sst_age=0.0).committed == 1
             return load(*arguments)
 
-        load = memwal.ingest.read.reader.load_sst
-        monkeypatch.setattr("memwal.ingest.read.reader.load_sst", sleepy)
+        load = memwal.ingest.engine.read.reader.load_sst
+        monkeypatch.setattr("memwal.ingest.engine.read.reader.load_sst", sleepy)
         stored = StoredTable(flush.BaseTable.open(uri), store)
         assert stored.scan(["id"], level="flushed").read_all()["id"].to_pylist() == [1, 2]
         assert len(loads) == 1

@@ -13,10 +13,10 @@ import pytest
 
 import memwal
 from memwal.flush import resize
+from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.open import open_table
 from memwal.wal import LocalStore, SystemClock, SystemIds, open_store
+from tests.opened import open_table
 
 REGIONS, KEYS = 8, range(24)
 PROVING = ["latest", "durable"]

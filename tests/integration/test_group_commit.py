@@ -17,11 +17,11 @@ import pytest
 
 import memwal
 from memwal import wal
-from memwal.ingest.api.tokens import Receipt
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.api.tokens import Receipt
+from memwal.ingest.engine.region.paced_queue import PacedQueue
+from memwal.ingest.engine.region.write_queue import WriteQueue
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.ingest.region.paced_queue import PacedQueue
-from memwal.ingest.region.write_queue import WriteQueue
+from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -39,7 +39,7 @@ def _open(path: Path, **more: Any) -> Any:
 @pytest.fixture(params=["embedded", "flight"])
 def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
     """Turn a table into the object that the test calls: the table, or a client of a Flight service in front of it."""
-    monkeypatch.setattr("memwal.ingest.client.remote.ANSWER_TIMEOUT", 60.0)  # wait for the service's own error
+    monkeypatch.setattr("memwal.ingest.service.client.remote.ANSWER_TIMEOUT", 60.0)  # wait for the service's own error
     with ExitStack() as opened:
 
         def through_flight(table: Any) -> Any:

@@ -21,10 +21,10 @@ from lance.mem_wal import ShardWriter
 import memwal
 from memwal import wal
 from memwal.flush import BaseTable
+from memwal.ingest.engine.table.create import initialise
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.create import initialise
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.stored import StoredTable
 from tests.lance_scan import scanned
 from tests.support.clock import FakeClock
 

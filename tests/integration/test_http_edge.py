@@ -19,13 +19,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import memwal
-from memwal.ingest.daemon.pages import DaemonPages
-from memwal.ingest.ops.health import Reason
-from memwal.ingest.ops.http_server import HttpServer
-from memwal.ingest.ops.metrics import Scrape
-from memwal.ingest.ops.pages import Page, pages_of
-from memwal.ingest.rpc.connection import Connection
-from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.service.daemon.pages import DaemonPages
+from memwal.ingest.service.ops.health import Reason
+from memwal.ingest.service.ops.http_server import HttpServer
+from memwal.ingest.service.ops.metrics import Scrape
+from memwal.ingest.service.ops.pages import Page, pages_of
+from memwal.ingest.service.rpc.connection import Connection
+from memwal.ingest.service.rpc.guard import Guard
 from tests import fault_proxy as faults
 from tests.conftest import small_sections, toml
 
@@ -232,7 +232,7 @@ def test_a_daemon_is_not_ready_before_it_has_its_regions(edge: Callable[..., str
 def test_a_page_that_hangs_is_given_up_and_keeps_no_other_waiting(
     edge: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.ops.answers.PATIENCE", 0.2)
+    monkeypatch.setattr("memwal.ingest.service.ops.answers.PATIENCE", 0.2)
     going, begun = threading.Event(), []
 
     def hanging() -> Page:
@@ -255,7 +255,7 @@ def test_who_has_no_token_is_told_only_whether_it_is_ready(monkeypatch: pytest.M
     """Callers without the token get a recent state, so that they cannot cause a storage request each; a caller with the
     token gets the current state.
     """
-    monkeypatch.setattr("memwal.ingest.ops.answers.BRIEF_AGE", 3600.0)
+    monkeypatch.setattr("memwal.ingest.service.ops.answers.BRIEF_AGE", 3600.0)
     asked: list[int] = []
 
     def found() -> list[Reason]:

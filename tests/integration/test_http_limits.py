@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from memwal.ingest.ops.http_connections import HEADERS, LINE_BYTES
-from memwal.ingest.ops.live_server import DATA, FILES, QUERY_BYTES
-from memwal.ingest.ops.same_site import other_name, other_site
+from memwal.ingest.service.ops.http_connections import HEADERS, LINE_BYTES
+from memwal.ingest.service.ops.live_server import DATA, FILES, QUERY_BYTES
+from memwal.ingest.service.ops.same_site import other_name, other_site
 from tests.page_site import Site
 
 HOST = b"Host: localhost\r\n"
@@ -151,8 +151,8 @@ def test_one_that_is_turned_away_and_keeps_still_is_closed(site: Callable[..., S
 def test_one_that_takes_nothing_of_a_large_answer_is_cut_off(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.ops.http_connections.TAKE", 0.2)
-    monkeypatch.setattr("memwal.ingest.ops.metrics.Scrape.text", lambda _: b"x" * (64 << 20))
+    monkeypatch.setattr("memwal.ingest.service.ops.http_connections.TAKE", 0.2)
+    monkeypatch.setattr("memwal.ingest.service.ops.metrics.Scrape.text", lambda _: b"x" * (64 << 20))
     pages = site(connections_max=1)
     with socket.create_connection(("127.0.0.1", pages.port)) as reader:
         reader.sendall(b"GET /metrics HTTP/1.1\r\n" + HOST + b"\r\n")

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.api.reads import READS
-from memwal.ingest.client.scatter import merged
+from memwal.ingest.engine.api.reads import READS
+from memwal.ingest.service.client.scatter import merged
 
 ROWS = pa.schema([("body", pa.string()), ("vector", pa.list_(pa.float32(), 2))])
 

@@ -16,7 +16,7 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush.commits import committer, index_changes
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.service.daemon.service import FlightService
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), False), ("v", pa.list_(pa.float32(), 8)), ("text", pa.string()), ("n", pa.int64())]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.service.daemon.service import FlightService
 from memwal.memtable import MemTable
 from tests.conftest import WIDTH, wait_until
 
@@ -348,7 +348,7 @@ def test_a_model_that_cannot_be_read_is_told_and_done_without(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_waits_is_told(mode: str, open_small: Callable[..., Any], made: Any, gate: Gate) -> None:
-    from memwal.ingest.daemon.pages import TableCollector
+    from memwal.ingest.service.daemon.pages import TableCollector
 
     if mode == "async":
         gate.close()

@@ -15,9 +15,9 @@ from typing import Any
 import lance
 import pytest
 
-from memwal.ingest.source.columns import DELETE, PROBLEM
-from memwal.ingest.source.kafka.stream import rows_of
 from memwal.ingest.spark.session import configuration, start_session
+from memwal.ingest.spark.source.columns import DELETE, PROBLEM
+from memwal.ingest.spark.source.kafka.stream import rows_of
 from tests.conftest import ROOT, toml
 from tests.kafka_records import kafka_settings, mapping_of
 from tests.kafka_server import KafkaServer, Record

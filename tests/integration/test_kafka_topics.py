@@ -15,10 +15,10 @@ import lance
 import pytest
 from pyspark import SparkContext
 
-from memwal.ingest.sink.foreach_batch import MemWalSink
-from memwal.ingest.source.kafka.topics import TopicGuard
 from memwal.ingest.spark.checkpoint_files import LocalFiles, SparkFiles
 from memwal.ingest.spark.session import configuration, start_session
+from memwal.ingest.spark.sink.foreach_batch import MemWalSink
+from memwal.ingest.spark.source.kafka.topics import TopicGuard
 from tests.conftest import toml
 from tests.kafka_records import kafka_settings
 from tests.kafka_server import KafkaServer, Record

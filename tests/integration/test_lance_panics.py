@@ -153,7 +153,7 @@ def test_an_sst_over_which_lance_panics_is_damage(tmp_path: Path, monkeypatch: p
 
 def test_a_thread_of_a_daemon_answers_with_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC would turn a BaseException of a Flight handler that is not an Exception into a text without a kind."""
-    from memwal.ingest.daemon.service import FlightService
+    from memwal.ingest.service.daemon.service import FlightService
 
     with opened(tmp_path) as table:
         service = FlightService(table, "grpc://127.0.0.1:0")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import memwal
-from memwal.ingest.ops.history import OVERLAP
-from memwal.ingest.ops.live_server import PATHS, QUERY_BYTES, READERS
+from memwal.ingest.service.ops.history import OVERLAP
+from memwal.ingest.service.ops.live_server import PATHS, QUERY_BYTES, READERS
 from tests.page_site import MARKUP, Site
 
 
@@ -64,7 +64,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_texts_can_be_read_in_both_colour_schemes() -> None:
-    style = (files("memwal.ingest.ops") / "page" / "page.css").read_text(encoding="utf-8")
+    style = (files("memwal.ingest.service.ops") / "page" / "page.css").read_text(encoding="utf-8")
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     for palette in (light, dark):
         colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", palette))
@@ -77,7 +77,7 @@ def test_texts_can_be_read_in_both_colour_schemes() -> None:
 
 
 def test_the_library_of_the_charts_is_the_published_one() -> None:
-    folder = files("memwal.ingest.ops") / "page" / "uplot"
+    folder = files("memwal.ingest.service.ops") / "page" / "uplot"
     published = {  # of uplot 1.6.32
         "LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
         "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -169,8 +169,8 @@ def _opens(site: Site) -> bool:
 def test_a_reader_that_takes_nothing_is_cut_off(
     site: Callable[..., Site], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.ops.live_server.PATIENCE", 0.2)
-    monkeypatch.setattr("memwal.ingest.ops.live_server.TICK", 0.01)
+    monkeypatch.setattr("memwal.ingest.service.ops.live_server.PATIENCE", 0.2)
+    monkeypatch.setattr("memwal.ingest.service.ops.live_server.TICK", 0.01)
     pages = site()
     show = pages.source.show
     large = "x" * 300_000
@@ -273,7 +273,7 @@ def test_a_body_that_is_no_query_is_refused(served: Site) -> None:
 def test_one_query_runs_at_a_time_and_not_for_ever(
     served: Site, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.ops.live_server.QUERY_SECONDS", 0.3)
+    monkeypatch.setattr("memwal.ingest.service.ops.live_server.QUERY_SECONDS", 0.3)
     going, begun = threading.Event(), threading.Event()
     real = served.source.ask
 

@@ -17,8 +17,8 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.flush import resize
-from memwal.ingest.rpc import owner_notes as owners
-from memwal.ingest.rpc.processes import Process
+from memwal.ingest.engine.table import owner_notes as owners
+from memwal.ingest.engine.table.processes import Process
 from memwal.wal.layout import owner_key
 
 SETTINGS = {"commit": {"interval": "0s"}}

@@ -16,15 +16,15 @@ import pytest
 
 import memwal
 from memwal.flush import BaseTable
-from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.errors import Invalid
-from memwal.ingest.pipeline.checks import find_problems, written_schema
-from memwal.ingest.rpc.connection import Connection
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.settings.load import load
-from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.source.columns import DELETE, FILE
-from memwal.ingest.source.whole_input import by_region
+from memwal.ingest.spark.pipeline.checks import find_problems, written_schema
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.send import SendTask
+from memwal.ingest.spark.source.columns import DELETE, FILE
+from memwal.ingest.spark.source.whole_input import by_region
 from tests.integration.test_router import Pair
 from tests.routed import placed, shuffled
 

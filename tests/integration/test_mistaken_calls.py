@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 import memwal
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import WIDTH
 
 CHEAP = pc.field("price") > 5

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import memwal
 from memwal import wal
-from memwal.ingest.api.tokens import Token
+from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Invalid
 from memwal.memtable import TOMBSTONE
 

@@ -22,11 +22,11 @@ import trustme
 
 import memwal
 from memwal import wal
-from memwal.ingest.daemon.placement import target
-from memwal.ingest.rpc import tls
-from memwal.ingest.rpc.credentials import Access
-from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.rpc.wire import denies_access
+from memwal.ingest.errors import denies_access
+from memwal.ingest.service.daemon.placement import target
+from memwal.ingest.service.rpc import tls
+from memwal.ingest.service.rpc.credentials import Access
+from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import load
 from tests.cluster import start_daemon
 from tests.conftest import PATIENCE
@@ -188,7 +188,7 @@ def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions
     """A peer that rejects the certificate counts as alive: its regions are not taken over like
     those of an ended peer.
     """
-    from memwal.ingest.daemon.peers import Peer
+    from memwal.ingest.service.daemon.peers import Peer
 
     endpoints, seen = _spread(2), []
     config = small_config(regions={"count": REGIONS}, daemon={**certificates.daemon, "endpoints": endpoints}, **QUIET)

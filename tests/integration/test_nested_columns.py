@@ -11,7 +11,7 @@ import pytest
 
 import memwal
 import memwal.flush.sst.data
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.service.daemon.service import FlightService
 
 INNER = pa.struct([("a", pa.int64()), ("text", pa.string()), ("yes", pa.bool_())])
 OUTER = pa.struct([("inner", INNER), ("x", pa.int32())])

@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
     together = {"spark.cores.max": "4", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
     driver = command("serve", config(spark=together), "--on-spark", "2")
     before = endpoints_in(driver.line_with("serving"))
-    assert [len(worker.running("memwal.ingest.daemon")) for worker in cluster.workers] == [1, 1]
+    assert [len(worker.running("memwal.ingest.service.daemon")) for worker in cluster.workers] == [1, 1]
     token = TOKEN["TABLE_TOKEN"]
     with memwal.connect(before[0], token=token) as table:
         assert table.put(rows(range(100), 1)).applied

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.api.reads import READS, Reads
-from memwal.ingest.client.scatter import merged, with_key
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.read import rankings
+from memwal.ingest.engine.api.reads import READS, Reads
+from memwal.ingest.engine.read import rankings
+from memwal.ingest.service.client.scatter import merged, with_key
+from memwal.ingest.service.daemon.service import FlightService
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 SCHEMA = pa.schema(

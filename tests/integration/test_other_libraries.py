@@ -14,7 +14,7 @@ import pytest
 from datafusion import SessionContext
 
 import memwal
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.service.daemon.service import FlightService
 
 
 @pytest.fixture(params=["embedded", "flight", "storage"])

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 import memwal
-from memwal.ingest.ops.events import RecentEvents
-from memwal.ingest.ops.http_server import HttpServer
-from memwal.ingest.ops.live import Live
-from memwal.ingest.ops.metrics import Scrape
-from memwal.ingest.pipeline.figures import RunStats
-from memwal.ingest.pipeline.live import RunSource
-from memwal.ingest.pipeline.metrics import RunMeter
-from memwal.ingest.pipeline.pages import RunPages
-from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.service.ops.events import RecentEvents
+from memwal.ingest.service.ops.http_server import HttpServer
+from memwal.ingest.service.ops.live import Live
+from memwal.ingest.service.ops.metrics import Scrape
+from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import load
-from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from memwal.ingest.spark.pipeline.figures import RunStats
+from memwal.ingest.spark.pipeline.live import RunSource
+from memwal.ingest.spark.pipeline.metrics import RunMeter
+from memwal.ingest.spark.pipeline.pages import RunPages
+from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from tests.cluster import Cluster, spread
 from tests.page_site import JSON, MARKUP, Looked, Site
 from tests.support.clock import FakeClock
@@ -418,7 +418,7 @@ def test_requests_to_storage_are_shown_where_they_are_counted(
 def test_a_page_too_many_asks_every_few_seconds(
     site: Callable[..., Site], open_small: Callable[..., Any], look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.ops.live_server.READERS", 0)
+    monkeypatch.setattr("memwal.ingest.service.ops.live_server.READERS", 0)
     view = look(site(open_small()).url, expected=("503",))
     view.until("document.querySelector('#connection').textContent === 'every 5 s'")
     view.says("healthy", "Healthy")

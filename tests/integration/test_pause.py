@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import memwal
-from memwal.ingest.rpc.guard import Guard
+from memwal.ingest.service.rpc.guard import Guard
 from tests.conftest import Running, small_sections, toml, wait_until
 from tests.integration.test_roles import ENV, SETTINGS, TOKENS
 from tests.page_site import JSON, Site

@@ -15,10 +15,10 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.ingest.api.reads import LEVELS
-from memwal.ingest.connector.planning import shares
+from memwal.ingest.engine.api.reads import LEVELS
+from memwal.ingest.engine.read.pinned import Pinned, PinnedReads, pin
 from memwal.ingest.errors import MemWalError, Unavailable
-from memwal.ingest.read.pinned import Pinned, PinnedReads, pin
+from memwal.ingest.spark.connector.planning import shares
 from memwal.memtable import InvalidRows
 from memwal.wal.layout import sst_key
 

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from memwal.flush import BaseTable
+from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.errors import Invalid
-from memwal.ingest.pipeline.checkpoint import MARKER
-from memwal.ingest.pipeline.checks import check
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.create import find_or_create
+from memwal.ingest.spark.pipeline.checkpoint import MARKER
+from memwal.ingest.spark.pipeline.checks import check
 
 _YEAR_2300 = 10_413_792_000.0
 
@@ -150,7 +150,7 @@ def test_the_daemon_killed_in_the_middle_costs_time_only(
     killed = []
     for child in psutil.Process(running.process.pid).children():
         with suppress(psutil.NoSuchProcess):  # some of Spark's processes live only for a moment
-            if "memwal.ingest.daemon" in " ".join(child.cmdline()):
+            if "memwal.ingest.service.daemon" in " ".join(child.cmdline()):
                 child.kill()
                 killed.append(child)
     assert len(killed) == 1

@@ -14,10 +14,10 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 
 from memwal import flush, wal
+from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.stored import views_from_storage
 from memwal.ingest.errors import Invalid
-from memwal.ingest.read.levels import CaptureOvertaken, RegionView
-from memwal.ingest.read.reader import Reader
-from memwal.ingest.read.stored import views_from_storage
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
 from tests.support.clock import FakeClock, SeededIds
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import memwal
-from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table.stored import StoredTable
+from memwal.ingest.service.client.remote import RemoteTable
 from tests.conftest import INDEXES, SCHEMA
 
 LEVELS = ("committed", "flushed", "durable", "latest")

@@ -26,7 +26,7 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table.stored import StoredTable
 from tests.conftest import wait_until
 
 SECONDS = 25.0

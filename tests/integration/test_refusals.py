@@ -19,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memwal
-from memwal.ingest.api.reads import READS
-from memwal.ingest.daemon.limits import Limits
-from memwal.ingest.daemon.permissions import role_for
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.ops.http_server import BRIEF, OPEN
-from memwal.ingest.ops.live_server import QUERY_BYTES
-from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.rpc.roles import Role
-from memwal.ingest.rpc.wire import StreamSum, explained, pack
+from memwal.ingest.engine.api.reads import READS
+from memwal.ingest.service.daemon.limits import Limits
+from memwal.ingest.service.daemon.permissions import role_for
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.ops.http_server import BRIEF, OPEN
+from memwal.ingest.service.ops.live_server import QUERY_BYTES
+from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.service.rpc.roles import Role
+from memwal.ingest.service.rpc.wire import StreamSum, explained, pack
 from memwal.ingest.settings.load import DaemonSettings
 from tests.integration.test_http_limits import HOST, sent, status
 from tests.page_site import Site

@@ -21,12 +21,12 @@ import pyarrow.flight as flight
 import pytest
 
 import memwal
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.daemon.standby import Standby
-from memwal.ingest.rpc.wire import from_flight, pack
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.standby import Standby
+from memwal.ingest.service.rpc.wire import from_flight, pack
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.open import open_table
+from tests.opened import open_table
 
 REGIONS = 4
 
@@ -35,7 +35,7 @@ REGIONS = 4
 def owners(small_config: Callable[..., Path]) -> Iterator[tuple[Table, Table]]:
     """Yield two owners of one table with four regions, none of them claimed yet."""
     settings = load(small_config(regions={"count": REGIONS}), {})
-    one, other = open_table(settings, {}, claim=False), open_table(settings, {}, claim=False)
+    one, other = (open_table(settings, {}, claim=False), open_table(settings, {}, claim=False))
     yield one, other
     one.close()
     other.close()
@@ -148,7 +148,7 @@ def test_a_region_handed_over_takes_its_rows_along(owners: tuple[Table, Table], 
 def test_a_call_for_a_region_that_is_coming_waits_for_it(
     owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.table.regions.COMING_WITHIN", 90.0)
+    monkeypatch.setattr("memwal.ingest.engine.table.regions.COMING_WITHIN", 90.0)
     one, other = owners
     share(owners)
     region = one.base.regions[0]
@@ -161,7 +161,7 @@ def test_a_call_for_a_region_that_is_coming_waits_for_it(
             other.acquire(region)
             assert coming[0].result().rows == its.num_rows
             assert coming[1].result() in (0, its.num_rows)
-        monkeypatch.setattr("memwal.ingest.table.regions.COMING_WITHIN", 0.01)
+        monkeypatch.setattr("memwal.ingest.engine.table.regions.COMING_WITHIN", 0.01)
         with one.regions.expecting(region), pytest.raises(memwal.Unavailable) as refused:
             one.put(its)
     assert reason(refused.value) == "not_owner"
@@ -170,7 +170,7 @@ def test_a_call_for_a_region_that_is_coming_waits_for_it(
 def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
     owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.table.regions.REPLAYED_ENTRIES", 5)
+    monkeypatch.setattr("memwal.ingest.engine.table.regions.REPLAYED_ENTRIES", 5)
     one, other = owners
     region = one.base.regions[0]
     one.acquire(region)
@@ -185,7 +185,7 @@ def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
     for number in range(4):
         other.put(its, token=f"other:{number}")
     other.release(region)
-    monkeypatch.setattr("memwal.ingest.table.regions.FLUSHED_ENTRIES", 5)
+    monkeypatch.setattr("memwal.ingest.engine.table.regions.FLUSHED_ENTRIES", 5)
     one.acquire(region)
     wait_until(lambda: one.regions.writer(region).published == [1, 2])
     assert one.only([region]).count() == its.num_rows
@@ -194,7 +194,7 @@ def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
 def test_what_the_next_owner_has_read_is_not_flushed_for_it(
     owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.table.regions.REPLAYED_ENTRIES", 5)
+    monkeypatch.setattr("memwal.ingest.engine.table.regions.REPLAYED_ENTRIES", 5)
     one, other = owners
     region = one.base.regions[0]
     one.acquire(region)

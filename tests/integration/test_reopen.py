@@ -20,7 +20,7 @@ import pytest
 
 import memwal
 from memwal import wal
-from memwal.ingest.table.garbage import Ages
+from memwal.ingest.engine.table.garbage import Ages
 from tests.clean import assert_clean, assert_collected
 
 Model = dict[int, str]

@@ -113,7 +113,7 @@ def test_a_failed_open_is_not_in_the_way(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError("no")
 
     with monkeypatch.context() as broken:
-        broken.setattr("memwal.ingest.table.embedded.RegionSet.acquire", fails)
+        broken.setattr("memwal.ingest.engine.table.embedded.RegionSet.acquire", fails)
         with pytest.raises(memwal.MemWalError):
             opened(uri)
     opened(uri).close()
@@ -121,7 +121,7 @@ def test_a_failed_open_is_not_in_the_way(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_forgets_the_tables_of_its_parent(tmp_path: Path) -> None:
-    from memwal.ingest.table import open_here
+    from memwal.ingest.engine.table import open_here
 
     with opened(tmp_path / "t.lance", schema=SCHEMA, key="id"):
         child = os.fork()

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memwal
-from memwal.ingest.daemon.service import FlightService
 from memwal.ingest.errors import Invalid
-from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.rpc.wire import pack
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.service.rpc.wire import pack
 from memwal.ingest.settings.load import DaemonSettings
 
 TOKENS = {"read": "the-readers-token", "write": "the-writers-token", "admin": "the-admins-token"}

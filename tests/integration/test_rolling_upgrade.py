@@ -15,9 +15,9 @@ import pytest
 
 import memwal
 from memwal.flush.base.setup import STORAGE
-from memwal.ingest.rpc import protocol
-from memwal.ingest.rpc.connection import Connection
-from memwal.ingest.rpc.protocol import OURS, Version
+from memwal.ingest import protocol
+from memwal.ingest.protocol import OURS, Version
+from memwal.ingest.service.rpc.connection import Connection
 from tests import append_rows
 from tests.cluster import ask, spread
 from tests.conftest import SCRIPTS, Running

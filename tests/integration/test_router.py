@@ -18,22 +18,22 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.api import deletes
 from memwal.ingest.cli import status as cli_status
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.client.remote import RemoteTable
-from memwal.ingest.daemon.place import Place
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.region.writer import RegionWriter
+from memwal.ingest.engine.api import deletes
+from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table.deletes import RegionDeletes
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.engine.table.stored import StoredTable
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.settings.load import load
-from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.source.columns import BUCKET
-from memwal.ingest.table.deletes import RegionDeletes
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.open import open_table
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.send import SendTask
+from memwal.ingest.spark.source.columns import BUCKET
 from tests import append_rows
+from tests.opened import open_table
 from tests.routed import placed, shuffled
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -203,10 +203,7 @@ def test_rows_without_a_key_are_each_there_once(append_only: tuple[Pair, RemoteT
 
 @pytest.mark.parametrize(
     ("bad", "said"),
-    [
-        (lambda row: row | {"id": None}, "key column 'id'"),
-        (lambda row: row | {"vector": [1.0] * 3}, "vector"),
-    ],
+    [(lambda row: row | {"id": None}, "key column 'id'"), (lambda row: row | {"vector": [1.0] * 3}, "vector")],
 )
 def test_no_daemon_writes_its_part_where_a_row_of_another_part_is_refused(
     bad: Callable[[dict[str, Any]], dict[str, Any]], said: str, pair: Callable[..., Any], made: Any

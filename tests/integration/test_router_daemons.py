@@ -16,9 +16,9 @@ import pytest
 
 import memwal
 from memwal.flush import BaseTable
-from memwal.ingest.client import remote as client
-from memwal.ingest.client import retry as attempts
-from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.service.client import remote as client
+from memwal.ingest.service.client import retry as attempts
+from memwal.ingest.service.client.remote import RemoteTable
 from tests import append_rows
 from tests.cluster import spread, start_daemon
 from tests.s3_server import free_ports

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.api.results import RowStream
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.read import merged
-from memwal.ingest.read.base import BaseReads
-from memwal.ingest.read.merged import MergedView
+from memwal.ingest.engine.api.results import RowStream
+from memwal.ingest.engine.read import merged
+from memwal.ingest.engine.read.base import BaseReads
+from memwal.ingest.engine.read.merged import MergedView
+from memwal.ingest.service.daemon.service import FlightService
 from memwal.memtable import Snapshot
 
 Open, Made = Callable[..., Any], Any
@@ -209,7 +209,7 @@ def test_a_stream_whose_files_are_collected_raises_or_is_right(owner: Any) -> No
 def test_files_that_vanish_under_a_stream_are_an_error_and_never_fewer_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.read.base.AHEAD", {"batch_readahead": 1, "fragment_readahead": 1})
+    monkeypatch.setattr("memwal.ingest.engine.read.base.AHEAD", {"batch_readahead": 1, "fragment_readahead": 1})
     with memwal.open(tmp_path / "t.lance", schema=wide(range(0)).schema, key="id", regions=1) as table:
         for at in range(8):
             table.put(wide(range(at * 4_000, (at + 1) * 4_000)))
@@ -340,7 +340,7 @@ def test_a_daemon_that_sends_nothing_is_given_up(ways: Ways, monkeypatch: pytest
         yield next(batches)
         go_on.wait(20)
 
-    monkeypatch.setattr("memwal.ingest.client.remote.READ_TIMEOUT", 0.4)
+    monkeypatch.setattr("memwal.ingest.service.client.remote.READ_TIMEOUT", 0.4)
     monkeypatch.setattr(BaseReads, "batches", stalling)
     rows = ways.into("flight").scan()
     with pytest.raises(memwal.Unavailable, match=r"has sent no rows for .* s; read again"):
@@ -349,7 +349,7 @@ def test_a_daemon_that_sends_nothing_is_given_up(ways: Ways, monkeypatch: pytest
 
 
 def test_a_slow_reader_is_not_given_up(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memwal.ingest.client.remote.READ_TIMEOUT", 0.5)
+    monkeypatch.setattr("memwal.ingest.service.client.remote.READ_TIMEOUT", 0.5)
     monkeypatch.setattr(merged, "ROWS_PER_STEP", 1_000)
     rows = ways.into("flight").scan()
     taken = rows.read_next_batch().num_rows

@@ -16,9 +16,9 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.table import writes as table_writes
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table import writes as table_writes
+from memwal.ingest.engine.table.stored import StoredTable
+from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import ROOT, Made, wait_until
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -83,7 +83,7 @@ def sound(uri: str) -> None:
 
 
 def test_the_recipe_in_the_document(open_small: Callable[..., Any], uri: str, made: Made) -> None:
-    text = (ROOT / "ingest" / "table" / "changing_columns.md").read_text()
+    text = (ROOT / "ingest" / "engine" / "table" / "changing_columns.md").read_text()
     recipe = text.partition("```python\n")[2].partition("```")[0]
     assert "alter_columns" in recipe
     table = open_small()

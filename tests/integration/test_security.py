@@ -17,9 +17,9 @@ import pytest
 import trustme
 
 import memwal
-from memwal.ingest.rpc.credentials import Access
-from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.rpc.tls import ClientTls
+from memwal.ingest.service.rpc.credentials import Access
+from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.service.rpc.tls import ClientTls
 from memwal.ingest.settings.load import load
 from tests.conftest import PATIENCE
 from tests.integration.test_http_edge import fetch, scraped
@@ -216,7 +216,7 @@ def test_an_address_that_others_reach_needs_token_and_tls(
     tree: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    from memwal.ingest.daemon.serve import check_addresses
+    from memwal.ingest.service.daemon.serve import check_addresses
 
     monkeypatch.setenv("MEMWAL_TEST_TOKEN", TOKEN)
     given = {name: certificates.settings[name] for name in secured}
@@ -230,7 +230,7 @@ def test_an_address_that_others_reach_needs_token_and_tls(
 def test_an_address_that_others_reach_is_served_with_both(
     small_config: Callable[..., Path], certificates: Certificates
 ) -> None:
-    from memwal.ingest.daemon.serve import check_addresses
+    from memwal.ingest.service.daemon.serve import check_addresses
 
     host = "0.0.0.0"
     settings = load(small_config(daemon={"host": host, **certificates.settings}), ENV)

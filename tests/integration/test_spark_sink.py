@@ -18,18 +18,18 @@ import pytest
 import memwal
 from memwal import flush
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.sink import foreach_batch as spark_sink
-from memwal.ingest.sink.foreach_batch import MemWalSink
-from memwal.ingest.sink.prepared import PreparedTask
-from memwal.ingest.sink.receipts import BatchReceipt
-from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.sink.small import PACKED, OneTask, in_order, needs_paths, unpacked
-from memwal.ingest.source.columns import BLOCK, BUCKET, DELETE, FILE, LANDED, PART, ROW
-from memwal.ingest.source.feed import Feed
-from memwal.ingest.source.stream import read_stream
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.session import configuration, start_session
+from memwal.ingest.spark.sink import foreach_batch as spark_sink
+from memwal.ingest.spark.sink.foreach_batch import MemWalSink
+from memwal.ingest.spark.sink.prepared import PreparedTask
+from memwal.ingest.spark.sink.receipts import BatchReceipt
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.send import SendTask
+from memwal.ingest.spark.sink.small import PACKED, OneTask, in_order, needs_paths, unpacked
+from memwal.ingest.spark.source.columns import BLOCK, BUCKET, DELETE, FILE, LANDED, PART, ROW
+from memwal.ingest.spark.source.feed import Feed
+from memwal.ingest.spark.source.stream import read_stream
 from memwal.wal import SystemIds, open_store
 from tests.cluster import start_daemon
 from tests.s3_server import free_ports

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.api.reads import LEVELS
+from memwal.ingest.engine.api.reads import LEVELS
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
 

@@ -12,9 +12,9 @@ import pytest
 
 import memwal
 from memwal import flush, wal
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.ingest.table.garbage import Ages, TableCollector
 from memwal.wal.layout import STAGED_PREFIX
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}, "wal": {"read_lease": "0s"}}

@@ -22,10 +22,10 @@ import pytest
 from datafusion import SessionConfig, SessionContext
 
 import memwal
-from memwal.ingest.api.reads import LEVELS
-from memwal.ingest.api.results import RowStream
-from memwal.ingest.api.sql import sources
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.api.reads import LEVELS
+from memwal.ingest.engine.api.results import RowStream
+from memwal.ingest.engine.api.sql import sources
+from memwal.ingest.service.daemon.service import FlightService
 
 WAYS = ("embedded", "flight", "two daemons", "storage")
 NAN, INF = float("nan"), float("inf")
@@ -480,7 +480,7 @@ def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_sort_larger_than_memory_uses_files(orders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memwal.ingest.api.sql import query
+    from memwal.ingest.engine.api.sql import query
 
     monkeypatch.setattr(query, "MEMORY", 20 << 20)
     ordered = orders.sql(

@@ -14,8 +14,8 @@ import pytest
 
 import memwal
 from memwal import flush, wal
+from memwal.ingest.engine.region.state import RegionLevels
 from memwal.ingest.errors import Invalid, Unavailable, UnknownOutcome
-from memwal.ingest.region.state import RegionLevels
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])

@@ -12,9 +12,9 @@ import lance
 import pytest
 
 from memwal import flush, wal
+from memwal.ingest.engine.table.garbage import Ages
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import Invalid
-from memwal.ingest.table.garbage import Ages
-from memwal.ingest.table.stored import StoredTable
 from memwal.wal import LocalStore, StoreRefused
 from memwal.wal.layout import parse_entry_key
 

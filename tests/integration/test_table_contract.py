@@ -18,9 +18,9 @@ import pytest
 from lancedb.rerankers import LinearCombinationReranker, MRRReranker, RRFReranker
 
 import memwal
-from memwal.ingest.api.reads import READS
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.read.merged import MergedView
+from memwal.ingest.engine.api.reads import READS
+from memwal.ingest.engine.read.merged import MergedView
+from memwal.ingest.service.daemon.service import FlightService
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 Model = dict[int, dict[str, Any]]

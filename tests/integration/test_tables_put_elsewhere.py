@@ -19,8 +19,8 @@ from memwal.flush.base.caches import Session
 from memwal.flush.base.open import open_dataset
 from memwal.flush.verification.finding import Finding
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.read.merged import MergedView
-from memwal.ingest.read.reader import Reader
+from memwal.ingest.engine.read.merged import MergedView
+from memwal.ingest.engine.read.reader import Reader
 from memwal.wal import ObjectStore, open_store
 from tests.conftest import Made
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import memwal
 from memwal.flush import BaseTable
-from memwal.ingest.read.base import BaseReads
+from memwal.ingest.engine.read.base import BaseReads
 from memwal.memtable import IndexSpec, MemTable, row_schema, with_tombstone
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser

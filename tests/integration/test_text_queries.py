@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import memwal
 from memwal.flush import BaseTable
+from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.errors import Invalid
-from memwal.ingest.read.base import BaseReads
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
@@ -175,7 +175,7 @@ def test_the_rows_of_a_signed_word_have_all_its_ngrams(ngram_sides: Sides, text:
 
 def test_a_prefix_of_the_base_is_looked_for_in_parts(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sides.base_answer("lib*", COUNT, None)
-    monkeypatch.setattr("memwal.ingest.read.base_match.ROWS_PER_INDEX", 100)
+    monkeypatch.setattr("memwal.ingest.engine.read.base_match.ROWS_PER_INDEX", 100)
     assert sides.base_answer("lib*", COUNT, None) == whole
     assert len(whole) > 100
     assert len(sides.base_answer("lib*", 7, None)) == 7
@@ -209,7 +209,7 @@ def test_scores_are_those_of_lance_where_it_indexed_every_row(tmp_path: Path, te
 def test_scores_of_one_level_are_those_of_one_index_over_its_rows(tmp_path: Path, place: str) -> None:
     """Scores agree within 1e-6 for texts of up to 40 tokens, whose lengths tantivy does not round. Over several levels
     a score uses the statistics of its row's level, and in a memtable older versions count too: see
-    ingest/read/README.md.
+    ingest/engine/read/README.md.
     """
     draw = np.random.default_rng(7)
     words = [f"word{number}" for number in range(40)]

@@ -20,26 +20,21 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.commits.expiry import ExpiredRows
 from memwal.ingest.cli.app import main
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.ops import metrics
-from memwal.ingest.region.write_queue import Write
+from memwal.ingest.engine.region.write_queue import Write
+from memwal.ingest.engine.table.create import initialise
+from memwal.ingest.engine.table.stored import StoredTable
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.ops import metrics
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.create import initialise
-from memwal.ingest.table.open import open_table
-from memwal.ingest.table.stored import StoredTable
 from tests import fault_proxy as faults
 from tests.clean import assert_clean
 from tests.conftest import wait_until
+from tests.opened import open_table
 from tests.support.clock import FakeClock
 from tests.ttl_world import run_seed
 
 SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        ("t", pa.timestamp("us", "UTC")),
-        ("x", pa.int64()),
-        ("y", pa.int64()),
-    ]
+    [pa.field("id", pa.int64(), nullable=False), ("t", pa.timestamp("us", "UTC")), ("x", pa.int64()), ("y", pa.int64())]
 )
 TTL = 600.0
 Row = Mapping[str, Any]

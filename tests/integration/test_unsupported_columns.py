@@ -14,8 +14,8 @@ import memwal
 from memwal import wal
 from memwal.flush import BaseTable
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.ops.metrics import TABLE, families
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.ops.metrics import TABLE, families
 from tests.conftest import Made
 
 HELD_BACK = {"a`b"}

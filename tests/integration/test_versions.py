@@ -13,12 +13,12 @@ from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 
 import memwal
 from memwal import wal
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.errors import Invalid
-from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.source.columns import BUCKET, DELETE
-from memwal.ingest.table.create import initialise
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.send import SendTask
+from memwal.ingest.spark.source.columns import BUCKET, DELETE
 from memwal.memtable import TOMBSTONE
 from tests.lance_scan import snapshots
 from tests.routed import placed, shuffled

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.table.embedded import Table
+from memwal.ingest.engine.table.embedded import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 RESTORE = r"restore version (\d+) .*Do not copy its rows elsewhere"

@@ -15,9 +15,9 @@ import pytest
 
 import memwal
 from memwal import wal
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.region.stored_rows import StoredRows
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.region.stored_rows import StoredRows
+from memwal.ingest.service.daemon.service import FlightService
 
 SCHEMA = pa.schema(
     [

@@ -414,7 +414,7 @@ DeletePlan(c) ==
 PlanCollectorStep(c) == (\E r \in Regions : ReadVersions(c, r)) \/ DeletePlan(c)
 
 ---------------------------------------------------------------------------------------------------------------------
-(* A reader of storage alone: ingest.read. The levels above the base first, then the base, then the SSTs. *)
+(* A reader of storage alone: ingest.engine.read. The levels above the base first, then the base, then the SSTs. *)
 
 ReaderOnly == UNCHANGED <<manifest, dirs, written, outlived, published, plans, versions, kept, synced, tag, restored,
                           committer, sstCollector, planCollector>>

@@ -29,7 +29,7 @@ import memwal.flush.backup.copying
 from memwal.flush.base.load_id import load_id
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.load_notes import begin_load
-from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.wal import SystemClock, SystemIds, open_store, regions
 from tests.backups import backed_up, restored
 from tests.load_world import load, rows_of

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from memwal.ingest import protocol
 from memwal.ingest.cli.app import main
-from memwal.ingest.daemon import peers, service
-from memwal.ingest.rpc import connection, protocol
+from memwal.ingest.service.daemon import peers, service
+from memwal.ingest.service.rpc import connection
 
 NEW = {"of_a_later_version": {"known": "to nobody"}}
 

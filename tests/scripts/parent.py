@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from memwal.ingest.daemon.child import start_child
+from memwal.ingest.service.daemon.child import start_child
 from memwal.ingest.settings.load import load
 
 

@@ -17,7 +17,7 @@ from uuid import UUID
 import pyarrow as pa
 
 import memwal
-from memwal.ingest.client.connect import connected
+from memwal.ingest.service.client.connect import connected
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ import lance
 import pyarrow as pa
 
 from memwal import flush, wal
-from memwal.ingest.api.reads import Level
+from memwal.ingest.engine.api.reads import Level
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.table.stored import StoredTable
 from memwal.wal.layout import manifest_key
 from tests.simulation.oracle import Floors, Order, Wrong
 from tests.simulation.process import EXPECTED, pairs

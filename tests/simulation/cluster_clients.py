@@ -13,14 +13,14 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal import flush, wal
-from memwal.ingest.api.reads import Level
-from memwal.ingest.api.tokens import Token
-from memwal.ingest.client.remote import RemoteTable
+from memwal.ingest.engine.api.reads import Level
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.region.core import RETRY_FLUSH
+from memwal.ingest.engine.table import owner_notes
+from memwal.ingest.engine.table.pauses import Pauses
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.ingest.region.core import RETRY_FLUSH
-from memwal.ingest.rpc import owner_notes
-from memwal.ingest.rpc.pauses import Pauses
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.service.client.remote import RemoteTable
 from memwal.memtable import TOMBSTONE
 from tests.simulation.actors import Visitor
 from tests.simulation.ledger import Op

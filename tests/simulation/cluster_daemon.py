@@ -15,16 +15,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import memwal.ingest.daemon.serve
-import memwal.ingest.table.embedded
-import memwal.ingest.table.open
+import memwal.ingest.engine.table.embedded
+import memwal.ingest.engine.table.open
+import memwal.ingest.service.daemon.serve
 from memwal import flush, wal
 from memwal.flush.base.caches import LanceCaches
-from memwal.ingest.daemon.place import Place
+from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError
-from memwal.ingest.ops.events import RecentEvents
-from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.table.embedded import Table
+from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.ops.events import RecentEvents
+from memwal.ingest.service.rpc.guard import Guard
 from tests.simulation import fates
 from tests.simulation.process import EXPECTED
 from tests.simulation.scheduler import Host, SimulatedClock
@@ -57,12 +57,12 @@ class ServingDaemon:
         assert clock is not None
         base = flush.BaseTable.open(world.uri)
         base = flush.finish_resize(base, self.store, clock=clock, ids=ids, options=world.wal_options)
-        context = memwal.ingest.table.open._context(settings, base, self.store, clock, ids, world.wal_options)
+        context = memwal.ingest.engine.table.open._context(settings, base, self.store, clock, ids, world.wal_options)
         limits = replace(context.limits, rows_max=world.shape.rows_max, entry_size_max=world.shape.entry_size_max)
         limits = replace(limits, entries_max=world.entries_max, pending_max=world.pending_max)
         context = replace(context, limits=limits, daemon=True)
         shared = replace(base, caches=LanceCaches(settings.table.cache_max))
-        return Table(shared, context, memwal.ingest.table.open._upkeep(settings), ())
+        return Table(shared, context, memwal.ingest.engine.table.open._upkeep(settings), ())
 
     def _live(self) -> None:
         world = self.world
@@ -74,7 +74,7 @@ class ServingDaemon:
             health=SimpleNamespace(hold=lambda *_: None),
             events=RecentEvents(),
         )
-        life = memwal.ingest.daemon.serve._Daemon(
+        life = memwal.ingest.service.daemon.serve._Daemon(
             world.settings,
             {},
             place,
@@ -131,6 +131,6 @@ def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
             patches.enter_context(patch.object(wal.SystemClock, name, of_the_machine(name)))
         for name in ("entry_id", "token", "uuid"):
             patches.enter_context(patch.object(wal.SystemIds, name, drawn(name)))
-        patches.enter_context(patch.object(memwal.ingest.daemon.serve, "open_table", opened))
-        patches.enter_context(patch.object(memwal.ingest.table.embedded, "close_at_exit", lambda _: None))
+        patches.enter_context(patch.object(memwal.ingest.service.daemon.serve, "open_table", opened))
+        patches.enter_context(patch.object(memwal.ingest.engine.table.embedded, "close_at_exit", lambda _: None))
         yield

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from memwal import flush
+from memwal.ingest.engine.table.pauses import Pauses
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import MemWalError
-from memwal.ingest.rpc.pauses import Pauses
-from memwal.ingest.table.stored import StoredTable
 from tests.simulation.actors import Chaos
 from tests.simulation.cluster_clients import Checkpoint, Connected, Producer
 from tests.simulation.cluster_feed import Follower

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memwal.ingest.api.changes import CHANGES_GONE
+from memwal.ingest.engine.api.changes import CHANGES_GONE
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import Invalid, MemWalError
-from memwal.ingest.table.stored import StoredTable
 from tests.simulation.cluster_clients import Connected
 from tests.simulation.oracle import Wrong
 from tests.simulation.process import pairs

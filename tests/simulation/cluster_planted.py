@@ -12,20 +12,20 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-import memwal.ingest.region.core
-import memwal.ingest.region.log
-import memwal.ingest.rpc.connection
+import memwal.ingest.engine.region.core
+import memwal.ingest.engine.region.log
+import memwal.ingest.service.rpc.connection
 import memwal.wal.garbage
 from memwal import wal
 from memwal.flush.resizing.applied_maps import PREFIX, merged_map
-from memwal.ingest.changes.base_versions import BaseVersions
-from memwal.ingest.changes.start import Start, Starts
-from memwal.ingest.client.writes import RoutedWrite
+from memwal.ingest.engine.changes.base_versions import BaseVersions
+from memwal.ingest.engine.changes.start import Start, Starts
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.groups import Repeats, WriteGroup
+from memwal.ingest.engine.region.log import RegionLog
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import LOST, MemWalError, Unavailable
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.groups import Repeats, WriteGroup
-from memwal.ingest.region.log import RegionLog
-from memwal.ingest.region.write_queue import Write
+from memwal.ingest.service.client.writes import RoutedWrite
 from memwal.wal import ObjectInfo, ObjectStore, WalAppender
 from memwal.wal.applied import AppliedMap
 from memwal.wal.layout import parse_snapshot_key, snapshot_prefix
@@ -67,7 +67,7 @@ def claims_with_an_empty_map() -> Planted:
         return claimed
 
     claim = wal.claim
-    return patch.object(memwal.ingest.region.core.wal, "claim", forgetting)
+    return patch.object(memwal.ingest.engine.region.core.wal, "claim", forgetting)
 
 
 def claims_without_tokens_of_clients() -> Planted:
@@ -80,7 +80,7 @@ def claims_without_tokens_of_clients() -> Planted:
         return claimed
 
     claim = wal.claim
-    return patch.object(memwal.ingest.region.core.wal, "claim", forgetting)
+    return patch.object(memwal.ingest.engine.region.core.wal, "claim", forgetting)
 
 
 def applies_tokens_of_clients_twice() -> Planted:
@@ -107,7 +107,7 @@ def believes_a_token_of_a_refused_entry() -> Planted:
     def append(self: RegionLog, checked: Any, applied: AppliedMap, **rest: Any) -> Any:
         try:
             return original(self, checked, applied, **rest)
-        except memwal.ingest.region.log.NOTHING_WRITTEN:
+        except memwal.ingest.engine.region.log.NOTHING_WRITTEN:
             self.applied = applied
             raise
 
@@ -194,7 +194,9 @@ def takes_a_lost_answer_for_not_written() -> Planted:
     """A client that lost the connection after sending its rows reports that nothing was written, or sends them
     again."""
     return patch.object(
-        memwal.ingest.rpc.connection, "_no_answer", lambda endpoint: Unavailable(f"lost {endpoint}", {"reason": LOST})
+        memwal.ingest.service.rpc.connection,
+        "_no_answer",
+        lambda endpoint: Unavailable(f"lost {endpoint}", {"reason": LOST}),
     )
 
 

@@ -29,16 +29,16 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-import memwal.ingest.client.remote
-import memwal.ingest.client.retry
-import memwal.ingest.daemon.balancer
-import memwal.ingest.daemon.peers
+import memwal.ingest.service.client.remote
+import memwal.ingest.service.client.retry
+import memwal.ingest.service.daemon.balancer
+import memwal.ingest.service.daemon.peers
 from memwal import flush, wal
 from memwal.flush.base.load_id import has_landed, load_id
 from memwal.flush.verification.runner import verify_table
+from memwal.ingest.engine.table.commit_loop import CommitLoop
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.commit_loop import CommitLoop
-from memwal.ingest.table.stored import StoredTable
 from memwal.memtable import TOMBSTONE, row_schema
 from tests.simulation import fates
 from tests.simulation.actors import Visitor
@@ -226,12 +226,12 @@ class ClusterWorld(World):
             simulated_daemons(self),
             patch.object(CommitLoop, "step", step),
             # Daemons query each other continuously, and clients query all of them while no daemon serves.
-            patch.object(memwal.ingest.daemon.peers, "LOOK_EVERY", self._look_every),
-            patch.object(memwal.ingest.daemon.balancer, "LOOK_EVERY", self._look_every),
-            patch.object(memwal.ingest.client.retry, "LONGEST_PAUSE", 1.0),
-            patch.object(memwal.ingest.client.retry, "LOOK_EVERY", 1.0),
-            patch.object(memwal.ingest.client.remote, "STEP_TIMEOUT", 20.0),
-            patch.object(memwal.ingest.client.remote, "READ_TIMEOUT", 20.0),
+            patch.object(memwal.ingest.service.daemon.peers, "LOOK_EVERY", self._look_every),
+            patch.object(memwal.ingest.service.daemon.balancer, "LOOK_EVERY", self._look_every),
+            patch.object(memwal.ingest.service.client.retry, "LONGEST_PAUSE", 1.0),
+            patch.object(memwal.ingest.service.client.retry, "LOOK_EVERY", 1.0),
+            patch.object(memwal.ingest.service.client.remote, "STEP_TIMEOUT", 20.0),
+            patch.object(memwal.ingest.service.client.remote, "READ_TIMEOUT", 20.0),
         ):
             yield
 

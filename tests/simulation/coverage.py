@@ -31,14 +31,14 @@ from memwal.flush import BaseTable, PlanCollector, SstCollector, collect_orphans
 from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.commits.rounds import Rounds
 from memwal.flush.resizing.steps import _Run
-from memwal.ingest.changes.pieces import StoredChanges
-from memwal.ingest.read.reader import Reader
-from memwal.ingest.read.stored import StoredLevels
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.rpc import owner_notes
-from memwal.ingest.rpc.pauses import Pauses
-from memwal.ingest.table.regions import RegionSet
-from memwal.ingest.table.resize import Resizing
+from memwal.ingest.engine.changes.pieces import StoredChanges
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.stored import StoredLevels
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.table import owner_notes
+from memwal.ingest.engine.table.pauses import Pauses
+from memwal.ingest.engine.table.regions import RegionSet
+from memwal.ingest.engine.table.resize import Resizing
 from memwal.wal import ManifestCollector, ReadAhead, ReadLease, WalAppender, WalCollector
 from memwal.wal.fence import _Claimer
 from memwal.wal.layout import kind_of

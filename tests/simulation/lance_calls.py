@@ -19,7 +19,7 @@ import memwal.flush.commits.append_pass
 import memwal.flush.commits.changes
 import memwal.flush.commits.committer
 import memwal.flush.sst.files
-import memwal.ingest.read.stored
+import memwal.ingest.engine.read.stored
 from memwal.wal import ArrowCodec, EntryCodec, LanceCodec, SystemClock, SystemIds, WalOptions
 from tests.simulation.coverage import step_of
 from tests.simulation.fates import strikes
@@ -63,7 +63,7 @@ def simulated_machine(scheduler: Scheduler, weather: Weather, more: Points = ())
                 patches.enter_context(patch.object(codec, name, _remembering(getattr(codec, name))))
         # Several readers would be threads, whose order is not determined by the seed.
         one_reader = WalOptions(put_timeout=2.0, retry_budget=4.0, readers=1)
-        patches.enter_context(patch.object(memwal.ingest.read.stored, "_READ_OPTIONS", one_reader))
+        patches.enter_context(patch.object(memwal.ingest.engine.read.stored, "_READ_OPTIONS", one_reader))
         patches.enter_context(patch.object(memwal.flush.commits.changes, "_READERS", 1))
         patches.enter_context(patch.object(memwal.flush.commits.append_pass.AppendedRows, "_reader", _read_before))
         for owner, attribute, faults in (

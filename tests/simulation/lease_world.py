@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from memwal import wal
-from memwal.ingest.region.core import RegionCore
+from memwal.ingest.engine.region.core import RegionCore
 from tests.simulation.actors import Visitor
 from tests.simulation.process import EXPECTED
 from tests.simulation.storage import Weather

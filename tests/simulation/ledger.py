@@ -13,7 +13,7 @@ A missing row is a delete that is shown. If only one delete can explain it, this
 
 Each value is written once, so for a single key this is linearizability, as far as unanswered deletes can be
 distinguished. Owners and readers of storage are judged by separate orders: a row may be seen on storage before an owner
-shows it (`ingest/read/README.md`), and what an owner shows is on storage. Writes without durability may be seen at
+shows it (`engine/read/README.md`), and what an owner shows is on storage. Writes without durability may be seen at
 `latest` and then lost, so they prove nothing there.
 """
 

@@ -22,18 +22,18 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.flight as flight
 
-import memwal.ingest.daemon.peers
-import memwal.ingest.daemon.serve
-import memwal.ingest.daemon.service
-import memwal.ingest.rpc.connection
-from memwal.ingest.daemon.limits import Calls, Limits
-from memwal.ingest.daemon.permissions import Permissions
-from memwal.ingest.daemon.place import Place
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.ops.events import RecentEvents
-from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.rpc.wire import unpack
-from memwal.ingest.table.embedded import Table
+import memwal.ingest.service.daemon.peers
+import memwal.ingest.service.daemon.serve
+import memwal.ingest.service.daemon.service
+import memwal.ingest.service.rpc.connection
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.service.daemon.limits import Calls, Limits
+from memwal.ingest.service.daemon.permissions import Permissions
+from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.ops.events import RecentEvents
+from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.service.rpc.wire import unpack
 from tests.simulation.coverage import Coverage
 from tests.simulation.scheduler import Host, Killed, Scheduler
 from tests.simulation.threads import Future
@@ -365,15 +365,15 @@ def simulated_network(network: Network) -> Iterator[None]:
     """Route Flight's calls through `network` inside the context."""
     _NETWORKS.append(network)
     users: Mapping[Any, str] = {
-        memwal.ingest.rpc.connection: "flight",
-        memwal.ingest.daemon.peers: "flight",
-        memwal.ingest.daemon.service: "flight",
+        memwal.ingest.service.rpc.connection: "flight",
+        memwal.ingest.service.daemon.peers: "flight",
+        memwal.ingest.service.daemon.service: "flight",
     }
     try:
         with ExitStack() as patches:
             for module, name in users.items():
                 patches.enter_context(patch.object(module, name, _Flight()))
-            patches.enter_context(patch.object(memwal.ingest.daemon.serve, "FlightService", Service))
+            patches.enter_context(patch.object(memwal.ingest.service.daemon.serve, "FlightService", Service))
             yield
     finally:
         _NETWORKS.pop()

@@ -24,9 +24,9 @@ from memwal.flush.commits.append_pass import AppendedRows, mark
 from memwal.flush.commits.merge_passes import Written
 from memwal.flush.garbage.ssts import Verdict
 from memwal.flush.sst.files import discard
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.log import RegionLog, _Lingering
-from memwal.ingest.region.state import RegionLevels
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.log import RegionLog, _Lingering
+from memwal.ingest.engine.region.state import RegionLevels
 from memwal.wal import (
     EntryHeader,
     LocalStore,

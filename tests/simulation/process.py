@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from memwal import wal
-from memwal.ingest.api.reads import Level
+from memwal.ingest.engine.api.reads import Level
+from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.read.local import LevelReads
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.region.core import RETRY_FLUSH, RegionCore
+from memwal.ingest.engine.region.log import NOTHING_WRITTEN
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import FencedError, Unavailable, UnknownOutcome
-from memwal.ingest.read.levels import RegionView
-from memwal.ingest.read.local import LevelReads
-from memwal.ingest.read.reader import Reader
-from memwal.ingest.region.core import RETRY_FLUSH, RegionCore
-from memwal.ingest.region.log import NOTHING_WRITTEN
-from memwal.ingest.region.write_queue import Write
 from tests.simulation.oracle import Attempt, Floors, Order
 from tests.simulation.scheduler import Host, SimulatedClock
 from tests.simulation.storage import SimulatedStore

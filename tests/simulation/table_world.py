@@ -37,7 +37,7 @@ import memwal.flush.commits.committer
 from memwal import wal
 from memwal.flush.base.load_id import has_landed, load_id
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.memtable.index_spec import IndexKind
 from tests.lance_scan import snapshots
 from tests.simulation.actors import Driver, StorageReader, Visitor

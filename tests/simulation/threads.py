@@ -22,8 +22,8 @@ from unittest.mock import patch
 
 import greenlet
 
-import memwal.ingest.read.beside
-import memwal.ingest.read.sst_cache
+import memwal.ingest.engine.read.beside
+import memwal.ingest.engine.read.sst_cache
 from tests.simulation.coverage import parts_here, run_within
 from tests.simulation.scheduler import Actor, Killed, Scheduler
 
@@ -384,10 +384,10 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
                 for attribute, (real, ours) in _REPLACED.items():
                     if vars(module).get(attribute) is real:
                         patches.enter_context(patch.object(module, attribute, ours))
-            patches.enter_context(patch.object(memwal.ingest.read.beside, "_threads", _NoThreads()))
-            kept = memwal.ingest.read.sst_cache._Kept  # the class creates its default future
+            patches.enter_context(patch.object(memwal.ingest.engine.read.beside, "_threads", _NoThreads()))
+            kept = memwal.ingest.engine.read.sst_cache._Kept  # the class creates its default future
             patches.enter_context(
-                patch.object(memwal.ingest.read.sst_cache, "_Kept", lambda columns: kept(columns, Future()))
+                patch.object(memwal.ingest.engine.read.sst_cache, "_Kept", lambda columns: kept(columns, Future()))
             )
             yield
     finally:

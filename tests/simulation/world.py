@@ -28,11 +28,11 @@ import numpy as np
 import pyarrow as pa
 
 from memwal import flush, wal
-from memwal.ingest.api.tokens import Token
-from memwal.ingest.region.context import Limits, RegionContext
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.write_queue import Write
-from memwal.ingest.table.stored import StoredTable
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.region.context import Limits, RegionContext
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.write_queue import Write
+from memwal.ingest.engine.table.stored import StoredTable
 from memwal.memtable import TOMBSTONE, IndexSpec, row_schema
 from memwal.memtable.index_spec import IndexKind
 from memwal.wal.layout import entry_key, manifest_key, parse_entry_key, wal_prefix

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from memwal.ingest.changes import base_versions
 from memwal.ingest.cli.app import main
-from memwal.ingest.table import maintenance
+from memwal.ingest.engine.changes import base_versions
+from memwal.ingest.engine.table import maintenance
 
 APART = 15.0
 

@@ -24,7 +24,7 @@ from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.maintenance import clean_up
 from memwal.flush.commits.thinning import VersionRules
-from memwal.ingest.region import core
+from memwal.ingest.engine.region import core
 from memwal.wal import LocalStore, ManifestStore, regions
 from memwal.wal.layout import UNSYNCED_KEY
 from memwal.wal.store.local import TEMPORARY

@@ -22,12 +22,12 @@ from memwal.flush.commits.expiry import GRACE, ExpiredRows
 from memwal.flush.commits.foreign_writes import look_back
 from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.flush.history.actions import read_history
+from memwal.ingest.engine.table.maintenance import BaseUpkeep
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.maintenance import BaseUpkeep
-from memwal.ingest.table.open import open_table
 from memwal.wal import LocalStore
 from tests.clean import assert_clean, assert_collected
 from tests.failure_matrix import Killed, killed
+from tests.opened import open_table
 from tests.support.clock import FakeClock
 
 HOUR = timedelta(hours=1)

@@ -27,8 +27,8 @@ from memwal.flush.commits.maintenance import (
     worth_merging,
 )
 from memwal.flush.commits.thinning import VersionRules
-from memwal.ingest.table import maintenance as base_upkeep
-from memwal.ingest.table.maintenance import BaseUpkeep
+from memwal.ingest.engine.table import maintenance as base_upkeep
+from memwal.ingest.engine.table.maintenance import BaseUpkeep
 from memwal.memtable import IndexSpec
 from memwal.wal import LocalStore, bucket_region
 from tests.support.clock import FakeClock

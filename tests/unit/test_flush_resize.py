@@ -24,9 +24,9 @@ from memwal.flush import BaseTable, ResizeReport, is_being_resized, resize
 from memwal.flush.resizing import routing
 from memwal.flush.resizing.routing import routing_key
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.table import open as opening
-from memwal.ingest.table.embedded import Table
-from memwal.ingest.table.stored_status import status_from_storage
+from memwal.ingest.engine.table import open as opening
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.engine.table.stored_status import status_from_storage
 from memwal.wal import LocalStore, ManifestStore, RegionStatus, SystemIds
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until

@@ -18,7 +18,7 @@ import memwal
 import memwal.flush.sst.data
 from memwal.flush import FileOptions, SstFormat, read_sst, write_sst
 from memwal.flush.commits.index_catchup import catch_up
-from memwal.ingest.table.embedded import Table
+from memwal.ingest.engine.table.embedded import Table
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from memwal.wal import LocalStore, SsTable, bucket_region
 from tests.support.clock import SeededIds
@@ -134,7 +134,7 @@ def test_no_more_memtables_are_flushed_at_once_than_is_set(
             with lock:
                 inside -= 1
 
-    monkeypatch.setattr("memwal.ingest.region.core.flush_package.flush", watched)
+    monkeypatch.setattr("memwal.ingest.engine.region.core.flush_package.flush", watched)
     table: Table = open_small(regions=4, flush={"at_once": at_once})
     table.put(made.rows(range(64)))
     table.flush()

@@ -202,7 +202,7 @@ def test_a_table_keeps_its_indexes_in_ssts_where_that_is_set(
     rows_min: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.table.open.SCALAR_ROWS_MIN", rows_min)
+    monkeypatch.setattr("memwal.ingest.engine.table.open.SCALAR_ROWS_MIN", rows_min)
     table = open_small(regions=1, flush={"indexes": indexes})
     table.put(made.table(range(300)))
     table.flush()

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.rows import size_bound
+from memwal.ingest.engine.api.rows import size_bound
+from memwal.ingest.engine.region.admission import Admission
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import Invalid
-from memwal.ingest.region.admission import Admission
-from memwal.ingest.region.write_queue import Write
 from memwal.memtable import InvalidRows, row_schema, tombstones
 from tests.region_contexts import region_context
 from tests.support.memory_store import MemoryStore

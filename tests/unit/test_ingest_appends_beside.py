@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from memwal import wal
-from memwal.ingest.api.tokens import Token
-from memwal.ingest.region import log
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.write_queue import Write
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.region import log
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.write_queue import Write
 from tests.region_contexts import LIMITS, region_context
 from tests.support.clock import FakeClock
 from tests.unit.test_ingest_region_core import BASE, REGION, Scripted, refuse, seen, write

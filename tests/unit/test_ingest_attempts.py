@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memwal.ingest.client.retry import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
 from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.service.client.retry import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
 from tests.support.clock import FakeClock, SeededIds
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.ingest.dlq.bad_rows import BadRate, BadRow, as_json, problems_of, readable_row, unfit_of
-from memwal.ingest.dlq.sources import rows_of_json
-from memwal.ingest.source.columns import PROBLEM
+from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, as_json, problems_of, readable_row, unfit_of
+from memwal.ingest.spark.dlq.sources import rows_of_json
+from memwal.ingest.spark.source.columns import PROBLEM
 from memwal.memtable import InvalidRows
 
 

@@ -14,9 +14,9 @@ from functools import partial
 import pytest
 
 from memwal.ingest.caller import Caller, present
+from memwal.ingest.engine.read import beside as module
+from memwal.ingest.engine.read.beside import Beside
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.read import beside as module
-from memwal.ingest.read.beside import Beside
 from memwal.ingest.threads import CallThreads
 
 
@@ -144,7 +144,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     assert Beside(lambda: 1).result() == 1
     code = (
         "import os, threading\n"
-        "from memwal.ingest.read.beside import Beside\n"
+        "from memwal.ingest.engine.read.beside import Beside\n"
         "begun = threading.Event(); first = Beside(begun.set); assert begun.wait(10); first.result()\n"
         "if os.fork() == 0:\n"
         "    begun = threading.Event(); work = Beside(begun.set)\n"

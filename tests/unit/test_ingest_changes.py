@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from memwal import wal
-from memwal.ingest.api.changes import Changes, ChangesRequest, Piece, Position, opened, packed, unpacked
-from memwal.ingest.changes.kinds import (
+from memwal.ingest.engine.api.changes import Changes, ChangesRequest, Piece, Position, opened, packed, unpacked
+from memwal.ingest.engine.changes.kinds import (
     NOWHERE,
     KeyRuns,
     after_images,

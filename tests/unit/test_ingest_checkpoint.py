@@ -13,7 +13,8 @@ import pytest
 
 from memwal import Invalid
 from memwal.flush.base.setup import Restored
-from memwal.ingest.pipeline.checkpoint import (
+from memwal.ingest.settings.load import load
+from memwal.ingest.spark.pipeline.checkpoint import (
     MARKER,
     locked,
     mark_checkpoint,
@@ -21,7 +22,6 @@ from memwal.ingest.pipeline.checkpoint import (
     refuse_old_checkpoint,
     refuse_set_back,
 )
-from memwal.ingest.settings.load import load
 
 
 @dataclass
@@ -44,7 +44,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> No
 
 
 def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
-    holds = "import sys; from memwal.ingest.pipeline.checkpoint import locked; run = locked([sys.argv[1]])"
+    holds = "import sys; from memwal.ingest.spark.pipeline.checkpoint import locked; run = locked([sys.argv[1]])"
     run = subprocess.Popen(
         [sys.executable, "-c", f"{holds}; run.__enter__(); print(flush=True); input()", str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 
 from memwal import wal
-from memwal.ingest.api.deletes import Where
-from memwal.ingest.api.tokens import Token
-from memwal.ingest.read.levels import BaseChanged, RegionView, Stack
-from memwal.ingest.read.merged import MergedView
-from memwal.ingest.read.top_k import concatenate
-from memwal.ingest.region.admission import Admission
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.groups import Repeats, entry_sized
-from memwal.ingest.region.write_queue import Write
+from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.read.levels import BaseChanged, RegionView, Stack
+from memwal.ingest.engine.read.merged import MergedView
+from memwal.ingest.engine.read.top_k import concatenate
+from memwal.ingest.engine.region.admission import Admission
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.groups import Repeats, entry_sized
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.memtable import TOMBSTONE, InvalidRows
 from memwal.wal.applied import AppliedMap
 from tests.region_contexts import region_context

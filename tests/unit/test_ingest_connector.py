@@ -15,18 +15,18 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from memwal import wal
-from memwal.ingest.connector.options import ROWS_PER_PARTITION, ReadOptions
-from memwal.ingest.connector.planning import BYTES_PER_PARTITION, Share, captured, shares
-from memwal.ingest.connector.source import MemWalSource
-from memwal.ingest.connector.spark_rows import (
+from memwal.ingest.engine.read.pinned import Fragment, Pinned, PinnedRegion
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.spark.connector.options import ROWS_PER_PARTITION, ReadOptions
+from memwal.ingest.spark.connector.planning import BYTES_PER_PARTITION, Share, captured, shares
+from memwal.ingest.spark.connector.source import MemWalSource
+from memwal.ingest.spark.connector.spark_rows import (
     ROWS_PER_BATCH,
     arrow_schema,
     expect_types,
     schema_of_columns,
     spark_batches,
 )
-from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.read.pinned import Fragment, Pinned, PinnedRegion
 
 SECRET = "never-to-be-shown-6174"
 

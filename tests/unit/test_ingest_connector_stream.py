@@ -15,9 +15,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import memwal
 from memwal import flush, wal
-from memwal.ingest.connector.source import MemWalSource
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.errors import Invalid
-from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.ingest.spark.connector.source import MemWalSource
 
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}, "wal": {"read_lease": "0s"}}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])

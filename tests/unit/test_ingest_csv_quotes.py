@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from memwal.ingest.engine.loads.csv_quotes import MatchedQuotes
 from memwal.ingest.errors import Invalid
-from memwal.ingest.loads.csv_quotes import MatchedQuotes
 
 LONGEST = 100
 

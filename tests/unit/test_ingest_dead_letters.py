@@ -10,8 +10,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, sql_time
 from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, sql_time
 from memwal.wal import SystemIds
 from tests.support.clock import FakeClock
 

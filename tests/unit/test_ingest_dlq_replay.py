@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.api.tokens import Token
-from memwal.ingest.client.target import opened
-from memwal.ingest.dlq.replay import Outcome, Replaying
-from memwal.ingest.dlq.sources import by_source
-from memwal.ingest.dlq.table import SCHEMA, DeadLetters
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.service.client.target import opened
 from memwal.ingest.settings.load import load
+from memwal.ingest.spark.dlq.replay import Outcome, Replaying
+from memwal.ingest.spark.dlq.sources import by_source
+from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters
 from memwal.wal import SystemIds
 from tests.support.clock import FakeClock
 

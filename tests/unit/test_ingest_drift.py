@@ -13,15 +13,15 @@ import pytest
 from pyspark.sql import types as spark
 
 from memwal.flush import BaseTable
-from memwal.ingest.drift import detect
-from memwal.ingest.drift.detect import FieldsTask, add_columns
-from memwal.ingest.drift.file_fields import kind_of
-from memwal.ingest.drift.kinds import ANY, EXACT, Kind, column, listed, new_columns, packed, unpacked, widened
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
-from memwal.ingest.source.columns import PROBLEM
-from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.spark.drift import detect
+from memwal.ingest.spark.drift.detect import FieldsTask, add_columns
+from memwal.ingest.spark.drift.file_fields import kind_of
+from memwal.ingest.spark.drift.kinds import ANY, EXACT, Kind, column, listed, new_columns, packed, unpacked, widened
 from memwal.ingest.spark.schema import spark_type
+from memwal.ingest.spark.source.columns import PROBLEM
+from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_mapping
 from tests.kafka_records import batch_of, kafka_settings
 from tests.kafka_server import Record
 
@@ -255,5 +255,5 @@ def test_the_last_attempt_to_add_columns_counts(
     open_small: Callable[..., Any], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_small()
-    monkeypatch.setattr("memwal.ingest.drift.detect._TRIES", 1)
+    monkeypatch.setattr("memwal.ingest.spark.drift.detect._TRIES", 1)
     assert add_columns(BaseTable.open(uri), [pa.field("grade", pa.int64())])

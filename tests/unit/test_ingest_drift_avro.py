@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush import BaseTable
-from memwal.ingest.drift.avro_fields import fields_of_schema
-from memwal.ingest.drift.detect import MOST_COLUMNS, ColumnsAdded, Drift, FieldsTask
-from memwal.ingest.drift.kinds import ANY, Kinds, new_columns, unpacked
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.source.columns import PROBLEM
-from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.spark.drift.avro_fields import fields_of_schema
+from memwal.ingest.spark.drift.detect import MOST_COLUMNS, ColumnsAdded, Drift, FieldsTask
+from memwal.ingest.spark.drift.kinds import ANY, Kinds, new_columns, unpacked
 from memwal.ingest.spark.errors import found_in
+from memwal.ingest.spark.source.columns import PROBLEM
+from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_mapping
 from memwal.ingest.spark.task import TaskError
 from tests.kafka_records import batch_of, kafka_settings
 from tests.kafka_server import Record

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.source.feed import Feed, feed_files, visible_files
+from memwal.ingest.spark.source.feed import Feed, feed_files, visible_files
 from tests.support.clock import FakeClock
 
 NAMES = ["01.parquet", "02.parquet", "10.parquet"]

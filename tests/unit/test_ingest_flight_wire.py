@@ -15,7 +15,7 @@ import pyarrow.flight as flight
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.rpc.wire import (
+from memwal.ingest.service.rpc.wire import (
     StreamSum,
     closed_with,
     from_flight,

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from memwal.ingest.client.writes import InFlight
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.sink.send import OrderedPipeline
+from memwal.ingest.service.client.writes import InFlight
+from memwal.ingest.spark.sink.send import OrderedPipeline
 
 
 def test_who_finds_no_room_waits_and_what_is_too_large_goes_alone() -> None:

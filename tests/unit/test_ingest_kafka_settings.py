@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.mapping.spec import references
 from memwal.ingest.settings.reference import render_settings
-from memwal.ingest.source.kafka.admin import wanted
-from memwal.ingest.source.kafka.stream import _reader_options, check_reachable
 from memwal.ingest.spark.session import connector
+from memwal.ingest.spark.source.kafka.admin import wanted
+from memwal.ingest.spark.source.kafka.stream import _reader_options, check_reachable
+from memwal.ingest.values.spec import references
 from tests.kafka_records import kafka_settings
 
 TABLE = {"id": "int64", "carrier": "string", "at": "timestamp[us, UTC]", "vector": "vector[4]"}

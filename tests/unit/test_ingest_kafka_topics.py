@@ -11,9 +11,9 @@ import pytest
 
 from memwal import Invalid
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.source.kafka.admin import Topic
-from memwal.ingest.source.kafka.topics import TopicGuard, check_places
 from memwal.ingest.spark.checkpoint_files import LocalFiles
+from memwal.ingest.spark.source.kafka.admin import Topic
+from memwal.ingest.spark.source.kafka.topics import TopicGuard, check_places
 
 
 def of(at: Path | str, **source: Any) -> Settings:

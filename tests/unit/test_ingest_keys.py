@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.keys import normalise_keys, parse_key
+from memwal.ingest.engine.api.keys import normalise_keys, parse_key
 from memwal.ingest.errors import Invalid
 
 ONE = pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("value", pa.string())])

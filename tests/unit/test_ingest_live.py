@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memwal.ingest.ops.counters import SECONDS, CommitMeter, Histogram
-from memwal.ingest.ops.events import KEPT as EVENTS_KEPT
-from memwal.ingest.ops.events import RecentEvents
-from memwal.ingest.ops.history import OVERLAP, SHOWN, History, Sample, counts_of, quantiles
-from memwal.ingest.ops.live import Live
-from memwal.ingest.ops.logs import configure_logs
-from memwal.ingest.ops.pages import Page
-from memwal.ingest.ops.sentence import Situation, duration, health
+from memwal.ingest.engine.region.counters import SECONDS, CommitMeter, Histogram
+from memwal.ingest.service.ops.events import KEPT as EVENTS_KEPT
+from memwal.ingest.service.ops.events import RecentEvents
+from memwal.ingest.service.ops.history import OVERLAP, SHOWN, History, Sample, counts_of, quantiles
+from memwal.ingest.service.ops.live import Live
+from memwal.ingest.service.ops.logs import configure_logs
+from memwal.ingest.service.ops.pages import Page
+from memwal.ingest.service.ops.sentence import Situation, duration, health
 from tests.support.clock import FakeClock
 
 

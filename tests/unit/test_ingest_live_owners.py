@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.rpc import processes
-from memwal.ingest.rpc.owner_notes import Note
-from memwal.ingest.rpc.processes import Process
-from memwal.ingest.table.live_owners import (
+from memwal.ingest.engine.table import processes
+from memwal.ingest.engine.table.live_owners import (
     Claimant,
     LiveOwners,
     Owner,
@@ -26,6 +23,11 @@ from memwal.ingest.table.live_owners import (
     judge,
     noted_owners,
 )
+from memwal.ingest.engine.table.owner_notes import Note
+from memwal.ingest.engine.table.processes import Process
+from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.service.open import asking
+from memwal.ingest.settings.load import load
 from memwal.wal import bucket_region, open_store
 from memwal.wal.layout import owner_key
 
@@ -170,9 +172,9 @@ def test_what_is_wrong_with_our_own_certificate_says_nothing_of_the_owner(tmp_pa
     store, region = open_store(str(tmp_path)), bucket_region(0)
     note = {"epoch": 3, "daemon": True, "endpoint": AT, "process": AWAY.noted()}
     store.put(owner_key(region), json.dumps(note).encode())
-
-    def access() -> dict[str, Any]:
-        raise Invalid("daemon.tls_ca: no such file")
+    settings = load(
+        {"table": {"uri": str(tmp_path), "key": "id"}, "daemon": {"tls_ca": str(tmp_path / "none.pem")}}, {}
+    )
 
     with pytest.raises(Invalid, match=r"daemon\.tls_ca"):
-        LiveOwners("t", store, [region], ID, access).find()
+        LiveOwners("t", store, [region], ID, asking(settings, {})).find()

@@ -20,10 +20,10 @@ import pytest
 
 import memwal
 from memwal.flush import BaseTable, WriteRules
+from memwal.ingest.engine.loads import formats
+from memwal.ingest.engine.loads.checked import CheckedRows, check_files, check_rules
+from memwal.ingest.engine.loads.files import find_files, token_of
 from memwal.ingest.errors import Invalid
-from memwal.ingest.loads import formats
-from memwal.ingest.loads.checked import CheckedRows, check_files, check_rules
-from memwal.ingest.loads.files import find_files, token_of
 from memwal.memtable import IndexSpec
 
 SCHEMA = pa.schema(

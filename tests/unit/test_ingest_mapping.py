@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.mapping import json_columns as mapping_json
-from memwal.ingest.mapping.json_columns import finished, json_type
-from memwal.ingest.mapping.type_names import parse_type
-from memwal.ingest.mapping.values import column
-from memwal.ingest.source.columns import OFFSET, RAW_HEADERS, RAW_KEY, RAW_VALUE
-from memwal.ingest.source.kafka.rows import mapped
+from memwal.ingest.spark.source.columns import OFFSET, RAW_HEADERS, RAW_KEY, RAW_VALUE
+from memwal.ingest.spark.source.kafka.rows import mapped
+from memwal.ingest.values import json_columns as mapping_json
+from memwal.ingest.values.json_columns import finished, json_type
+from memwal.ingest.values.type_names import parse_type
+from memwal.ingest.values.values import column
 from tests.kafka_records import WHEN, batch_of, kafka_settings, mapping_of, rows_of
 from tests.kafka_server import Record
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.source.kafka.rows import MapTask
 from memwal.ingest.spark.errors import found_in
+from memwal.ingest.spark.source.kafka.rows import MapTask
 from memwal.ingest.spark.task import TaskError
 from tests.kafka_records import batch_of, kafka_settings, mapping_of, rows_of
 from tests.kafka_server import Record

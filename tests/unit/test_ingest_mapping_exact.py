@@ -11,18 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.keys import normalise_keys
-from memwal.ingest.dlq.sources import rows_of_json
+from memwal.ingest.engine.api.keys import normalise_keys
+from memwal.ingest.engine.loads.files import find_files
+from memwal.ingest.engine.loads.formats import tables
 from memwal.ingest.errors import Invalid
-from memwal.ingest.loads.files import find_files
-from memwal.ingest.loads.formats import tables
-from memwal.ingest.mapping import json_columns
-from memwal.ingest.mapping.documents import of_json
-from memwal.ingest.mapping.json_parts import Written
-from memwal.ingest.mapping.values import ANY_TEXT, MARK_ANY, column, rounds, typed
 from memwal.ingest.settings.process_sections import SourceSettings
-from memwal.ingest.source.columns import PROBLEM
-from memwal.ingest.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.spark.dlq.sources import rows_of_json
+from memwal.ingest.spark.source.columns import PROBLEM
+from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_mapping
+from memwal.ingest.values import json_columns
+from memwal.ingest.values.documents import of_json
+from memwal.ingest.values.json_parts import Written
+from memwal.ingest.values.values import ANY_TEXT, MARK_ANY, column, rounds, typed
 from tests.kafka_records import batch_of
 from tests.kafka_server import Record
 

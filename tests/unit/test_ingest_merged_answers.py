@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.reads import READS, Reads
-from memwal.ingest.api.results import RowStream
-from memwal.ingest.client.scatter import best_of, in_asked_order, merged, merged_status
+from memwal.ingest.engine.api.reads import READS, Reads
+from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.errors import Unavailable
+from memwal.ingest.service.client.scatter import best_of, in_asked_order, merged, merged_status
 
 
 def test_rows_found_by_several_come_in_the_order_asked() -> None:

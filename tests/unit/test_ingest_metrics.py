@@ -12,14 +12,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import memwal
-from memwal.ingest.ops.counters import Histogram, RegionMeter
-from memwal.ingest.ops.health import Health, of_regions
-from memwal.ingest.ops.logs import configure_logs
-from memwal.ingest.ops.metrics import Scrape
-from memwal.ingest.ops.storage import StorageCollector, StorageRates
-from memwal.ingest.pipeline.metrics import RunCollector, RunMeter, rows_behind
+from memwal.ingest.engine.region.counters import Histogram, RegionMeter
+from memwal.ingest.service.ops.health import Health, of_regions
+from memwal.ingest.service.ops.logs import configure_logs
+from memwal.ingest.service.ops.metrics import Scrape
+from memwal.ingest.service.ops.storage import StorageCollector, StorageRates
 from memwal.ingest.settings.load import CostSettings
-from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from memwal.ingest.spark.pipeline.metrics import RunCollector, RunMeter, rows_behind
+from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from memwal.wal import bucket_region
 from memwal.wal.store.requests import RequestCounts
 from tests.support.clock import FakeClock
@@ -236,8 +236,8 @@ def test_the_page_has_requests_per_second_and_dollars_per_hour_of_the_last_minut
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts, clock, cost = RequestCounts(), FakeClock(), CostSettings(put_price=5.0)
-    monkeypatch.setattr("memwal.ingest.ops.storage.REQUESTS", counts)
-    monkeypatch.setattr("memwal.ingest.ops.storage.snapshot_lance_metrics", list)
+    monkeypatch.setattr("memwal.ingest.service.ops.storage.REQUESTS", counts)
+    monkeypatch.setattr("memwal.ingest.service.ops.storage.snapshot_lance_metrics", list)
     rates = StorageRates(StorageCollector(cost), cost, clock)
     rates.sample()
     assert rates.show()["cost_per_hour"] == 0

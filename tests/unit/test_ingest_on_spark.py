@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.fleet.channel import STRANGERS_MAX, DriverChannel, TaskChannel
-from memwal.ingest.fleet.driver import of_job
-from memwal.ingest.fleet.slots import check_configuration, slots_of
-from memwal.ingest.fleet.task import daemons_of, host_of, offset_of
-from memwal.ingest.pipeline.daemons import beside, sending_tasks
-from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.load import load
 from memwal.ingest.settings.paths import with_absolute_paths
+from memwal.ingest.spark.fleet.channel import STRANGERS_MAX, DriverChannel, TaskChannel
+from memwal.ingest.spark.fleet.driver import of_job
+from memwal.ingest.spark.fleet.slots import check_configuration, slots_of
+from memwal.ingest.spark.fleet.task import daemons_of, host_of, offset_of
+from memwal.ingest.spark.pipeline.daemons import beside, sending_tasks
 
 
 def settings(**daemon: Any) -> Any:
@@ -231,7 +231,7 @@ def test_connections_without_the_secret_are_bounded_and_keep_no_task_out(
 def test_a_secret_that_comes_bit_by_bit_is_not_waited_for(
     channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal.ingest.fleet.channel.HELLO_WITHIN", 0.3)
+    monkeypatch.setattr("memwal.ingest.spark.fleet.channel.HELLO_WITHIN", 0.3)
     with socket.create_connection(channel.address) as stranger:
         stranger.settimeout(0.05)
         for _ in range(200):

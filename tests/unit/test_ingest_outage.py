@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import SILENT, Invalid, Unavailable
-from memwal.ingest.ops.health import Health
-from memwal.ingest.pipeline.outage import PAUSE_MOST, Outage
-from memwal.ingest.pipeline.stream import PipelineStream
+from memwal.ingest.service.ops.health import Health
+from memwal.ingest.spark.pipeline.outage import PAUSE_MOST, Outage
+from memwal.ingest.spark.pipeline.stream import PipelineStream
 from tests.support.clock import FakeClock
 
 SILENCE = Unavailable("source: Kafka does not answer: no; run it again", {"reason": SILENT})

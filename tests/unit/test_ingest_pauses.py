@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from memwal.ingest.engine.table.pauses import LOOK_EVERY, Paused, Pauses, PauseWatch, merged, text_of
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.pipeline.pausing import Gate, Pausing
-from memwal.ingest.rpc.pauses import LOOK_EVERY, Paused, Pauses, PauseWatch, merged, text_of
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.spark.pipeline.pausing import Gate, Pausing
 from memwal.wal import PutOutcome, StoreUnavailable, WalOptions
 from memwal.wal.layout import paused_key
 from tests.conftest import PATIENCE, wait_until

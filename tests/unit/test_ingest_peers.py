@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow.flight as flight
 import pytest
 
-from memwal.ingest.daemon.balancer import Balancer
-from memwal.ingest.daemon.peers import Peer, refuse_other_protocols
-from memwal.ingest.daemon.placement import REFUSALS, SILENCES, Answer
+from memwal.ingest import protocol
+from memwal.ingest.engine.region.backlog import Backlog
 from memwal.ingest.errors import Invalid
-from memwal.ingest.region.backlog import Backlog
-from memwal.ingest.rpc import protocol
-from memwal.ingest.rpc.credentials import Access
+from memwal.ingest.service.daemon.balancer import Balancer
+from memwal.ingest.service.daemon.peers import Peer, refuse_other_protocols
+from memwal.ingest.service.daemon.placement import REFUSALS, SILENCES, Answer
+from memwal.ingest.service.rpc.credentials import Access
 from memwal.wal import RegionManifest, Released, bucket_region
 from tests.support.clock import FakeClock
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush import BaseTable, WriteRules
-from memwal.ingest.daemon.child import how_it_ended
-from memwal.ingest.pipeline.checks import written_schema
-from memwal.ingest.pipeline.run import stream
+from memwal.ingest.service.daemon.child import how_it_ended
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import load
+from memwal.ingest.spark.pipeline.checks import written_schema
+from memwal.ingest.spark.pipeline.run import stream
 from memwal.ingest.threads import stop_signals
 from tests.conftest import PATIENCE
 

@@ -10,7 +10,17 @@ from uuid import UUID
 import pytest
 
 from memwal import wal
-from memwal.ingest.daemon.placement import AWAY_MOST, FORGET, Answer, Patience, Watch, agrees, decide, inherited, target
+from memwal.ingest.service.daemon.placement import (
+    AWAY_MOST,
+    FORGET,
+    Answer,
+    Patience,
+    Watch,
+    agrees,
+    decide,
+    inherited,
+    target,
+)
 
 ENDPOINTS = [f"grpc://10.0.0.{n}:7000" for n in range(1, 6)]
 REGIONS = [wal.bucket_region(bucket) for bucket in range(64)]

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from memwal.ingest.pipeline.figures import Figures, RunStats
-from memwal.ingest.pipeline.screen import Screen
-from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from memwal.ingest.spark.pipeline.figures import Figures, RunStats
+from memwal.ingest.spark.pipeline.screen import Screen
+from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from tests.support.clock import FakeClock
 
 IDS = ("4a388480-a25b-59a8-b058-24217f980256", "8e131bde-8368-54ff-89d9-c2e1cc781b29")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.daemon import fields
+from memwal.ingest import protocol
 from memwal.ingest.errors import Invalid
-from memwal.ingest.rpc import protocol
-from memwal.ingest.rpc.protocol import Version, expect_caller, expect_known, known, refusal_of_daemon
+from memwal.ingest.protocol import Version, expect_caller, expect_known, known, refusal_of_daemon
+from memwal.ingest.service.daemon import fields
 
 
 @pytest.fixture(autouse=True)

@@ -7,15 +7,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.arguments import at_least_one, checked_limit
-from memwal.ingest.api.reads import check_level
-from memwal.ingest.errors import Invalid
-from memwal.ingest.read.request import (
+from memwal.ingest.engine.api.arguments import at_least_one, checked_limit
+from memwal.ingest.engine.api.reads import check_level
+from memwal.ingest.engine.read.request import (
     checked_columns,
     checked_vector,
     indexed,
     unknown_column,
 )
+from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec
 
 SCHEMA = pa.schema(

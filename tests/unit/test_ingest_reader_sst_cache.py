@@ -7,7 +7,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.read.sst_cache import Columns, SstCache, SstId
+from memwal.ingest.engine.read.sst_cache import Columns, SstCache, SstId
 from memwal.memtable import MemTable, Snapshot, row_schema, with_tombstone
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])

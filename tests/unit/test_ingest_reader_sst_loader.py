@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from memwal import flush, wal
-from memwal.ingest.read.sst_cache import load_sst
+from memwal.ingest.engine.read.sst_cache import load_sst
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
 from tests.support.clock import SeededIds
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.ingest.read.top_k import Candidates, HiddenShare, Visible, best_visible, merge
+from memwal.ingest.engine.read.top_k import Candidates, HiddenShare, Visible, best_visible, merge
 
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("level", pa.int64())])
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from memwal import wal
-from memwal.ingest.api.tokens import Token
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import Invalid
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.write_queue import Write
 from memwal.memtable import InvalidRows
 from memwal.wal.layout import wal_prefix
 from tests.region_contexts import LIMITS, region_context

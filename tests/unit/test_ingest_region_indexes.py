@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from memwal import wal
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.groups import WriteGroup
-from memwal.ingest.region.write_queue import Write
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.groups import WriteGroup
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.memtable import IndexSpec, MemTable
 from tests.region_contexts import LIMITS, region_context
 from tests.support.memory_store import MemoryStore

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
+from memwal.ingest.engine.table.replay_progress import Unhurried, in_words, replay_bar
 from memwal.ingest.settings.load import load
-from memwal.ingest.table.open import open_table
-from memwal.ingest.table.replay_progress import Unhurried, in_words, replay_bar
 from memwal.wal import bucket_region
+from tests.opened import open_table
 from tests.support.clock import FakeClock
 
 REGION = bucket_region(0)
@@ -61,11 +61,7 @@ def test_nothing_is_shown_where_there_is_no_terminal() -> None:
 
 
 def test_opening_a_table_tells_of_the_entries_read_and_applied(made: Any, uri: str) -> None:
-    sections = {
-        "table": {"uri": uri, "key": ["id"]},
-        "regions": {"count": 1},
-        "commit": {"interval": "0s"},
-    }
+    sections = {"table": {"uri": uri, "key": ["id"]}, "regions": {"count": 1}, "commit": {"interval": "0s"}}
     settings = load(None, {}, sections)
     with open_table(settings, {}, made.schema) as table:
         for id in range(3):

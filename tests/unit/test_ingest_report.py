@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 import memwal
-from memwal.ingest.pipeline.figures import RunStats
-from memwal.ingest.pipeline.report import print_report, queries
-from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from memwal.ingest.spark.pipeline.figures import RunStats
+from memwal.ingest.spark.pipeline.report import print_report, queries
+from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from memwal.wal import SystemClock
 from tests.support.clock import FakeClock
 

@@ -13,12 +13,12 @@ import pytest
 
 from memwal import wal
 from memwal.flush import WriteRules
-from memwal.ingest.api.tokens import Token
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView
+from memwal.ingest.engine.region.admission import Admission
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.read.levels import CaptureOvertaken, RegionView
-from memwal.ingest.region.admission import Admission
-from memwal.ingest.region.core import RegionCore
-from memwal.ingest.region.write_queue import Write
 from memwal.memtable import InvalidRows
 from tests.region_contexts import region_context
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.rpc.guard import Guard
-from memwal.ingest.rpc.roles import GRACE, LOOK_EVERY, Role, Tokens, permits
+from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.service.rpc.roles import GRACE, LOOK_EVERY, Role, Tokens, permits
 from memwal.ingest.settings.load import DaemonSettings
 from tests.support.clock import FakeClock
 

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.tokens import HighestTokens, Receipt, Token
-from memwal.ingest.client.remote import RemoteTable, _Sent
-from memwal.ingest.client.router import Call, Router
-from memwal.ingest.client.scatter import Splitter
-from memwal.ingest.client.writes import RoutedWrite
+from memwal.ingest.engine.api.tokens import HighestTokens, Receipt, Token
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.service.client.remote import RemoteTable, _Sent
+from memwal.ingest.service.client.router import Call, Router
+from memwal.ingest.service.client.scatter import Splitter
+from memwal.ingest.service.client.writes import RoutedWrite
 
 ROWS = pa.table({"id": list(range(8))})
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.client import retry as standstill
-from memwal.ingest.client.retry import Attempts, verdict
-from memwal.ingest.client.router import Call, Owner, Router, believed, endpoints_of
 from memwal.ingest.errors import Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
+from memwal.ingest.service.client import retry as standstill
+from memwal.ingest.service.client.retry import Attempts, verdict
+from memwal.ingest.service.client.router import Call, Owner, Router, believed, endpoints_of
 from memwal.wal import StoreUnavailable
 from tests.support.clock import FakeClock, SeededIds
 

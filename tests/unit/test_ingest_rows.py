@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.api.rows import as_table
+from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.errors import Invalid
 from memwal.memtable import exact
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memwal.flush import BaseTable
-from memwal.ingest.ops.sentence import Situation, health
-from memwal.ingest.ops.skew import measured
+from memwal.ingest.service.ops.sentence import Situation, health
+from memwal.ingest.service.ops.skew import measured
 
 
 def regions(*rows: int) -> list[dict[str, Any]]:

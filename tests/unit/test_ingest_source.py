@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.mapping.type_names import SIMPLE, parse_type
 from memwal.ingest.settings.load import SourceSettings
-from memwal.ingest.source.file_types import readable
-from memwal.ingest.source.files import check_source
 from memwal.ingest.spark.schema import spark_schema
+from memwal.ingest.spark.source.file_types import readable
+from memwal.ingest.spark.source.files import check_source
+from memwal.ingest.values.type_names import SIMPLE, parse_type
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("v", pa.list_(pa.float32(), 3))]

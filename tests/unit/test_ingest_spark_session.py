@@ -13,8 +13,8 @@ from py4j.protocol import Py4JError
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
-from memwal.ingest.source.files import reads_local
 from memwal.ingest.spark.session import _not_started, check_java, configuration, write_properties
+from memwal.ingest.spark.source.files import reads_local
 
 
 def java(directory: Path, version: str, *, release: bool) -> Path:

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.dlq.letters import Rules
-from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.sink.small import PATHS_NEEDED, TOO_MANY, OneTask, in_order, unpacked
-from memwal.ingest.source.columns import BLOCK, BUCKET, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, ROW, TOPIC
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.spark.dlq.letters import Rules
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.send import SendTask
+from memwal.ingest.spark.sink.small import PATHS_NEEDED, TOO_MANY, OneTask, in_order, unpacked
+from memwal.ingest.spark.source.columns import BLOCK, BUCKET, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, ROW, TOPIC
 from memwal.ingest.spark.task import TaskError
 from tests.routed import ended, placed
 

@@ -11,14 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.dlq.bad_rows import BadRow
-from memwal.ingest.dlq.letters import Rules
 from memwal.ingest.errors import MemWalError
-from memwal.ingest.sink.receipts import RECEIPT
-from memwal.ingest.sink.route import RouteTask, RowNumbers
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.source.columns import (
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.spark.dlq.bad_rows import BadRow
+from memwal.ingest.spark.dlq.letters import Rules
+from memwal.ingest.spark.errors import found_in
+from memwal.ingest.spark.sink.receipts import RECEIPT
+from memwal.ingest.spark.sink.route import RouteTask, RowNumbers
+from memwal.ingest.spark.sink.send import SendTask
+from memwal.ingest.spark.source.columns import (
     BLOCK,
     BUCKET,
     DELETE,
@@ -33,7 +34,6 @@ from memwal.ingest.source.columns import (
     TOPIC,
     runs,
 )
-from memwal.ingest.spark.errors import found_in
 from memwal.ingest.spark.task import TaskError
 from tests.routed import placed, shuffled, uncounted
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from datafusion import SessionConfig, SessionContext
 
-from memwal.ingest.api.sql.plan import BARRIER, any_of, filter_of, reads_again, scans_of
-from memwal.ingest.api.sql.sources import Provider
-from memwal.ingest.api.sql.statement import Statement, expect_bounded
+from memwal.ingest.engine.api.sql.plan import BARRIER, any_of, filter_of, reads_again, scans_of
+from memwal.ingest.engine.api.sql.sources import Provider
+from memwal.ingest.engine.api.sql.statement import Statement, expect_bounded
 from memwal.ingest.errors import Invalid
 
 SCHEMA = pa.schema(

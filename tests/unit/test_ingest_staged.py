@@ -16,15 +16,15 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.connector.options import WriteOptions
-from memwal.ingest.connector.source import MemWalSource
-from memwal.ingest.connector.writer import MemWalStreamWriter, StagedRows
-from memwal.ingest.daemon.service import FlightService
+from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.staged import StageTask
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.spark.connector.options import WriteOptions
+from memwal.ingest.spark.connector.source import MemWalSource
+from memwal.ingest.spark.connector.writer import MemWalStreamWriter, StagedRows
 from memwal.ingest.spark.schema import spark_schema
-from memwal.ingest.table.garbage import Ages, TableCollector
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.staged import StageTask
 from memwal.wal.layout import STAGED_PREFIX
 
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}

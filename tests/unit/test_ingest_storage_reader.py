@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memwal.flush import BaseTable
+from memwal.ingest.engine.read.stored import views_from_storage
 from memwal.ingest.errors import Unavailable, classify
-from memwal.ingest.read.stored import views_from_storage
 from memwal.wal import LocalStore, ManifestStore, Overtaken, bucket_region
 from memwal.wal.layout import entry_key, wal_prefix
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from memwal.ingest.pipeline.figures import RunStats
-from memwal.ingest.sink.receipts import BatchReceipt, RegionReceipt
+from memwal.ingest.spark.pipeline.figures import RunStats
+from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from tests.support.clock import FakeClock
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memwal.ingest.api.tokens import Token
+from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Invalid
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from memwal.ingest.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
-from memwal.ingest.api.results import gathered
-from memwal.ingest.api.watch import Watch
+from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
+from memwal.ingest.engine.api.results import gathered
+from memwal.ingest.engine.api.watch import Watch
 from tests.support.clock import FakeClock
 
 

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.api.tokens import Token
-from memwal.ingest.daemon.service import FlightService
-from memwal.ingest.dlq.letters import Rules
+from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Internal, Unavailable
-from memwal.ingest.sink.route import RouteTask
-from memwal.ingest.sink.send import SendTask
-from memwal.ingest.sink.small import OneTask
-from memwal.ingest.source.columns import BUCKET, OFFSET, PARTITION, PROBLEM, ROW, TOPIC
-from memwal.ingest.source.whole_input import RegionRows, by_region, until_end, with_counts
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.spark.dlq.letters import Rules
 from memwal.ingest.spark.errors import found_in
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.send import SendTask
+from memwal.ingest.spark.sink.small import OneTask
+from memwal.ingest.spark.source.columns import BUCKET, OFFSET, PARTITION, PROBLEM, ROW, TOPIC
+from memwal.ingest.spark.source.whole_input import RegionRows, by_region, until_end, with_counts
 from memwal.ingest.spark.task import TaskError
 from tests.conftest import SCHEMA
 from tests.routed import ended, placed, shuffled

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.daemon.workers import ports_of, worker_settings
 from memwal.ingest.errors import Invalid
+from memwal.ingest.service.daemon.workers import ports_of, worker_settings
 from memwal.ingest.settings import endpoints as addresses
 from memwal.ingest.settings.load import load
 

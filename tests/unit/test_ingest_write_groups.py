@@ -10,10 +10,10 @@ import pytest
 
 from memwal import wal
 from memwal.flush import WriteRules
-from memwal.ingest.api.tokens import Token
-from memwal.ingest.read.levels import RegionView
-from memwal.ingest.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
-from memwal.ingest.region.write_queue import Write
+from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.memtable import InvalidRows
 from memwal.wal.applied import AppliedMap
 from tests.region_contexts import region_context

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.region.write_queue import Freeze, Pending, Write, WriteQueue
+from memwal.ingest.engine.region.write_queue import Freeze, Pending, Write, WriteQueue
 from memwal.wal import SystemClock
 from tests.support.clock import FakeClock
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal.ingest.api.rows import first_of_each_key, key_codes
+from memwal.ingest.engine.api.rows import first_of_each_key, key_codes
+from memwal.ingest.engine.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
 from memwal.ingest.errors import Invalid
-from memwal.ingest.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
 
 SCHEMA = pa.schema(
     [

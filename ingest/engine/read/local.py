@@ -1,0 +1,113 @@
+"""Implement the reads of a table in this process, over its own memtables or over storage alone.
+
+A daemon that owns some of the regions reads only these. A client combines the answers of several daemons: each row
+belongs to one region, and each region has one owner.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from memwal import flush
+from memwal.ingest.caller import expect_waiting
+from memwal.ingest.engine.api.reads import Level, Reads, check_level
+from memwal.ingest.engine.api.watch import Watch
+from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView, Reshaped
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.tracer import Trace
+from memwal.ingest.errors import Unavailable, translate_errors
+from memwal.wal.panics import RustPanic, panics_as_errors
+
+ATTEMPTS = 20
+"""Attempts per read. A commit takes much longer than a capture, so a second attempt is rare and a third was never
+observed. Columns change rarely too, because people change them.
+"""
+
+
+class LevelReads(Reads):
+    """Reads over captured levels."""
+
+    _buckets: Collection[int] | None = None
+    """Buckets of the base rows to read; None: all."""
+
+    def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
+        """`base`: provides key and buckets, and the columns and indexes until they change. Every read opens the newest
+        version.
+        """
+        self.base = base
+        self.schema = base.schema
+        self.key = base.key
+        self._reader = reader
+
+    @property
+    def base_version(self) -> int:
+        """The base table version that was opened last. Makes no request to storage."""
+        return self._reader.version
+
+    @translate_errors
+    def ask_storage(self) -> None:
+        """Make one request to storage. Raises: its error, as Unavailable or Invalid."""
+        self._reader.ask_storage()
+
+    @translate_errors
+    def list_indexes(self) -> list[dict[str, Any]]:
+        """Return the indexes: name, column, kind, parameters, whether the base table has built it, the base rows that
+        it covers and those that wait, bytes.
+        """
+        return flush.list_indexes(self._reader.base())
+
+    @property
+    def _location(self) -> str:
+        return self.base.uri
+
+    @property
+    def _described(self) -> str:
+        return f"{self.base.uri}, {self.base.buckets} regions"
+
+    @abstractmethod
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        """Capture the levels above the base table, newest first; the reader opens the base table only afterwards.
+
+        `keys`: the requested keys, so that regions without these keys may be left out; None: all rows. `again`: a
+        commit, possibly of another process, overtook the previous capture.
+        """
+
+    def follow(self) -> None:
+        """Adopt the columns of the newest base version, after a read found that they changed."""
+        self.base = self._reader.base()
+        self.schema = self.base.schema
+
+    def _answer(self, read: str, level: str, /, *, explain: Watch | None = None, **request: Any) -> Any:
+        """Return the reader's answer over views of `level`.
+
+        The views are captured again if a commit overtook them, and once if files of the base version could not be read,
+        because another program may have removed that version. A filter that fails on a row is Invalid at every level.
+        """
+        checked, failed_at = check_level(level), -1
+        trace = None if explain is None else Trace(explain.clock)
+        for attempt in range(ATTEMPTS):
+            with suppress(CaptureOvertaken):
+                try:
+                    capture = partial(self._views, checked, request.get("keys"), again=attempt > 0)
+                    views = capture() if trace is None else trace.captured(capture)
+                    expect_waiting()
+                    with panics_as_errors:
+                        answer = getattr(self._reader, read)(views, buckets=self._buckets, trace=trace, **request)
+                    if explain is not None and trace is not None:
+                        explain.add(trace.part)
+                    return answer
+                except Reshaped:
+                    self.follow()
+                except (pa.ArrowInvalid, OSError, RustPanic):
+                    self._reader.ask_storage()
+                    if failed_at == self._reader.version:
+                        self._reader.raise_filter_error(request.get("filter"))
+                        raise
+                    failed_at = self._reader.version
+        raise Unavailable(f"{ATTEMPTS} commits in a row overtook this read; read again")

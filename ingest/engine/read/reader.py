@@ -1,0 +1,399 @@
+"""Read over all levels: the newest version of each row, then the filter, then the limit or the best k.
+
+README.md of this package lists the steps of a read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from memwal.flush import BaseTable
+from memwal.flush.base.shape import Shape
+from memwal.flush.base.ttl import Expiry
+from memwal.ingest.caller import expect_waiting
+from memwal.ingest.engine.api.arguments import at_least_one, checked_limit, text_columns
+from memwal.ingest.engine.api.keys import normalise_keys
+from memwal.ingest.engine.api.ordering import Order, check_orderable
+from memwal.ingest.engine.api.results import RowStream, gathered
+from memwal.ingest.engine.read.base import DISTANCE, BaseReads
+from memwal.ingest.engine.read.base_match import SCORE
+from memwal.ingest.engine.read.bucketed import BucketReads
+from memwal.ingest.engine.read.known import KnownColumns
+from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, RegionView, Reshaped, Stack
+from memwal.ingest.engine.read.merged import MergedView
+from memwal.ingest.engine.read.rankings import Nearness, relevance
+from memwal.ingest.engine.read.request import (
+    check_filter,
+    checked_columns,
+    distinct,
+    only_indexed,
+    only_vectors,
+)
+from memwal.ingest.engine.read.scan import after_first_batch, batches_of, streamed
+from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, Load, SstCache, SstId, load_sst
+from memwal.ingest.engine.read.top_k import HiddenShare, concatenate, in_order, merge, merge_arms
+from memwal.ingest.engine.read.traced import TracedView
+from memwal.ingest.engine.read.tracer import Trace
+from memwal.ingest.refusals import expect_routing
+from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
+from memwal.wal import Clock, Corrupt, ObjectStore, SsTable, SystemClock
+
+_FILTERS_REMEMBERED = 1000
+_NONE = np.empty(0, np.int64)
+
+
+class Reader:
+    """Read the newest versions of one table's rows.
+
+    `buckets`, on every read: return only base rows of these buckets (None: of all); the views are of their regions.
+    `trace`, on every read: measures it.
+    Thread safety. Every method from any thread. Invariants. Reads only objects that the views and the latest base
+    version name; writes nothing. Results are tables of base columns, key columns not null and all others nullable.
+    Errors. ingest.errors.Invalid for a wrong request; precise errors of the packages otherwise.
+    """
+
+    def __init__(
+        self,
+        base: BaseTable,
+        store: ObjectStore,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        routing: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`base`: any version of the table. `cache_bytes`: limit for loaded SSTs.
+
+        `routing`: version of the routing of all views and buckets; None if their regions are not claimed. `clock`:
+        determines which rows have expired; None for the system's.
+        """
+        self._clock = clock or SystemClock()
+        self._store, self._cache, self._routing = store, SstCache(cache_bytes), routing
+        self._lock = threading.Lock()
+        self._base = base
+        self._columns = KnownColumns.of(base)
+        self._planned: set[tuple[int, str]] = set()
+        self._nearness, self._share = Nearness(), HiddenShare()
+
+    def base(self) -> BaseTable:
+        """Open and return the latest version of the base table. (model: Commit!ReadBase, Tail!ReadBase)"""
+        # Outside the lock, so that reads do not wait for each other's round trips.
+        latest = self._base.latest()
+        with self._lock:
+            # Not the higher version of the two: the table's directory may have been restored from a backup.
+            before, self._base = self._base, latest
+        if latest is not before and latest.committed != before.committed:
+            self._cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
+        return latest
+
+    def keep(self, region: UUID, sst: SsTable, memtable: MemTable, shape: Shape | None) -> None:
+        """Answer reads of `sst` from the memtable of `shape` that was flushed as it; see `region.context.Keep`.
+
+        The memtable has the rows of the SST and older versions of their keys, which no memtable read returns.
+        """
+        known = self._columns
+        if shape == known.shape:
+            self._cache.keep(
+                SstId(known.version, region, sst.path, sst.generation), _searched(memtable.specs), memtable
+            )
+
+    @property
+    def opened(self) -> BaseTable:
+        """The base table version that was opened last. Makes no request to storage."""
+        return self._base
+
+    @property
+    def version(self) -> int:
+        """The version number of the base table that was opened last. Makes no request to storage."""
+        return self._base.version
+
+    def expiry(self) -> Expiry | None:
+        """Return the expiry rule at the present time, from the version that was opened last. Makes no request to
+        storage.
+        """
+        base = self._base
+        return None if base.ttl is None else base.expiry(self._clock.now())
+
+    @property
+    def gone(self) -> Mapping[str, str]:
+        """Error texts for former columns of the table, by column."""
+        return self._columns.gone
+
+    def get(
+        self,
+        views: Sequence[RegionView],
+        keys: Any,
+        columns: Sequence[str] | None = None,
+        shape: Shape | None = None,
+        *,
+        tombstones: bool = False,
+        above: int | None = None,
+        buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
+    ) -> pa.Table:
+        """Return the live rows of `keys`, in the order of their first appearance; missing keys are left out.
+
+        `keys`: any form that `api.keys.normalise_keys` accepts. `shape`: the shape that the base table must
+        have. `tombstones`: also return tombstones, and `_tombstone` as the last column. `above`: return no base rows;
+        the base table must have this version. Raises: Reshaped, BaseChanged.
+        """
+        base, known = self._known(trace)
+        if shape is not None and known.shape != shape:
+            raise Reshaped
+        if above not in (None, base.version):
+            raise BaseChanged
+        out = checked_columns(columns, known.schema, known.gone)
+        asked = distinct(normalise_keys(keys, known.schema, known.key))
+        view = self._merged_view(views, base, known, buckets, trace)
+        parts = list(view.rows_of(asked, out, tombstones=tombstones, base=above is None))
+        schema = known.projected(out)
+        schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
+        rows = concatenate([rows for rows, _ in parts], schema)
+        return in_order(rows, np.concatenate([at for _, at in parts] or [_NONE]))
+
+    def scan(
+        self,
+        views: Sequence[RegionView],
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        order_by: Order | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
+    ) -> RowStream:
+        """Stream at most `limit` rows whose newest version passes `filter` (SQL), newest levels first.
+
+        The first batch is read before the method returns, so that its errors are raised here. `order_by`: the order of
+        the rows; `columns` must have its columns, and all rows are read before the method returns.
+        """
+        base, known = self._known(trace)
+        schema, most = known.projected(checked_columns(columns, known.schema, known.gone)), checked_limit(limit)
+        if order_by is not None:
+            checked_columns([name for name, _ in order_by], known.schema, known.gone, "order_by")
+            check_orderable(order_by, known.schema)
+        merged_view = self._merged_view(views, base, known, buckets, trace)
+        self._check_filter(merged_view, filter, known)
+        if order_by is not None and most != 0:  # Lance fails to sort zero rows
+            rows = merged_view.first_rows(schema.names, filter, most, order_by)
+            return gathered(concatenate([rows], schema))
+        cut_short = partial(after_first_batch, base, filter, self)
+        return streamed(schema, batches_of(merged_view, schema, filter, most), cut_short)
+
+    def count(
+        self,
+        views: Sequence[RegionView],
+        filter: str | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
+    ) -> int:
+        """Return the number of rows whose newest version passes `filter`."""
+        base, known = self._known(trace)
+        merged_view = self._merged_view(views, base, known, buckets, trace)
+        self._check_filter(merged_view, filter, known)
+        return merged_view.count(filter)
+
+    def search(
+        self,
+        views: Sequence[RegionView],
+        column: str,
+        vector: Any,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
+        **how: Any,
+    ) -> pa.Table:
+        """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
+
+        Distances are exact and in Lance's convention: squared for l2, 1 - cosine, 1 - dot product. Fewer than `k` rows
+        are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width. `how`:
+        see `read.request.vector_query`. Without an index every row is compared.
+        """
+        base, known = self._known(trace)
+        out, most = checked_columns(columns, known.schema, known.gone, added=(DISTANCE,)), at_least_one(k)
+        ranking = self._nearness.ranking("search", base, known, column, vector, filter, how)
+        merged_view = self._merged_view(views, base, known, buckets, trace, column)
+        self._check_filter(merged_view, filter, known)
+        (best,) = merged_view.best(most, filter, out, ranking)
+        return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out), keyed=bool(known.key))
+
+    def match(
+        self,
+        views: Sequence[RegionView],
+        column: str | Sequence[str] | Mapping[str, float],
+        text: str,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
+    ) -> pa.Table:
+        """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
+
+        `text`: in the notation of `memtable.text.query`. `column`: one, several, or several with a boost for each.
+        Scores are BM25 with the statistics of the row's level, times the boost, summed over the columns.
+        """
+        base, known = self._known(trace)
+        out, most = checked_columns(columns, known.schema, known.gone, added=(SCORE,)), at_least_one(k)
+        boosts = text_columns("column", column)
+        ranking = relevance("match", known, boosts, text, filter)
+        merged_view = self._merged_view(views, base, known, buckets, trace, *boosts)
+        self._check_filter(merged_view, filter, known)
+        (best,) = merged_view.best(most, filter, out, ranking)
+        return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out), keyed=bool(known.key))
+
+    def candidates(
+        self,
+        views: Sequence[RegionView],
+        vector: Any,
+        text: str,
+        n: int,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        vector_column: str | None = None,
+        text_column: str | Sequence[str] | Mapping[str, float] | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
+        **how: Any,
+    ) -> pa.Table:
+        """Return the `n` rows nearest to `vector` and the `n` that match `text` best, of one moment, without
+        duplicates.
+
+        The last two columns are `_distance` and `_score`, as in `search` and `match`, null if the row is not among the
+        `n` best by it. `vector_column`, `text_column`: None if the table has exactly one such index. `how`: as for
+        `search`.
+        """
+        base, known = self._known(trace)
+        out = checked_columns(columns, known.schema, known.gone, added=(DISTANCE, SCORE))
+        most = at_least_one(n, "n")
+        near = vector_column or only_vectors("vector_column", known.schema, known.indexes)
+        matching = only_indexed("text_column", "fts", known.indexes) if text_column is None else text_column
+        boosts = text_columns("text_column", matching)
+        by_vector = self._nearness.ranking("vector_column", base, known, near, vector, filter, how)
+        by_text = relevance("text_column", known, boosts, text, filter)
+        merged_view = self._merged_view(views, base, known, buckets, trace, near, *boosts)
+        self._check_filter(merged_view, filter, known)
+        closest, fittest = merged_view.best(most, filter, out, by_vector, by_text)
+        names, schema = (DISTANCE, SCORE), known.projected(out)
+        return merge_arms(closest, fittest, most, names, schema, keyed=bool(known.key))
+
+    def raise_filter_error(self, filter: str | None) -> None:
+        """Raise InvalidRows if `filter` fails on a base row; Lance has no error type for that.
+
+        Reads the columns of the filter up to the failing row. Returns if no row fails or the columns cannot be read.
+        """
+        if filter is not None:
+            BaseReads(self._base).raise_filter_error(filter)
+
+    def ask_storage(self) -> None:
+        """Make one request to storage and raise its error, if any: Lance reports a failed read as invalid data."""
+        self._store.children("")
+
+    # ---- levels --------------------------------------------------------------------------------------------------
+
+    def _known(self, trace: Trace | None) -> tuple[BaseTable, KnownColumns]:
+        """Return the latest base version and its columns. Raises: UnsupportedTable if it lost its key."""
+        base = self.base() if trace is None else trace.opened(self.base)
+        base.expect_readable()
+        known = self._columns
+        if base.shape == known.shape:
+            return base, known
+        columns = known.after(base)
+        with self._lock:
+            # Otherwise another read saw a newer version; this read keeps its own.
+            if columns.version > self._columns.version:
+                self._columns = columns
+        return base, columns
+
+    def _merged_view(
+        self,
+        views: Sequence[RegionView],
+        base: BaseTable,
+        known: KnownColumns,
+        buckets: Collection[int] | None,
+        trace: Trace | None,
+        *ranked: str,
+    ) -> MergedView:
+        """Merge the levels of `views` with `base`. `ranked`: columns that are searched or matched.
+
+        Raises: Unavailable (reason "resized") if the routing of `base` is not that of the views and buckets.
+        """
+        if self._routing is not None and (views or buckets is not None):
+            expect_routing(base.uri, self._routing, base.routing_version)
+        indexed = _searched(known.indexes) & frozenset(ranked)
+        stacks = tuple(self._stack(view, base, known, indexed, trace) for view in views)
+        base = base if trace is None else trace.begin(base, stacks)
+        expiry = None if base.ttl is None else base.expiry(self._clock.now())
+        below = BaseReads(base, expiry) if buckets is None else BucketReads(base, buckets, expiry)
+        if trace is not None:
+            return TracedView(below, stacks, known.key, self._share, expiry, trace=trace, specs=known.indexes)
+        return MergedView(below, stacks, known.key, self._share, expiry)
+
+    def _stack(
+        self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str], trace: Trace | None
+    ) -> Stack:
+        if any(shape != known.shape for shape in view.shapes):
+            raise Reshaped
+        if view.routing not in (None, base.routing_version):
+            raise CaptureOvertaken
+        committed = base.committed.get(view.region, 0)
+        if view.unflushed is not None and committed >= view.unflushed:
+            raise CaptureOvertaken
+        if any(level.generation <= committed for level in view.memtables):
+            # Another owner may have cut the log into other generations: the base table may lack some of these rows.
+            raise CaptureOvertaken
+        levels = list(view.memtables)
+        ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
+        levels.extend(self._loaded(base, known, view.region, sst, ranked, trace) for sst in ssts)
+        return Stack(levels, keyed=bool(known.key))
+
+    def _loaded(
+        self,
+        base: BaseTable,
+        known: KnownColumns,
+        region: UUID,
+        sst: SsTable,
+        ranked: frozenset[str],
+        trace: Trace | None,
+    ) -> Snapshot:
+        expect_waiting()
+        load: Load = partial(load_sst, base, self._store, region, sst)
+        if trace is not None:
+            load = trace.loading(region, sst, load)
+        try:
+            return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
+        except (Corrupt, OSError):
+            # This read was slower than `gc.sst_age_min`: the SST was committed and deleted after the base table was
+            # opened. (model: Commit!Answer)
+            if self.base().committed.get(region, 0) >= sst.generation:
+                raise CaptureOvertaken from None
+            raise
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def _check_filter(self, merged_view: MergedView, filter: str | None, known: KnownColumns) -> None:
+        """Plan `filter`, once per text: it is valid at every level or at none. Raises: Invalid."""
+        if filter is None or (known.version, filter) in self._planned:
+            return
+        check_filter(filter, merged_view.base.check, known.schema.names, known.gone)
+        with self._lock:
+            if len(self._planned) >= _FILTERS_REMEMBERED:
+                self._planned.clear()
+            self._planned.add((known.version, filter))
+
+
+def _searched(indexes: Sequence[IndexSpec]) -> frozenset[str]:
+    """Return the columns with an index that a search or match uses."""
+    return frozenset(spec.column for spec in indexes if spec.kind != "btree")

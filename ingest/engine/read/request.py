@@ -1,0 +1,320 @@
+"""Check the arguments of reads; each error is one line that names the argument and the nearest match.
+
+The module also finds the unknown column in a filter that Lance rejected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal.ingest.engine.api.arguments import brief
+from memwal.ingest.errors import Invalid
+from memwal.ingest.suggest import suggestion
+from memwal.memtable import IndexSpec, InvalidRows
+from memwal.memtable.filter.expression import shown
+from memwal.memtable.filter.translation import checked
+from memwal.memtable.index_spec import METRICS, vector_width
+from memwal.memtable.text.columns import ColumnsQuery
+from memwal.memtable.text.query import TextParser
+from memwal.wal.errors import first_line
+from memwal.wal.panics import RustPanic
+
+
+def checked_columns(
+    columns: Sequence[str] | None,
+    schema: pa.Schema,
+    gone: Mapping[str, str] | None = None,
+    what: str = "columns",
+    added: Sequence[str] = (),
+) -> list[str]:
+    """Return the distinct columns to read; all for None.
+
+    `gone`: error texts for former columns, by column. `what`: the argument, for messages. `added`: the columns that the
+    read adds; Lance accepts no table columns of these names.
+    Raises: Invalid for an unknown column, an empty list, and a table with a column that the read adds.
+    """
+    if clash := next((name for name in added if name in schema.names), None):
+        raise Invalid(f"the table has a column {clash!r}, which this read adds to its result; rename the column")
+    if columns is None:
+        return list(schema.names)
+    wanted = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
+    if not wanted:
+        raise Invalid("columns: the list is empty; name at least one column, or omit it for all")
+    for name in wanted:
+        if name not in schema.names:
+            raise _unknown(what, name, schema, gone)
+    return wanted
+
+
+def check_filter(
+    filter: Any, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
+) -> None:
+    """Plan `filter` in Lance and DataFusion, so that it is valid at every level or at none. Raises: Invalid.
+
+    `plan`: `BaseReads.check`. `columns`: of the table. `gone`: as for `checked_columns`.
+    """
+    if not isinstance(filter, str):
+        raise Invalid(f'filter {brief(filter)} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
+    try:
+        checked(filter, columns)  # before a planner reads it
+    except InvalidRows as error:
+        raise Invalid(str(error)) from None
+    try:
+        plan(filter)
+    except InvalidRows as error:  # from DataFusion; its message includes the filter
+        unknown = unknown_column(filter, columns, gone)
+        raise Invalid(f"filter {shown(filter)}: {unknown}" if unknown else str(error)) from None
+    except (RuntimeError, RustPanic):
+        raise Invalid(f"filter {shown(filter)}: Lance's planner fails on it; write it in another way") from None
+    except (ValueError, OSError) as error:
+        reason = unknown_column(filter, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
+        raise Invalid(f"filter {shown(filter)}: {reason}") from None
+
+
+def distinct(keys: pa.Table) -> pa.Table:
+    """Return the distinct keys, in order of first appearance."""
+    if keys.num_rows < 2:
+        return keys
+    if keys.num_columns == 1:
+        return pa.table([pc.unique(keys.column(0))], names=keys.column_names)
+    # Arrow guarantees no order of groups, so the first row of each group is kept and sorted.
+    names = [str(column) for column in range(keys.num_columns)]  # the table's own names could clash with `at`
+    numbered = keys.rename_columns(names).append_column("at", pa.array(np.arange(keys.num_rows)))
+    first = numbered.group_by(names).aggregate([("at", "min")]).column("at_min")
+    return keys.take(pa.array(np.sort(first.to_numpy())))
+
+
+def _unknown(what: str, column: str, schema: pa.Schema, gone: Mapping[str, str] | None) -> Invalid:
+    absent = f"column '{column!s:.200}' does not exist{suggestion(str(column), schema.names)}"
+    return Invalid(f"{what}: {(gone or {}).get(column, absent)}")
+
+
+def indexed(
+    column: str,
+    kind: str,
+    what: str,
+    schema: pa.Schema,
+    specs: Sequence[IndexSpec],
+    gone: Mapping[str, str] | None = None,
+) -> IndexSpec:
+    """Return the index that a read (`what`) of `column` uses. `gone`: as for `checked_columns`.
+
+    Raises: Invalid if the column or its index does not exist.
+    """
+    if column not in schema.names:
+        raise _unknown(what, column, schema, gone)
+    for spec in specs:
+        if spec.column == column and spec.kind == kind:
+            return spec
+    fit = [spec.column for spec in specs if spec.kind == kind]
+    others = f"; columns with one: {', '.join(fit)}" if fit else ""
+    raise Invalid(
+        f"{what}: column '{column}' ({schema.field(column).type}) has no {kind} index{others}; "
+        f'add one: table.create_index("{column}", "{kind}") or memwal index add CONFIG {column} {kind}'
+    )
+
+
+def only_indexed(argument: str, kind: str, specs: Sequence[IndexSpec]) -> str:
+    """Return the only column with an index of `kind`. Raises: Invalid, with `argument`, for no or several columns."""
+    columns = [spec.column for spec in specs if spec.kind == kind]
+    if len(columns) == 1:
+        return columns[0]
+    if columns:
+        raise Invalid(f"{argument}: several columns have an {kind} index: {', '.join(columns)}; name one")
+    raise Invalid(f'{argument}: no column has an {kind} index; add one: table.create_index(COLUMN, "{kind}")')
+
+
+def only_vectors(argument: str, schema: pa.Schema, specs: Sequence[IndexSpec]) -> str:
+    """Return the only column with a vector index, or without such indexes the only vector column of the table.
+
+    Raises: Invalid, with `argument`, for no or several columns.
+    """
+    if any(spec.kind == "ivf_pq" for spec in specs):
+        return only_indexed(argument, "ivf_pq", specs)
+    columns = [field.name for field in schema if vector_width(field.type) is not None]
+    if len(columns) == 1:
+        return str(columns[0])
+    if columns:
+        raise Invalid(f"{argument}: several columns hold vectors: {', '.join(columns)}; name one")
+    raise Invalid(f"{argument}: no column of the table holds vectors")
+
+
+@dataclass(frozen=True, eq=False)
+class VectorQuery:
+    """A checked vector search. `probes`, `refine`: None for the defaults; they affect the base table's index only."""
+
+    column: str
+    vector: npt.NDArray[np.float32]
+    metric: str
+    indexed: bool
+    """Whether the column has an index of this metric; otherwise every row is compared."""
+    probes: int | None = None
+    refine: int | None = None
+    low: float | None = None
+    """Rows nearer than this are left out."""
+    high: float | None = None
+    """Rows at this distance or farther away are left out."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether every row must be compared: an index returns the nearest rows, not those beyond a distance."""
+        return not self.indexed or self.low is not None
+
+    def within(self, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """Return which distances are in the range; NaN and inf (the vector has no distance) never are."""
+        mask: npt.NDArray[np.bool_] = np.isfinite(scores)
+        if self.low is not None:
+            mask &= scores >= np.float32(self.low)
+        if self.high is not None:
+            mask &= scores < np.float32(self.high)
+        return mask
+
+
+def vector_query(
+    what: str,
+    column: str,
+    vector: Any,
+    schema: pa.Schema,
+    specs: Sequence[IndexSpec],
+    gone: Mapping[str, str] | None = None,
+    *,
+    metric: str | None = None,
+    nprobes: int | None = None,
+    refine_factor: int | None = None,
+    distance_range: Sequence[float | None] | None = None,
+) -> VectorQuery:
+    """Check a vector search of `column`.
+
+    `what`: the read or its argument, for messages. `gone`: as for `checked_columns`. The other arguments: already
+    checked by `Reads.search`.
+    Raises: Invalid for an unknown column, one without vectors, an unknown metric and a vector that does not fit.
+    """
+    if column not in schema.names:
+        raise _unknown(what, column, schema, gone)
+    kind = schema.field(column).type
+    if vector_width(kind) is None:
+        fit = [field.name for field in schema if vector_width(field.type) is not None]
+        others = f"; columns of vectors: {', '.join(fit)}" if fit else ""
+        raise Invalid(f"{what}: column '{column}' ({kind}) holds no vectors of a fixed size{others}")
+    if metric is not None and metric not in METRICS:
+        raise Invalid(f"metric '{metric:.60}' is unknown{suggestion(metric, METRICS)}")
+    own = next((str(s.parameters.get("metric", "l2")) for s in specs if (s.column, s.kind) == (column, "ivf_pq")), None)
+    chosen = metric or own or "l2"
+    query = checked_vector(vector, column, kind)
+    return VectorQuery(column, query, chosen, chosen == own, nprobes, refine_factor, *(distance_range or (None, None)))
+
+
+def checked_text(text: Any, boosts: Mapping[str, float], parsers: Mapping[str, TextParser]) -> ColumnsQuery:
+    """Parse `text` for the columns of `boosts`.
+
+    Raises: Invalid if it is not a string, or requires data that an index does not store.
+    """
+    try:
+        return ColumnsQuery.of(text, boosts, parsers)
+    except InvalidRows as error:
+        raise Invalid(str(error)) from None
+
+
+def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[np.float32]:
+    """Return `vector` as float32[width of `column`].
+
+    Raises: Invalid, with both widths, or the first number that is NaN or infinite.
+    """
+    if isinstance(vector, pa.Array | pa.ChunkedArray) and (not is_number(vector.type) or len(vector) != kind.list_size):
+        raise Invalid(
+            f"search: the vector for column '{column}' has {len(vector)} values of the type {vector.type!s:.60}; "
+            f"give {kind.list_size} numbers"
+        )
+    try:
+        values = np.asarray(vector.values if isinstance(vector, pa.FixedSizeListScalar) else vector, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise Invalid(
+            f"search: the vector for column '{column}' is not a list of numbers ({first_line(error):.200})"
+        ) from None
+    if values.ndim != 1 or len(values) != kind.list_size:
+        shape = " x ".join(map(str, values.shape)) or "1 number, not a list"
+        raise Invalid(
+            f"search: the vector has width {shape}, column '{column}' has {kind.list_size}; "
+            f"give {kind.list_size} numbers"
+        )
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise Invalid(f"search: the vector for column '{column}' has {values[at]} at {at}; give finite numbers only")
+    if pa.types.is_float16(kind.value_type):
+        # Lance rounds the query to float16; the other levels do the same.
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float16).astype(np.float32)
+        if not np.isfinite(values).all():
+            at = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise Invalid(f"search: the vector for column '{column}' has a number at {at} that no float16 holds")
+    return values
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether NumPy reads values of this type unchanged, one number per value."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+LARGE = 10_000
+"""Smaller requests are not compared with the table: counting its rows costs more than requesting that number of
+rows.
+"""
+
+
+def at_most(wanted: int, rows: Callable[[], int]) -> int:
+    """Return how many rows to request: `wanted`, but at most as many as exist. `rows`: counts them.
+
+    Lance, DataFusion and faiss allocate memory for the requested number of rows, and end the process if the allocation
+    fails.
+    """
+    return wanted if wanted <= LARGE else max(1, min(wanted, rows()))
+
+
+_TOKEN = re.compile(
+    r"""(?P<text>'(?:[^']|'')*' | "(?:[^"]|"")*") | (?P<quoted>`[^`]*`) | (?P<number>\d[\w.]*)
+      | (?P<word>[^\W\d]\w*) | (?P<other>\S)""",
+    re.VERBOSE,
+)
+# Keywords of the grammar: columns only in backticks.
+_GRAMMAR = """
+    and or not in is null like ilike similar to rlike between escape true false case when then else end as cast try_cast
+    distinct from interval at time zone
+"""
+_RESERVED = frozenset(_GRAMMAR.split())
+
+
+def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
+    """Return an error text for the first word in a column's position that names no column; None if all are columns.
+
+    The comparison ignores case. `gone`: error texts for former columns, by column. The tokens give only a guess, good
+    enough for a message; Lance decides whether a filter is valid.
+    """
+    folded = {column.lower() for column in columns}
+    tokens = list(_TOKEN.finditer(predicate))
+    for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
+        name = token.group().strip("`")
+        if _is_column(token, before, after) and name.lower() not in folded:
+            return (gone or {}).get(name) or f"column '{name:.200}' does not exist{suggestion(name, columns)}"
+    return None
+
+
+def _is_column(token: re.Match[str], before: re.Match[str] | None, after: re.Match[str] | None) -> bool:
+    """Return whether a token is a column.
+
+    Keywords, functions, struct fields, and the type of a literal (`date '2013-01-31'`) or of a cast are not columns.
+    """
+    if before is not None and before.group().lower() in (".", "as"):
+        return False
+    if token.lastgroup != "word":
+        return token.lastgroup == "quoted"
+    if token.group().lower() in _RESERVED:
+        return False
+    return after is None or (after.group() != "(" and after.lastgroup != "text")

@@ -1,0 +1,144 @@
+"""Define the state that all regions of one open table share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+from uuid import UUID
+
+import pyarrow as pa
+
+from memwal import wal
+from memwal.flush import SstFormat, WriteRules
+from memwal.flush.base.shape import Shape
+from memwal.flush.resizing.applied_maps import RouteInto
+from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.region.counters import Meters
+from memwal.ingest.engine.region.vector_models import VectorModels
+from memwal.memtable import IndexSpec, MemTable
+
+IndexMode = Literal["sync", "async"]
+"""When rows enter the vector and text indexes: before their write is acknowledged, or after. Reads find them in both.
+"""
+OnReplay = Callable[[UUID, str, int, int], None]
+"""Callback while a region is opened: region, "reading" or "applying", entries done, entries in total."""
+
+
+class Find(Protocol):
+    """Look stored rows up. Thread safety. Any thread."""
+
+    def __call__(
+        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
+    ) -> pa.Table:
+        """Return the live rows of `keys` (distinct), with the given columns of a shape.
+
+        Searches the levels of a region's view and the newest base table. If the last column is `_tombstone`, tombstones
+        are returned too. `above`: search only the levels above the base table, which must have this version. An expired
+        row counts as absent: it is returned as a tombstone without values if the last column is `_tombstone`, and left
+        out otherwise.
+        Raises: CaptureOvertaken for a view that a commit overtook; Reshaped if the base table has another shape;
+        BaseChanged if it has another version than `above`; errors of reading storage.
+        """
+        ...
+
+
+class Keep(Protocol):
+    """Keep flushed memtables for readers. Thread safety. Any thread."""
+
+    def __call__(self, region: UUID, sst: wal.SsTable, memtable: MemTable, shape: Shape | None) -> None:
+        """Take over the memtable of `shape` that was flushed as `sst`; called before readers see the SST."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a region writer. Sizes in bytes, times in seconds. See the sections [wal], [memtable], [flush] and
+    [commit].
+    """
+
+    entry_size_max: int
+    linger_max: float
+    size_max: int
+    rows_max: int
+    age_max: float
+    unflushed_max: int
+    retry_delay: float
+    pending_max: int = 0
+    """Puts wait while at least this many SSTs are uncommitted; 0: puts never wait for commits."""
+    generation_rows: int | None = None
+    """Maximum rows in the log of one generation, unless one put has more; None: unlimited. `generation_entries`: the
+    same for entries.
+    """
+    generation_entries: int | None = None
+    entries_max: int = 1_000
+    entry_interval: float = 0.0
+    """Seconds between two entries of durable puts; 0: durable puts never wait for one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionContext:
+    """Storage, schema and limits that every `RegionWriter` of a table receives.
+
+    `schema` is the row schema. `required` names columns outside the key that need a value in a put. The row schema
+    still allows nulls in them, because tombstones have nulls there.
+    """
+
+    store: wal.ObjectStore
+    codec: wal.EntryCodec
+    clock: wal.Clock
+    ids: wal.Ids
+    schema: pa.Schema
+    key: tuple[str, ...]
+    indexes: tuple[IndexSpec, ...]
+    sst_format: SstFormat
+    limits: Limits
+    wal_options: wal.WalOptions
+    required: tuple[str, ...] = ()
+    flushing: threading.Semaphore = field(default_factory=threading.Semaphore)
+    """Held during the flush of a memtable, to limit copies of rows in memory: `flush.at_once` regions at a time."""
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("memwal.region"))
+    on_replay: OnReplay | None = None
+    meters: Meters = field(default_factory=Meters)
+    index_mode: IndexMode = "async"
+    models: VectorModels = field(default_factory=VectorModels)
+    shape: Shape | None = None
+    """The shape of `schema` and `indexes`; None if they never change. See `region.admission`."""
+    rules: WriteRules = field(default_factory=WriteRules)
+    find: Find | None = None
+    """Looks stored rows up. Required if `rules` depend on stored rows; never called if puts only replace."""
+    any_expired: Callable[[pa.Table], bool] | None = None
+    """Returns whether a write has a row that has expired, or may have; None: rows never expire. Called as `find` is."""
+    loads: Callable[[], Mapping[UUID, int]] | None = None
+    """Returns the loads past the log that have landed; raises Unavailable while one is in progress. None: the table has
+    no loads. Called as `find` is.
+    """
+    keep: Keep | None = None
+    """Keeps flushed memtables, so that reads need not load their SSTs; None: the memtables are dropped."""
+    routing: int = 1
+    """Version of the routing of rows to regions when the table was opened."""
+    route_into: RouteInto | None = None
+    """The routing from before a resize; used only for writes that were half applied at a resize."""
+    daemon: bool = False
+    """Whether a daemon claims the regions; recorded in the owners' notes."""
+
+    @property
+    def has_indexes(self) -> bool:
+        """Whether the table has vector or text indexes, which rows enter after they were applied."""
+        return any(spec.kind != "btree" for spec in self.indexes)
+
+    @property
+    def index_at_once(self) -> bool:
+        """Whether rows enter the indexes before their write is acknowledged. False if only keys are indexed."""
+        return self.index_mode == "sync" and self.has_indexes
+
+    def replayed(self, region: UUID, step: str, done: int, total: int) -> None:
+        """Report the progress of opening `region` to `on_replay`, if one is set."""
+        if self.on_replay is not None:
+            self.on_replay(region, step, done, total)
+
+    def memtable(self, generation: int) -> MemTable:
+        """Return an empty memtable with all of the table's indexes and the newest vector models."""
+        return MemTable(self.schema, self.key, self.indexes, generation, models=self.models.current())

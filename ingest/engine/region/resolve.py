@@ -1,0 +1,188 @@
+"""Apply a table's write rules to a group of writes before it is logged.
+
+The log, the memtables, SSTs and the base table hold only whole rows, and the newest row of a key counts. Their readers
+(Lance's own, a replay, a flush, a commit) therefore need no rules. Steps:
+
+1. Find the keys whose stored row matters: all except those whose first row in the group is a delete, or (unless upsert
+   is "insert") has every column. In a table with a version: all except those whose first row is a delete without a
+   version; stored tombstones matter too, because they keep their version.
+2. Look these keys up in one read, first in the region's levels and then in the newest base table. The region has no
+   other writer, so the result is still true when the group is logged. Rows that a commit moves in between are in a
+   level of the view or in the base table, which is opened after the view.
+3. Resolve the group (`write_rules`), and check the values that were filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from memwal.ingest.engine.api.rows import Mask, Places, key_text
+from memwal.ingest.engine.read.base import match_keys
+from memwal.ingest.engine.region.admission import Admission
+from memwal.ingest.engine.region.context import RegionContext
+from memwal.ingest.engine.region.stored_rows import View, look_up
+from memwal.ingest.engine.region.write_queue import Write
+from memwal.ingest.engine.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
+from memwal.memtable import TOMBSTONE, Checked, InvalidRows
+
+
+class Refused(Exception):
+    """Raised when some writes of a group cannot be resolved. `errors` is keyed by write number. Never leaves this
+    package.
+    """
+
+    def __init__(self, errors: Mapping[int, InvalidRows]) -> None:
+        super().__init__(f"{len(errors)} writes")
+        self.errors = errors
+
+
+class Resolver:
+    """Complete the writes of one region to whole rows.
+
+    Thread safety. The region's thread only. Invariants. Changes no state; a call that raised can be repeated.
+    """
+
+    def __init__(self, context: RegionContext, admission: Admission) -> None:
+        self._context, self._admission = context, admission
+        self._key, self._required = list(context.key), frozenset(context.required)
+        self._columns = [name for name in context.schema.names if name not in (*self._key, TOMBSTONE)]
+        self._inserts, self._version = context.rules.upsert == "insert", context.rules.version
+        self._told = [self._version, TOMBSTONE] if self._version else []
+
+    def resolve(self, writes: Sequence[Write], checked: Checked, view: View) -> tuple[Checked, Sequence[int]]:
+        """Return the rows to log for `writes`, whose rows are `checked`, and the number of skipped rows of each write.
+
+        The sequence of numbers is empty if no row was skipped. `view`: captures the region's levels.
+        Raises: Refused for writes that lack a required column; the error of a lookup.
+        """
+        missing = [
+            [] if write.deletes is True else [name for name in self._columns if name not in write.rows.column_names]
+            for write in writes
+        ]
+        group = Group(
+            checked.rows.select(self._key),
+            [write.rows.num_rows for write in writes],
+            checked.rows.column(TOMBSTONE).to_numpy(),
+        )
+        if self._inserts:
+            return (checked, ()) if group.deletes.all() else self._insert(group, checked, len(writes), view)
+        names = [name for name in self._columns if any(name in each for each in missing)]
+        if not self._version and (group.deletes.all() or not names):
+            return checked, ()
+        partial = np.array([bool(each) for each in missing])
+        asked = self._asked(group, checked.rows, partial)
+        at, stored = self._stored(group, checked, asked, [*self._key, *names, *self._told], view)
+        skipped: Sequence[int] = ()
+        if self._version:
+            rows, group, at, skipped = self._timely(group, checked.rows, at, stored)
+            checked = checked if not skipped else self._admission.again(rows)
+        return self._merged(group, checked, missing, names, at, stored) if names else checked, skipped
+
+    def _asked(self, group: Group, rows: pa.Table, partial: Mask) -> Mask:
+        """Return the keys whose stored rows matter, bool [m]."""
+        first = group.first
+        if self._version:
+            known: Mask = rows.column(self._version).is_valid().to_numpy()
+            return known[first]
+        return partial[group.writes[first]] & ~group.deletes[first]
+
+    def _timely(
+        self, group: Group, rows: pa.Table, at: Places, stored: pa.Table
+    ) -> tuple[pa.Table, Group, Places, Sequence[int]]:
+        """Return the rows that are not late, their group, and the place of each key's live stored row.
+
+        The fourth value is the number of late rows of each write, empty if no row was late.
+        """
+        versions = rows.column(self._version)
+        taken = timely(group, versions, stored.column(self._version).cast(versions.type), at)
+        live = ~np.append(stored.column(TOMBSTONE).to_numpy(), False)
+        at = np.where(live[at], at, NOWHERE)
+        if taken.all():
+            return rows, group, at, ()
+        counts = np.bincount(group.writes[taken], minlength=group.count)
+        rows = rows.filter(pa.array(taken))
+        left = Group(rows.select(self._key), counts.tolist(), group.deletes[taken])
+        of_row = np.empty(len(taken), dtype=np.int64)
+        of_row[group.order] = at[group.key]
+        skipped = np.bincount(group.writes[~taken], minlength=group.count)
+        return rows, left, of_row[taken][left.first], skipped.tolist()
+
+    def _insert(self, group: Group, checked: Checked, writes: int, view: View) -> tuple[Checked, Sequence[int]]:
+        at, _ = self._stored(group, checked, ~group.deletes[group.first], self._key, view)
+        taken = inserted(group, at != NOWHERE)
+        if taken.all():
+            return checked, ()
+        skipped = np.bincount(group.writes[~taken], minlength=writes)
+        return self._admission.again(checked.rows.filter(pa.array(taken))), skipped.tolist()
+
+    def _merged(
+        self,
+        group: Group,
+        checked: Checked,
+        missing: Sequence[Sequence[str]],
+        names: Sequence[str],
+        at: Places,
+        stored: pa.Table,
+    ) -> Checked:
+        """Return the rows of `group`, with the columns `names` filled in for the writes that lack them (`missing`)."""
+        sources: dict[str, Places] = {}
+        patterns: dict[bytes, Places] = {}  # many columns have few distinct combinations
+        for name in names:
+            given = np.array([name not in each for each in missing])
+            pattern = given.tobytes()
+            if pattern not in patterns:
+                patterns[pattern] = merged_from(group, given, at)
+            sources[name] = patterns[pattern]
+        keys = checked.rows.select(self._key)
+        self._refuse_incomplete(group, keys, sources)
+        rows = merged(checked.rows, stored, sources)
+        try:
+            return self._admission.again(rows)
+        except InvalidRows as error:
+            if error.row is None:
+                raise
+            # A stored value that another program wrote may fail the checks of a put.
+            key = key_text(keys, self._key, error.row)
+            reason = (
+                f"column {error.column!r} is not given for the key {key}, and its stored value "
+                f"cannot be kept: put the column too ({error})"
+            )
+            raise Refused({int(group.writes[error.row]): InvalidRows(reason, column=error.column)}) from None
+
+    def _refuse_incomplete(self, group: Group, keys: pa.Table, sources: Mapping[str, Places]) -> None:
+        """Raise Refused for the first row of each write that has no value in a required column.
+
+        The error names the key: a row number within one region's part of a put means nothing to the caller.
+        """
+        errors: dict[int, InvalidRows] = {}
+        for name in self._required.intersection(sources):
+            rows = np.flatnonzero((sources[name] == NOWHERE) & ~group.deletes)
+            first = np.unique(group.writes[rows], return_index=True)[1]
+            for row in rows[first].tolist():
+                reason = (
+                    f"required column {name!r} is missing, and the key {key_text(keys, self._key, row)} is not stored: "
+                    "give new keys a value"
+                )
+                errors.setdefault(int(group.writes[row]), InvalidRows(reason, column=name))
+        if errors:
+            raise Refused(errors)
+
+    def _stored(
+        self, group: Group, checked: Checked, asked: Mask, columns: Sequence[str], view: View
+    ) -> tuple[Places, pa.Table]:
+        """Return the number of each key's stored row, or NOWHERE, and the stored rows.
+
+        `asked`: the keys to look up, bool [m].
+        """
+        at = np.full(len(group.first), NOWHERE)
+        wanted = np.flatnonzero(asked)
+        if not len(wanted):
+            return at, checked.rows.select(list(columns)).slice(0, 0)
+        keys = checked.rows.select(self._key).take(pa.array(group.first[wanted]))
+        stored = look_up(self._context, keys, columns, view)
+        rows, places = match_keys(stored.select(self._key), keys)
+        at[wanted[places]] = rows
+        return at, stored

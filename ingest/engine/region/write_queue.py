@@ -1,0 +1,300 @@
+"""Queue requests between the callers of a region and its one thread.
+
+Callers submit `Write`s and wait. The region's thread takes all writes that have gathered since its last call. This is
+adaptive group commit: an idle thread takes one write and appends it at once; a busy thread finds many waiting writes
+and appends them as one entry. No caller waits for a timer.
+
+Callers that were answered together submit their next writes in close succession, because each needs the interpreter
+lock for a moment. A thread that took only the first of them would append two entries instead of one. It therefore
+yields as long as more writes arrive and fewer are queued than the last time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memwal.flush.base.shape import Shape
+from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.rows import Deletes
+from memwal.ingest.engine.api.tokens import RegionCounts, Token
+from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.region.context import RegionContext
+from memwal.wal import Clock
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """An answer (a value or an error) that one thread sets once and others wait for.
+
+    `concurrent.futures.Future` creates a condition, a lock and two lists per instance, and waiting costs as much again;
+    this class uses one lock as a latch. The difference is measurable with thousands of callers.
+    Thread safety. `set_result` or `set_exception` once, by the answering thread; the rest from any thread.
+    """
+
+    __slots__ = ("_answered", "_error", "_latch", "_value")
+
+    def __init__(self) -> None:
+        self._latch = threading.Lock()
+        self._latch.acquire()
+        self._answered = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def set_result(self, value: T) -> None:
+        """Answer with a value, and wake the waiters."""
+        self._value = value
+        self._answered = True
+        self._latch.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Answer with an error, and wake the waiters."""
+        self._error = error
+        self._answered = True
+        self._latch.release()
+
+    def done(self) -> bool:
+        """Return whether the answer is set."""
+        return self._answered
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, None if the answer is a value. Raises: TimeoutError after `timeout` seconds without an
+        answer.
+        """
+        if not self._answered:
+            if not self._latch.acquire(
+                timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX))
+            ):
+                raise TimeoutError(f"no answer within {timeout} s")
+            self._latch.release()  # for the next waiter
+        return self._error
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the value. Raises: the error set instead; TimeoutError without an answer in `timeout` seconds."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self._value  # type: ignore[return-value]  # the answer is set and is not an error
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A region's answer to a write of `rows` rows.
+
+    `applied`: whether this call applied them (False: the token was applied before). `position`: the WAL position that
+    made them durable (0: not durable yet). `skipped`: rows left out, because upsert = "insert" keeps the stored row of
+    their key, or the stored row has a higher version. `newest`: if the token was applied before, the highest applied
+    sequence of its producer. `repeated`: rows that this call did not apply, because the token was applied before.
+    """
+
+    rows: int
+    applied: bool
+    position: int
+    skipped: int = 0
+    newest: int | None = None
+    repeated: int = 0
+
+    @property
+    def counts(self) -> RegionCounts:
+        """The numbers of rows applied, repeated and skipped."""
+        return RegionCounts(self.rows - self.repeated - self.skipped, self.repeated, self.skipped)
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Rows on their way into one region.
+
+    `rows`: in the columns of the row schema without `_tombstone`; a put that keeps stored values has fewer, but at
+    least the key. They may share memory with the waiting caller: the region copies them before its ack.
+    `deletes`: which rows delete their key: all, none, or a bool for each, in order. Such rows have no other values.
+    `shape`: the shape of the rows; None if the columns of the table never change.
+    `since`: monotonic seconds at which its caller submitted it.
+    `repeated`: rows removed because the region has applied them under this token before.
+    `where`: a condition, only if `deletes` is True. The write deletes those of its keys whose newest row passes when
+    the region's thread reaches the write. The write does not record its token: it is one piece of a larger delete,
+    which ends with a write without rows that records it.
+    `trace`: the caller's span, None without a recorded span.
+    `copied`: whether the region has its own copy and no longer reads the caller's memory.
+    """
+
+    rows: pa.Table
+    durable: bool = True
+    token: Token | None = None
+    deletes: Deletes = False
+    done: Pending[Ack] = field(default_factory=Pending)
+    copied: bool = False
+    since: float = 0.0
+    shape: Shape | None = None
+    repeated: int = 0
+    where: Where | None = None
+    trace: object | None = None
+    _fate: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def deleted(self) -> int:
+        """The number of rows that delete their key."""
+        if isinstance(self.deletes, bool):
+            return self.rows.num_rows if self.deletes else 0
+        return int(np.count_nonzero(self.deletes))
+
+    def keep(self, rows: npt.NDArray[np.bool_]) -> None:
+        """Reduce the write to `rows` (bool, one for each row); the others were applied before."""
+        self.repeated += int(np.count_nonzero(~rows))
+        self.rows = self.rows.filter(pa.array(rows))
+        if not isinstance(self.deletes, bool):
+            self.deletes = self.deletes[rows]
+
+    def again(self) -> Write:
+        """Return the same write, neither submitted nor answered."""
+        return replace(self, done=Pending(), copied=False, _fate=threading.Lock())
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether its caller has withdrawn it. Requires: the write is in a queue."""
+        return self._fate.locked()
+
+    def take(self) -> bool:
+        """Return True on the first call only. The region calls it to write the rows, the caller to withdraw them."""
+        return self._fate.acquire(blocking=False)
+
+
+@dataclass(slots=True)
+class Freeze:
+    """A request to freeze the memtable after everything queued before it.
+
+    `done`: the generation that is active then; everything queued before is in an older one.
+    """
+
+    done: Pending[int] = field(default_factory=Pending)
+
+
+@dataclass(slots=True)
+class DurableView:
+    """A request to append lingering rows and to capture the levels at that moment."""
+
+    done: Pending[RegionView] = field(default_factory=Pending)
+
+
+@dataclass(slots=True)
+class Reshape:
+    """A request to accept rows of another shape, starting with the next queued item.
+
+    `done`: the newest generation that waits to be flushed in an older shape, or 0.
+    """
+
+    context: RegionContext
+    done: Pending[int] = field(default_factory=Pending)
+
+
+Item = Write | Freeze | DurableView | Reshape
+"""A request to a region's thread."""
+
+
+class WriteQueue:
+    """A first-in, first-out queue with many callers and one taker.
+
+    Thread safety. `submit`, `break_off` and `close` from any thread, `take` from the region's thread only.
+    Invariants. (1) A write is taken once or failed once. (2) After `break_off(error)` every later submit raises it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Not a Condition, which creates a lock for every wait; puts wait here. This is one lock used as a latch.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._taker_waits = False
+        self._writes: deque[Item] = deque()
+        self._broken: BaseException | None = None
+        self._closed = self._nudged = False
+        self._taken_last = 0
+        self._served: list[Item] = []
+
+    def submit(self, item: Item) -> None:
+        """Queue an item. Raises: the error that broke the region."""
+        with self._lock:
+            self._append(item)
+        self._wake_taker()
+
+    def nudge(self) -> None:
+        """Make the current or the next `take` return without waiting."""
+        with self._lock:
+            self._nudged = True
+        self._wake_taker()
+
+    def take(self, timeout: float | None) -> list[Item] | None:
+        """Return all queued items, waiting up to `timeout` seconds for the first; None once closed and empty.
+
+        Each call marks the items of the previous call as served. After a `nudge` it does not wait.
+        """
+        self._served = []
+        self._wait(timeout)
+        self._let_gather()
+        with self._lock:
+            taken = list(self._writes)
+            self._writes.clear()
+            self._taken_last, self._served, self._nudged = len(taken), taken, False
+            return None if self._closed and not taken else taken
+
+    def oldest(self) -> float | None:
+        """Return the submission time (monotonic s) of the oldest write that waits or is being served, or None.
+
+        From any thread.
+        """
+        with self._lock:
+            return min((item.since for item in (*self._served, *self._writes) if isinstance(item, Write)), default=None)
+
+    def _append(self, item: Item) -> None:
+        if self._broken is not None:
+            raise self._broken
+        self._writes.append(item)
+
+    def _wait(self, timeout: float | None, beyond: int = 0) -> None:
+        """Return when more than `beyond` items are queued, on a close or a nudge, or after `timeout` seconds."""
+        with self._lock:
+            if len(self._writes) > beyond or self._closed or self._nudged:
+                return
+            self._taker_waits = True
+        if self._wake.acquire(timeout=-1 if timeout is None else timeout):
+            return
+        with self._lock:
+            woken = not self._taker_waits
+            self._taker_waits = False
+        if woken:  # just after the timeout
+            self._wake.acquire()
+
+    def _wake_taker(self) -> None:
+        with self._lock:
+            waits, self._taker_waits = self._taker_waits, False
+        if waits:
+            self._wake.release()
+
+    def _let_gather(self) -> None:
+        """Yield to other threads while more items arrive, until as many items are queued as the last time."""
+        seen = 0
+        while seen < len(self._writes) < self._taken_last:
+            seen = len(self._writes)
+            self._clock.sleep(0.0)
+
+    def break_off(self, error: BaseException) -> None:
+        """Fail every queued write with `error`, and every later one."""
+        with self._lock:
+            self._broken = self._broken or error
+            orphans = list(self._writes)
+            self._writes.clear()
+            self._served = []
+        for write in orphans:
+            write.done.set_exception(error)
+
+    def close(self, error: BaseException) -> None:
+        """Reject later submits with `error`; queued items are still taken."""
+        with self._lock:
+            self._closed, self._broken = True, self._broken or error
+        self._wake_taker()

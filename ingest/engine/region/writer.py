@@ -1,0 +1,412 @@
+"""Run the threads of a region: callers submit writes and wait, one thread serves, one flushes, one indexes.
+
+The put path of a region, in order:
+
+1. A caller's thread submits its write (`submit`) and waits for the answer.
+2. The region's thread takes all gathered writes and serves them (`RegionCore.serve`): one WAL entry, applied to the
+   memtable once it is durable, then an ack for every caller.
+3. Between groups, it freezes the memtable when it is full or old; the flusher's thread publishes frozen memtables in
+   generation order while writes continue.
+
+Non-durable writes are applied and acknowledged first and go out with the next entry. After `wal.linger_max` another
+thread appends them (`log`), while the region's thread continues to serve writes. With `wal.entry_interval`, durable
+writes wait for one another in step 2 (`paced_queue`).
+
+The indexer's thread moves applied rows into the indexes, unless `memtable.index_mode` is "sync" and the table has
+vector or text indexes. Only `close` waits for it, for the step in progress.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from memwal import wal
+from memwal.ingest import tracing
+from memwal.ingest.caller import expect_waiting
+from memwal.ingest.engine.api.tokens import Applied
+from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.context import RegionContext
+from memwal.ingest.engine.region.core import RETRY_FLUSH, RegionCore
+from memwal.ingest.engine.region.log import NOTHING_WRITTEN
+from memwal.ingest.engine.region.paced_queue import queue_of
+from memwal.ingest.engine.region.proofs import Proofs
+from memwal.ingest.engine.region.write_queue import Ack, DurableView, Freeze, Item, Reshape, Write
+from memwal.ingest.errors import MemWalError, Unavailable, classify
+from memwal.ingest.log_limit import LogLimit
+from memwal.ingest.threads import Worker
+from memwal.wal.retries import Backoff
+
+WORK, REST = 0.001, 0.005
+"""Seconds that the indexer works (at least one step) and rests before each slice. A put that arrives during a slice
+waits: 3,900 packages in puts of 500 took 26 ms, with an idle indexer 24 ms.
+"""
+MANY, WORK_MANY, REST_MANY = 32_768, 0.004, 0.001
+"""Slices used while at least `MANY` rows wait. Above 131,072 waiting rows puts index keys themselves, which takes
+longer: with these slices 6 million rows were put and flushed in 3.8 s instead of 4.2 s.
+"""
+
+_LONGEST_DELAY = 16
+"""Longest pause between two attempts at one flush, in multiples of `flush.retry_delay`. With the defaults this is half
+the time that a caller of `flush` waits.
+"""
+
+LOOK_EVERY = 0.25
+"""Seconds after which a put that waits for room checks again whether another process has committed."""
+
+
+class RegionWriter:
+    """The single writer of one region; `region.core` numbers its promises.
+
+    Thread safety. Every method from any thread.
+    Durability. A durable write is answered only after its entry exists on storage.
+    Invariants. After a fence, or a storage failure that ends it, the writer accepts no more writes, and every waiter
+    gets the reason.
+    """
+
+    def __init__(self, context: RegionContext, region: UUID, bucket: int, known: wal.Known | None = None) -> None:
+        """Claim the region and replay its log; call `settle` once callers can find this writer.
+
+        Raises: as `wal.claim`.
+        """
+        self.region, self.bucket, self.name = region, bucket, str(region)
+        self._context, self._meter = context, context.meters.of(region)
+        self._warnings = LogLimit(context.clock.monotonic)
+        self.place = f"{context.store.url('')}: region {region}"
+        """Table and region, for messages."""
+        began = context.clock.monotonic()
+        self._appending: Worker | None = None
+        self._core = RegionCore.open(context, region, known, settle=False, beside=self._beside)
+        self.guard = self._core.guard
+        self._claimed(context.clock.monotonic() - began)
+        self._levels = self._core.levels
+        self._queue = queue_of(context)
+        self._looking, self._proofs = threading.Lock(), Proofs(self._core, f"lease-{bucket}", self._queue.break_off)
+        self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
+        self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
+        self._indexer = None if context.index_at_once else Worker(f"indexer-{bucket}", self._index)
+
+    # ---- callers' side -------------------------------------------------------------------------------------------
+
+    def submit(self, write: Write, patience: float | None = None) -> None:
+        """Queue a write; `write.done` will hold its `Ack`.
+
+        Never raises, so that a caller of several regions can wait for all answers. In place of an `Ack`, the answer may
+        be the error that ended this writer, or Unavailable if flushes or commits made no room within `wal.put_timeout`
+        (or `patience` seconds).
+        """
+        write.since = self._context.clock.monotonic()
+        if tracing.on:
+            write.trace = tracing.present()
+        try:
+            if not self._levels.has_room(self._context.limits):
+                longest = self._context.wal_options.put_timeout
+                self._wait_for_room(longest if patience is None else min(patience, longest))
+            self._queue.submit(write)
+        except Exception as error:  # noqa: BLE001 - passed to the caller with the answer
+            write.done.set_exception(error)
+
+    def view(self) -> RegionView:
+        """Return the current levels above the base table. Raises: the error that ended this writer."""
+        return self._core.view()
+
+    def unproven(self, *, anew: bool = False) -> Callable[[], None] | None:
+        """Return None if this region is known to be owned for a read that begins now, else a call that asks; see
+        `Proofs`.
+        """
+        return self._proofs.unproven(anew=anew)
+
+    def durable_view(self) -> RegionView:
+        """Return the levels at a moment when every row in them is on storage; the region's thread captures them.
+
+        Raises: the error that ended this writer; StoreUnavailable if lingering rows cannot be appended.
+        """
+        request = DurableView()
+        self._queue.submit(request)
+        return request.done.result()
+
+    def freeze(self) -> Callable[[], None]:
+        """Freeze the active memtable; return a call that waits until all rows put so far are published.
+
+        Raises: the error that ended this writer, as does the returned call, which also raises Unavailable if a flush
+        keeps failing for `wal.retry_budget`.
+        """
+        request = Freeze()
+        self._queue.submit(request)
+        last = request.done.result() - 1
+        return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
+
+    def reshape(self, context: RegionContext) -> Callable[[], None]:
+        """Accept rows of the shape of `context` from now on; return a call that waits until no memtable has another
+        shape.
+
+        Raises: as `freeze`.
+        """
+        request = Reshape(context)
+        self._queue.submit(request)
+        last = request.done.result()
+        return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended this writer; None while it serves."""
+        return self._core.failure
+
+    @property
+    def memtable_bytes(self) -> int:
+        """Bytes of the memtables, including indexes."""
+        return self._levels.unflushed
+
+    def unflushed_entries(self, behind: int = 0) -> int:
+        """Return the number of WAL entries above position `behind` that the next claim must replay."""
+        return self._core.unflushed_entries(behind)
+
+    @property
+    def published(self) -> list[int]:
+        """The generations of the uncommitted SSTs, as of the last `refresh`."""
+        return [sst.generation for sst in self._levels.manifest.ssts]
+
+    def waiting(self) -> Backlog:
+        """Return the rows that are not in the base table; see `RegionCore.waiting`."""
+        return self._core.waiting()
+
+    def refresh(self) -> None:
+        """Adopt a manifest that the committer pruned. Raises: Fenced, which ends the writer."""
+        try:
+            self._core.refresh()
+        except BaseException:
+            if self._core.failure is not None:
+                self._queue.break_off(self._core.failure)
+            raise
+
+    def applied(self, producer: str, *, logged: bool = False) -> Applied:
+        """See `RegionCore.applied`. With `logged`, lingering rows are made durable first. Raises: as `durable_view`."""
+        if logged and self._core.lingers:
+            self.durable_view()
+        return self._core.applied(producer, logged=logged)
+
+    def behind(self) -> dict[str, float]:
+        """Return, by level, the age in seconds of the oldest row that has not reached it; 0 if all rows have."""
+        waiting, oldest = self._core.waiting(), self._queue.oldest()
+        latest = 0.0 if oldest is None else self._context.clock.monotonic() - oldest
+        return {"latest": latest, "flushed": waiting.unflushed or 0.0, "committed": waiting.age or 0.0}
+
+    def status(self) -> dict[str, Any]:
+        """Return this region's part of `Table.status()`."""
+        errors = self._meter.errors_told()
+        told = {"bucket": self.bucket, "rows_put": self._meter.rows_put, **self._core.status()}
+        return {**told, "behind": self.behind(), "last_errors": errors}
+
+    def settle(self) -> None:
+        """Do the work that the claim deferred. Errors are only logged: nothing depends on it, and a flush repeats
+        it.
+        """
+        try:
+            self._core.settle()
+        except wal.Fenced as error:
+            self._queue.break_off(self._core.failure or error)
+        except wal.WalError as error:
+            self._context.log.warning("region %s: the claim's position is not noted: %s", self.region, error)
+
+    def close(self, reason: MemWalError | None = None, *, told: bool = False) -> wal.Released | None:
+        """Append lingering rows and stop the threads. Nothing is flushed: the WAL has the rows.
+
+        `reason`: the error of later calls. `told`: True if the caller passes the returned note on to the next owner
+        (see `RegionCore.end_reads`); otherwise the note is written to the manifest for any next owner.
+        Raises: the error that kept visible rows from the WAL; the threads have ended even then.
+        """
+        alive = self._core.failure is None
+        self._queue.close(reason or Unavailable(f"region {self.region} is closed; open the table again"))
+        self._server.wait()
+        if self._appending is not None:
+            self._appending.wait()  # a failed region does not wait for its appending thread itself
+        self._levels.close()
+        self._flusher.wait()
+        if self._indexer is not None:
+            self._indexer.wait()
+        fields = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
+        self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=fields)
+        with self._proofs.held():
+            released = self._core.end_reads()
+            if not told:
+                self._core.release()
+        if alive and self._core.lingers and self._core.failure is not None:
+            raise self._core.failure
+        return released
+
+    def _wait_for_room(self, patience: float) -> None:
+        """Wait until there is room. A commit by another process also makes room: one of the waiters checks for it.
+
+        Raises: Unavailable after `patience` seconds.
+        """
+        clock = self._context.clock
+        with self._meter.waiting(clock):
+            self._wait_until(clock.monotonic() + patience)
+
+    def _wait_until(self, until: float) -> None:
+        clock, limits = self._context.clock, self._context.limits
+        while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
+            expect_waiting()
+            commits = self._levels.unflushed < limits.unflushed_max  # otherwise this process's own flushes make room
+            if commits and self._looking.acquire(blocking=False):
+                try:
+                    self.refresh()
+                except NOTHING_WRITTEN:
+                    pass  # storage does not answer; the next check may succeed
+                finally:
+                    self._looking.release()
+            if clock.monotonic() >= until and not self._levels.has_room(limits):
+                self._meter.refused()
+                raise self._levels.no_room(limits)
+
+    # ---- the region's thread -------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (items := self._queue.take(self._core.next_duty())) is not None:
+            try:
+                self._serve_items(items)
+            except BaseException as error:
+                for item in items:
+                    if not item.done.done():
+                        item.done.set_exception(error)
+                raise
+            self._keep_limits()
+        self._core.close()
+
+    def _serve_items(self, items: Sequence[Item]) -> None:
+        """Serve runs of writes together; a request between them sees all writes before it and none after."""
+        writes: list[Write] = []
+        for item in items:
+            if isinstance(item, Write):
+                writes.append(item)
+            else:
+                self._serve_writes(writes)
+                writes = []
+                self._answer(item)
+        self._serve_writes(writes)
+
+    def _serve_writes(self, writes: Sequence[Write]) -> None:
+        if not writes:
+            return
+        try:
+            self._core.serve(writes)
+        finally:
+            answered = [write for write in writes if write.done.done()]  # without the withdrawn ones
+            acked = [_counted(write) for write in answered if write.done.exception() is None]
+            seconds = self._context.clock.monotonic() - writes[0].since
+            self._meter.served(seconds, acked, len(answered) - len(acked))
+
+    def _answer(self, request: Freeze | DurableView | Reshape) -> None:
+        try:
+            if isinstance(request, Freeze):
+                request.done.set_result(self._core.freeze())
+            elif isinstance(request, Reshape):
+                request.done.set_result(self._core.reshape(request.context))
+            else:
+                request.done.set_result(self._core.durable_view())
+        except NOTHING_WRITTEN as error:
+            request.done.set_exception(error)
+
+    def _keep_limits(self) -> None:
+        try:
+            self._core.keep_limits()
+        except NOTHING_WRITTEN as error:
+            self._warn("append", f"append failed, retrying: {classify(error)}")
+            self._context.clock.sleep(self._context.limits.retry_delay)
+
+    def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Append lingering rows in a separate thread; see `RegionLog`."""
+
+        def append() -> None:
+            try:
+                work()
+            finally:
+                self._queue.nudge()
+
+        self._appending = Worker(f"log-{self.bucket}", append)
+        return self._appending.wait
+
+    # ---- the flusher's thread ------------------------------------------------------------------------------------
+
+    def _flush_in_order(self) -> None:
+        first = self._context.limits.retry_delay
+        backoff = Backoff(first, _LONGEST_DELAY * first, self._context.ids)
+        while self._levels.wait_for_frozen():
+            try:
+                with self._context.flushing:
+                    self._publish_next()
+                backoff.reset()
+            except RETRY_FLUSH as raised:
+                error = classify(raised)
+                self._meter.flush_failed(error, self._context.clock.now())
+                generation = self._levels.manifest.current_generation
+                self._warn("flush", f"flush of generation {generation} failed, retrying: {error}", self._of(generation))
+                if self._levels.flush_failed(error, backoff.pause()):
+                    backoff.reset()
+
+    def _publish_next(self) -> None:
+        frozen, began = self._levels.oldest_frozen(), self._context.clock.monotonic()
+        if frozen is None or not self._core.publish_next():
+            return
+        seconds = self._context.clock.monotonic() - began
+        generation, rows, size = frozen.memtable.generation, frozen.memtable.rows, frozen.memtable.bytes
+        self._meter.flushed(seconds, rows, size)
+        fields = self._of(generation) | {"rows": rows, "bytes": size, "seconds": seconds}
+        self._context.log.info(
+            "region %s: flushed generation %d, %d rows in %.3f s", self.region, generation, rows, seconds, extra=fields
+        )
+
+    # ---- the indexer's thread ------------------------------------------------------------------------------------
+
+    def _index(self) -> None:
+        clock = self._context.clock
+        while self._levels.wait_for_rows():
+            more = True
+            while more:
+                work, rest = (WORK, REST) if self._core.unindexed < MANY else (WORK_MANY, REST_MANY)
+                clock.sleep(rest)
+                until = clock.monotonic() + work
+                while (more := self._core.index_step()) and clock.monotonic() < until:
+                    pass
+
+    def _warn(self, step: str, text: str, fields: Mapping[str, Any] | None = None) -> None:
+        """Log a failure that is retried, at most once a minute for each step."""
+        if (told := self._warnings.text(step, text)) is not None:
+            self._context.log.warning("%s: %s", self.place, told, extra=fields)
+
+    # ---- log events -----------------------------------------------------------------------------------------------
+
+    def _of(self, generation: int) -> dict[str, Any]:
+        return {"event": "flush", "region": self.name, "epoch": self.guard.epoch, "generation": generation}
+
+    def _claimed(self, seconds: float) -> None:
+        self._meter.claimed(seconds)
+        epoch, rows = self.guard.epoch, sum(table.rows for table in self._core.levels.memtables())
+        fields = {"event": "claim", "region": self.name, "epoch": epoch, "rows": rows, "seconds": seconds}
+        self._context.log.info(
+            "region %s: claimed with epoch %d, %d rows replayed in %.3f s",
+            self.region,
+            epoch,
+            rows,
+            seconds,
+            extra=fields,
+        )
+
+    # ---- the end -------------------------------------------------------------------------------------------------
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Run a thread's work; an error in it ends the writer and wakes every waiter with the reason."""
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - passed to every waiter
+            self._queue.break_off(self._core.end(error))
+
+
+def _counted(write: Write) -> tuple[Ack, int]:
+    """Return the ack of a write and how many keys it deleted, without those whose row did not pass its condition."""
+    ack = write.done.result()
+    return ack, write.deleted - (0 if write.where is None else ack.skipped)

@@ -1,0 +1,492 @@
+"""Implement the embedded table: regions claimed in this process, rows in and rows out, no Spark.
+
+`Table` is memwal as a library; the daemon serves this class through Arrow Flight. Its parts do the work: `columns`,
+`writes`, `upkeep` and `regions` of this package.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import pyarrow as pa
+
+from memwal import wal
+from memwal.flush import BaseTable, CommitReport, Upsert
+from memwal.flush.parallel_map import AT_ONCE, each
+from memwal.ingest.engine.api.arguments import keys_or_filter
+from memwal.ingest.engine.api.deletes import FilterDelete
+from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
+from memwal.ingest.engine.api.reads import Level
+from memwal.ingest.engine.api.rows import as_table
+from memwal.ingest.engine.api.tokens import Applied, Receipt, Token, TokenLike
+from memwal.ingest.engine.changes.pieces import StoredChanges
+from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.read.local import LevelReads
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.region.admission import Admission
+from memwal.ingest.engine.region.context import RegionContext
+from memwal.ingest.engine.region.stored_rows import StoredRows
+from memwal.ingest.engine.region.write_queue import Ack
+from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table import indexes
+from memwal.ingest.engine.table.columns import TableColumns
+from memwal.ingest.engine.table.commit_loop import CommitLoop
+from memwal.ingest.engine.table.deletes import RegionDeletes
+from memwal.ingest.engine.table.open_here import close_at_exit
+from memwal.ingest.engine.table.pauses import PauseWatch
+from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
+from memwal.ingest.engine.table.resize import Resizing
+from memwal.ingest.engine.table.share import RegionReads, regions_of
+from memwal.ingest.engine.table.stored_status import space_status, ttl_status
+from memwal.ingest.engine.table.upkeep import TableUpkeep, Upkeep
+from memwal.ingest.engine.table.writes import TableWrites
+from memwal.ingest.errors import Invalid, translate_errors
+from memwal.ingest.protocol import build
+from memwal.ingest.refusals import expect_routing
+from memwal.ingest.threads import Periodic
+
+_LOG = logging.getLogger("memwal.table")
+
+
+class Table(LevelReads):
+    """A Lance table with its regions, or some of them, claimed by this process.
+
+    Thread safety. Every method from any thread.
+    Durability. `put` and `delete` return once every row is on storage (`durable=True`) or visible (`durable=False`).
+    Errors. Every method raises only `ingest.errors` kinds.
+    """
+
+    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
+        """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
+        routing, clock = base.routing_version, context.clock
+        reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=routing, clock=clock)
+        super().__init__(base, reader)
+        context = StoredRows(self._reader, context.store).given_to(context)
+        self.regions = RegionSet(base, context)
+        self.stored_changes = StoredChanges(base, context.store, context.clock)
+        self._columns = TableColumns(base, self.regions, self._reader, self._took)
+        self._callers_columns = CallersColumns(base.schema.names)
+        self._missing = missing_rule(None, base.key, base.rules.upsert)
+        self._writes = TableWrites(self._columns, self.regions, self._reader)
+        self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
+        self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
+        self.pauses = PauseWatch.of(context.store, context.clock, context.ids, context.wal_options)
+        paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
+        self._commits = CommitLoop(steps, upkeep.commit, context.clock, paused, reader.opened.uri)
+        self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
+        self._process = os.getpid()
+        self._owner = f"pid {self._process}"
+        self._closed = self._ended = False
+        self.id = base.table_id or context.store.url("")
+        """Identifies the table, whichever process serves it."""
+        self.resizing = Resizing(base.uri, self.regions, routing, lambda: self._reader.opened.routing_version)
+        self._at_once = AT_ONCE if context.store.remote else 1  # regions asked in parallel
+        try:
+            list(each(self._claimed, claim, self._at_once))
+        except BaseException:
+            self.close()
+            raise
+        self._commits.start()
+        self._collections.start()
+        close_at_exit(self)
+
+    # ---- write ---------------------------------------------------------------------------------------------------
+
+    @translate_errors
+    def put(
+        self,
+        rows: Any,
+        *,
+        missing: Missing | None = None,
+        durable: bool = True,
+        token: TokenLike = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Insert or replace rows by key, or as `table.upsert` specifies; append them if the table has no key.
+
+        - `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
+        - `missing`: how to treat columns of the table that the rows lack. "null" sets them to null. "keep" keeps stored
+          values, which costs a lookup of the keys; all rows must have the same columns. Without it the put is rejected,
+          except that `upsert = "merge"` keeps. The columns are null in new rows, and in all rows of a table without a
+          key or with `upsert = "insert"`. Columns that another program added after this table was opened are kept until
+          a put names them.
+        - `token`: a name and an increasing number. Each region applies a token once, however often it is sent, and the
+          receipt has the number of repeated rows per region. Other rows under a used token count as its repeat. A
+          decreasing number is Invalid if the regions show that it cannot be a retry. Use few names: every region stores
+          the last 100,000 names, and rejects older ones.
+        - `timeout`: seconds after which the call is abandoned; rows that no region has begun to write by then are not
+          written.
+
+        Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
+        """
+        rule = self._missing if missing is None else missing_rule(missing, self.key, self.upsert)
+        given = as_table(rows, self.schema, rule)
+        try:
+            admission, whole = self._whole(given, rule)
+        except Invalid:
+            self._refuse_if_closed()
+            self._columns.take_over()  # columns that the rows lack may have been dropped
+            admission, whole = self._whole(given, rule)
+        return self._put(admission, whole, Token.parse(token), durable=durable, timeout=timeout)
+
+    def _whole(self, given: pa.Table, rule: Missing | None) -> tuple[Admission, pa.Table]:
+        """Return rows in the table's columns, without the columns that keep stored values. Raises: as `put`."""
+        admission, conforming = self._columns.conforming(given)
+        if not admission.is_partial(conforming):
+            self._callers_columns.know(admission.columns)
+            return admission, conforming
+        context, names = admission.context, conforming.column_names
+        nulls = self._callers_columns.nulls(names, admission.columns, context.key, context.required, rule)
+        return admission, admission.with_nulls(conforming, nulls)
+
+    @translate_errors
+    def put_of_client(
+        self,
+        rows: pa.Table,
+        nulls: Collection[str] | None,
+        *,
+        durable: bool = True,
+        token: Token | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """As `put`, for validated rows. `nulls`: missing columns to set to null; the others are kept (None: not
+        given).
+        """
+        admission, conforming = self._columns.conforming(rows)
+        whole = admission.with_nulls(conforming, self._nulls_of_client(nulls))
+        return self._put(admission, whole, token, durable=durable, timeout=timeout)
+
+    def _put(
+        self, admission: Admission, rows: pa.Table, token: Token | None, *, durable: bool, timeout: float | None
+    ) -> Receipt:
+        once, _ = self._writes.once_per_key(admission, rows)
+        self._refuse_if_closed()
+        receipt = self._writes.write(admission, once, token, durable=durable, timeout=timeout)
+        return receipt if once is rows else replace(receipt, rows=rows.num_rows)
+
+    def _nulls_of_client(self, nulls: Collection[str] | None) -> Collection[str]:
+        """Return the columns that a client sets to null. None: those that its rows lack, unless upserts merge."""
+        if nulls is None:
+            return () if self.upsert == "merge" else self.base.schema.names
+        return nulls
+
+    @translate_errors
+    def delete(
+        self,
+        keys: Any = None,
+        *,
+        filter: str | None = None,
+        durable: bool = True,
+        token: TokenLike = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Delete rows by key, or all rows that pass `filter` (SQL).
+
+        - `keys`: as for `get`; put a single string key in a list. Keys without a row raise no error. The receipt's
+          `rows` is the number of rows that the keys had when the call began, and 0 if all regions had applied the
+          token. Some deletes skip the lookup and count their keys: deletes of more than 1,000 keys at one owner, into a
+          base table of more than a million rows without a B-tree on the key, or while storage does not answer.
+          `regions` counts keys.
+        - `filter`: deletes rows whose newest version passes at `latest` when the call begins; a row that changes during
+          the call and no longer passes stays. The receipt's `rows` is the number of rows deleted. `skipped` counts rows
+          that passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If
+          the call fails after some rows were deleted, it raises UnknownOutcome; a retry deletes the rows that pass
+          then. With a `token` every region records it at the end, and a retry deletes nothing where it is recorded. The
+          call waits while a load past the log is in progress.
+
+        Raises: as `put`; Invalid if the table has no key.
+        """
+        self._refuse_if_closed()
+        if (where := keys_or_filter(keys, filter)) is not None:
+            delete = FilterDelete(self, self.deletes, where, self._context.clock)
+            return delete.run(token, durable=durable, timeout=timeout)
+        return self._writes.delete(keys, Token.parse(token), durable=durable, timeout=timeout)
+
+    @translate_errors
+    def put_region(
+        self,
+        region: UUID,
+        rows: pa.Table,
+        token: Token | None,
+        routing: int | None = None,
+        nulls: Collection[str] | None = None,
+    ) -> Ack:
+        """Put the rows of one region's stream (base columns), all or none, once per token; durable on return.
+
+        With the column `_tombstone` (bool, null = false), rows where it is true delete their key, and need no other
+        value. The last row of a key decides; by the table's rules each run of puts of a key between two of its deletes
+        is a separate put.
+        `routing`: version of the routing that the sender used to find the region, None for this table's. `nulls`: as in
+        `put_of_client`.
+        Raises: Unavailable (reason "resized") if the table has another routing; Invalid also if a row belongs to
+        another region, or if the table's rule for equal keys in one put rejects rows, whatever other regions' streams
+        of the same micro-batch hold.
+        """
+        self._refuse_if_closed()
+        expect_routing(self.base.uri, routing, self.base.routing_version)
+        return self._writes.put_region(region, rows, token, self._nulls_of_client(nulls))
+
+    # ---- steps and state -----------------------------------------------------------------------------------------
+
+    @translate_errors
+    def flush(self) -> None:
+        """Freeze every memtable and publish it as an SST; return when all are published."""
+        self._refuse_if_closed()
+        self.upkeep.flush(self.regions.writers)
+
+    @translate_errors
+    def commit(self) -> CommitReport:
+        """Commit all published SSTs into the base table.
+
+        Raises: the error that keeps a region from being committed, after all other regions are.
+        """
+        self._refuse_if_closed()
+        report = self._commits.commit()
+        self.upkeep.left_out.raise_first()
+        return report
+
+    @translate_errors
+    def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
+        """Index `column` and return the index's name; afterwards rows of every level are searched with the index.
+
+        `kind`: "ivf_pq" (vectors), "fts" (text) or "btree". `parameters`: as in `open(indexes=…)`. Puts and reads
+        continue during the call. An index that another program built is adopted; the same index again changes nothing.
+        Raises: Invalid for an index that the column cannot have; Unavailable.
+        """
+        self._refuse_if_closed()
+        name = indexes.added(self._reader.base(), column, kind, parameters, self._context.clock)
+        indexes.followed(self.follow)
+        return name
+
+    @translate_errors
+    def drop_index(self, name: str) -> None:
+        """Drop the index `name`, also in the base table. Raises: Invalid if it does not exist; Unavailable."""
+        self._refuse_if_closed()
+        indexes.dropped(self._reader.base(), name, self._context.clock)
+        indexes.followed(self.follow)
+
+    @translate_errors
+    def status(self) -> dict[str, Any]:
+        """Return the state of the table as a dict.
+
+        The keys are `table`, `base_version`, `routing`, `regions`, and:
+
+        - `rows`: of the base table, with expired rows that are not deleted yet.
+        - `ttl`: None, or `{"column", "seconds"}` (no column if it was dropped).
+        - `unsupported_columns`: the columns that memwal cannot hold, with the reason; while there are any, puts are
+          rejected.
+        - `commits`: the newest of this process, oldest first, as `CommitMeter.recent`.
+        - `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
+        - `paused`: the operations that an operator has paused, as `table.pauses.Paused`.
+        - `storage`: None, or the bytes on storage by kind, their factor over those of the newest version, and the time
+          of the measurement: at most once an hour, in a garbage collection of the process that commits.
+        - `versions`: of memwal, protocol and storage, by owner.
+        """
+        base = self._reader.base()
+        regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
+        for region in regions:
+            committed = base.committed.get(UUID(region["id"]), 0)
+            for sst in region["ssts"]:
+                sst["committed"] = sst["generation"] <= committed
+        return {
+            "table": self.base.uri,
+            "base_version": base.version,
+            "routing": self.base.routing_version,
+            "rows": base.dataset.count_rows(),
+            "ttl": ttl_status(base),
+            "unsupported_columns": dict(base.unsupported),
+            "regions": regions,
+            "commits": list(self.regions.context.meters.commits.recent),
+            "commit_failures": self.upkeep.failures,
+            "paused": self.pauses.recent(),
+            "storage": space_status(self.upkeep.space),
+            "versions": {self._owner: build()},
+        }
+
+    @translate_errors
+    def close(self) -> None:
+        """Stop; durable rows stay in the WAL for the next open of the table.
+
+        An interrupted call can be repeated.
+        Raises: the error that kept non-durable rows from the WAL in the end.
+        """
+        if self._ended or os.getpid() != self._process:
+            return
+        self._closed = True
+        self._commits.stop()
+        self._collections.stop()
+        try:
+            self.regions.close()
+        except Exception:
+            self._ended = True
+            raise
+        self._ended = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- regions that come and go --------------------------------------------------------------------------------
+
+    @translate_errors
+    def acquire(self, region: UUID, before: BeforeClaim | None = None, ahead: wal.ReadAhead | None = None) -> int:
+        """Claim `region` and serve it from now on; return its writer epoch. See `table.regions`.
+
+        `before`: the result of `before_claim`, if already known; `ahead`: see `RegionSet.acquire`.
+        Raises: Invalid for a region that the table does not have; Unavailable, FencedError, Corrupted as when the table
+        is opened.
+        """
+        self._refuse_if_closed()
+        return self.regions.acquire(region, before or self.before_claim(region), ahead)
+
+    @translate_errors
+    def before_claim(self, region: UUID) -> BeforeClaim:
+        """Return the state before the claim that `acquire` needs; another process may still serve the region.
+
+        Raises: as `acquire`.
+        """
+        return self.regions.before_claim(region, lambda: self._reader.base().committed)
+
+    @translate_errors
+    def release(self, region: UUID, *, flush: bool | None = None) -> int:
+        """Stop serving `region` and release it; return its writer epoch. No write to it is acked after the return.
+
+        Rows acked as durable are in the log for the next claim. `flush`: whether to flush them first; None: only if
+        they would take long to replay.
+        Raises: Unavailable if the region is not here, or cannot be flushed; then it stays here.
+        """
+        self._refuse_if_closed()
+        return self.regions.release(region, flush=flush)
+
+    @translate_errors
+    def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
+        """As `release`, for a process that claims the region next; see `RegionSet.give`."""
+        self._refuse_if_closed()
+        return self.regions.give(region, read)
+
+    def look_at_commits(self) -> None:
+        """Make the commit loop check soon: another process may have committed, or has SSTs to commit."""
+        self._commits.look()
+
+    @translate_errors
+    def applied(self, producer: str, regions: Iterable[UUID] | None = None, *, logged: bool = False) -> Applied:
+        """Return the sequences of `producer` that `regions` (None: all) have applied; with `logged` once they are in
+        the logs.
+
+        Raises: Unavailable (`not_owner`) if a region is not here; with `logged` also as a durable put.
+        """
+        self._refuse_if_closed()
+        writers = self.regions.of(self.base.regions if regions is None else regions)
+        return Applied.together(writer.applied(producer, logged=logged) for writer in writers)
+
+    def only(self, regions: Sequence[UUID]) -> LevelReads:
+        """Return reads of these regions' rows only, including those in the base table.
+
+        Raises, when read: Unavailable (`not_owner`) if a region is not here.
+        """
+        buckets = [bucket for bucket, region in enumerate(self.regions.order) if region in set(regions)]
+        if len(buckets) != len(set(regions)):
+            raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
+        every = len(buckets) == len(self.regions.order)
+        return RegionReads(
+            self.base,
+            self._reader,
+            None if every else buckets,
+            lambda level, again: self.views(level, regions, again=again),
+            self.follow,
+        )
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def upsert(self) -> Upsert:
+        """The effect of a put on an existing key."""
+        return self.base.rules.upsert
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Identifies this owner: the table's address and the epoch of each region."""
+        epochs = {writer.name: writer.guard.epoch for writer in self.regions.writers}
+        return {"table": self._context.store.url(""), "epochs": epochs}
+
+    def broken(self) -> str | None:
+        """Return why a region has stopped itself, None if every region serves or was fenced by a newer writer."""
+        failures = (writer.failure for writer in self.regions.writers)
+        return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
+
+    def announce(self, endpoint: str) -> None:
+        """Write notes on storage that name `endpoint` as the owner of these regions. A hint: nothing depends on it."""
+        self._owner = endpoint
+        self.regions.announce(endpoint)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def _context(self) -> RegionContext:
+        return self.regions.context
+
+    def _claimed(self, region: UUID) -> int:
+        opened = self._reader.opened
+        return self.regions.acquire(region, self.regions.before_claim(region, lambda: opened.committed))
+
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        return self.views(level, regions_of(self.base, keys), again=again)
+
+    def views(self, level: Level, regions: Iterable[UUID], *, again: bool = False) -> list[RegionView]:
+        """Return the levels of `regions` above the base table. `again`: a commit overtook the previously captured
+        views.
+
+        Raises: Unavailable (`not_owner`) if a region is not here; Fenced if another process has claimed one.
+        """
+        self._refuse_if_closed()
+        if level == "committed":
+            return []
+        self.regions.assure()
+        writers = self.regions.of(regions)
+        if level != "flushed":
+            self._prove(writers, anew=again)
+        views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
+        return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
+
+    def _prove(self, writers: Sequence[RegionWriter], *, anew: bool) -> None:
+        try:
+            prove(writers, self._at_once, anew=anew)
+        except wal.Corrupt:
+            self._reader.base()  # raises a clearer error if another table was created at this address
+            raise
+
+    def _changes_source(self) -> StoredChanges:
+        self._refuse_if_closed()
+        return self.stored_changes
+
+    # ---- changed columns -----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Adopt the columns of the newest base version, if they changed. Raises: as a read."""
+        self._refuse_if_closed()
+        self._columns.take_over()
+
+    def follow(self) -> None:
+        """Wait, before a read is repeated, until no memtable has other columns than the base table."""
+        for published in self._columns.take_over():
+            published()
+
+    def _took(self, base: BaseTable) -> None:
+        self.base, self.schema, self.key = base, base.schema, base.key
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Invalid("the table is closed; open it again")
+        if os.getpid() != self._process:
+            raise Invalid("the table was opened in another process, and a fork copies no threads; open it here")

@@ -1,0 +1,215 @@
+"""Build an open table from settings: checks, the regions' shared context, the upkeep, and the claims of its regions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pyarrow as pa
+
+from memwal import flush, wal
+from memwal.flush.base.caches import LanceCaches
+from memwal.flush.commits.maintenance import CompactionLimits, MaintenanceRules
+from memwal.flush.commits.thinning import VersionRules
+from memwal.flush.sst.indexes import SCALAR_ROWS_MIN
+from memwal.ingest.engine.region.context import Limits, OnReplay, RegionContext
+from memwal.ingest.engine.region.vector_models import VectorModels
+from memwal.ingest.engine.table import embedded
+from memwal.ingest.engine.table.commit_policy import CommitLimits
+from memwal.ingest.engine.table.create import check_same_table, find_or_create
+from memwal.ingest.engine.table.garbage import Ages
+from memwal.ingest.engine.table.live_owners import Ask, Claimant, LiveOwners
+from memwal.ingest.engine.table.open_here import claiming
+from memwal.ingest.engine.table.replay_progress import replay_bar
+from memwal.ingest.engine.table.stored import StoredTable
+from memwal.ingest.engine.table.upkeep import Upkeep
+from memwal.ingest.settings.load import Settings
+from memwal.memtable import row_schema
+
+_LOG = logging.getLogger("memwal.opening")
+_RESIZED_PAUSE = 0.25
+"""Seconds between two attempts to open a table that is being resized."""
+SHARD_WRITER_ROWS, SHARD_WRITER_BATCHES = 100_000, 8_000
+"""With its default settings, Lance's ShardWriter does not open a region whose log has more rows or batches of one
+generation (pylance 14.0.2). In arrow format a generation ends before that; an entry is one batch.
+"""
+
+
+def open_stored(settings: Settings, environ: Mapping[str, str]) -> StoredTable:
+    """Return the table of `settings` as it is on storage. Writes nothing. Raises: Invalid if it does not exist or does
+    not fit.
+    """
+    uri, options = settings.table.uri, settings.storage_options(environ)
+    base = flush.BaseTable.open(uri, options)
+    check_same_table(settings, base)
+    return StoredTable(base, wal.open_store(uri, options))
+
+
+def open_table(
+    settings: Settings,
+    environ: Mapping[str, str],
+    schema: pa.Schema | None = None,
+    *,
+    ask: Ask,
+    on_replay: OnReplay | None = None,
+    clock: wal.Clock | None = None,
+    claim: bool = True,
+    claimant: Claimant | None = None,
+) -> embedded.Table:
+    """Open (or create) the table of `settings` and claim its regions; with `claim` False claim none yet.
+
+    `ask`: asks a daemon that an owner note names what it owns. `on_replay`: called during the log's replay; without
+    it a terminal shows a progress bar if the replay takes long. `clock`: None for the system's. `claimant`: the
+    claiming process; by default a program that takes nothing over. With `claim` False, live owners are checked only if
+    a claimant is given. If the table is being resized, wait up to `wal.retry_budget`.
+    Raises: Invalid; Unavailable if another process serves it (`table.live_owners`); wal and flush errors.
+    """
+    clock = clock or wal.SystemClock()
+    until, finish = clock.monotonic() + settings.wal.retry_budget, not claim
+    while True:
+        try:
+            base, context = _met(settings, environ, schema, clock, claimant, ask, claim=claim, finish=finish)
+            with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
+                context = replace(context, on_replay=tell)
+                alone = None if claimant is None or claimant.daemon else claimant
+                with claiming(base, take_over=alone.take_over) if alone else nullcontext():
+                    return embedded.Table(base, context, _upkeep(settings), base.regions if claim else ())
+        except (wal.Sealed, wal.Resized) as error:
+            if clock.monotonic() >= until:
+                raise
+            _LOG.info("%s: %s", settings.table.uri, error)
+        clock.sleep(_RESIZED_PAUSE)
+        finish = True
+
+
+def _met(
+    settings: Settings,
+    environ: Mapping[str, str],
+    schema: pa.Schema | None,
+    clock: wal.Clock,
+    claimant: Claimant | None,
+    ask: Ask,
+    *,
+    claim: bool,
+    finish: bool,
+) -> tuple[flush.BaseTable, RegionContext]:
+    """Return the table, which no other process serves, and the context that its regions share.
+
+    `finish`: first complete a resize that was interrupted after its decision, if there is one.
+    """
+    options = settings.storage_options(environ)
+    store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
+    base, created = find_or_create(settings, environ, schema)
+    ids = wal.SystemIds()
+    limits = settings.wal.options()
+    wal.probe(store, ids, clock, limits)
+    if not created and (claim or claimant is not None):
+        owners_of(base, store, ask).refuse(claimant or Claimant(), clock)
+    if finish:
+        base = flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
+    context = _context(settings, base, store, clock, ids, limits)
+    shared = replace(base, caches=LanceCaches(settings.table.cache_max))
+    return shared, replace(context, daemon=claimant is not None and claimant.daemon)
+
+
+def refuse_served(
+    settings: Settings, environ: Mapping[str, str], claimant: Claimant, ask: Ask, clock: wal.Clock
+) -> None:
+    """Return if `claimant` may claim the table of `settings`, or must create it. Raises: as `LiveOwners.refuse`."""
+    options = settings.storage_options(environ)
+    base = flush.BaseTable.find(settings.table.uri, options, to_write=True)
+    if base is not None:
+        owners_of(base, wal.open_store(settings.table.uri, options), ask).refuse(claimant, clock)
+
+
+def owners_of(base: flush.BaseTable, store: wal.ObjectStore, ask: Ask) -> LiveOwners:
+    """Return the check for live owners of `base`."""
+    return LiveOwners(base.uri, store, base.regions, base.table_id or store.url(""), ask)
+
+
+def _context(
+    settings: Settings,
+    base: flush.BaseTable,
+    store: wal.ObjectStore,
+    clock: wal.Clock,
+    ids: wal.Ids,
+    wal_options: wal.WalOptions,
+) -> RegionContext:
+    models = VectorModels()
+    models.read(base)
+    indexes = flush.SstIndexes(
+        base.indexes, models.current, wanted=settings.flush.indexes, scalar_rows_min=SCALAR_ROWS_MIN
+    )
+    return RegionContext(
+        store=store,
+        codec=base.codec,
+        clock=clock,
+        ids=ids,
+        schema=row_schema(base.schema, base.key),
+        key=base.key,
+        indexes=base.indexes,
+        required=base.required,
+        sst_format=flush.SstFormat.of(base, settings.flush.file_options(), indexes),
+        flushing=threading.Semaphore(settings.flush.at_once),
+        limits=_limits(settings, base.wal_format),
+        wal_options=wal_options,
+        index_mode=settings.memtable.index_mode,
+        models=models,
+        shape=base.shape,
+        rules=base.rules,
+        routing=base.routing_version,
+        route_into=base.route_into,
+    )
+
+
+def _upkeep(settings: Settings) -> Upkeep:
+    commit, gc = settings.commit, settings.gc
+    limits = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
+    rules = maintenance_rules(settings)
+    return Upkeep(limits, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules, settings.flush.cache_max)
+
+
+def maintenance_rules(settings: Settings) -> MaintenanceRules:
+    """Return when to maintain the base table, from [commit] and [gc]."""
+    commit, gc = settings.commit, settings.gc
+    return MaintenanceRules(
+        optimize_interval=commit.optimize_interval,
+        segments_min=commit.optimize_segments,
+        compact_interval=commit.compact_interval,
+        compaction=CompactionLimits(
+            fragments_min=commit.compact_fragments,
+            rows_max=commit.compact_rows_max,
+            deleted_min=commit.compact_deleted_percent / 100,
+            bytes_max=commit.compact_bytes_max,
+        ),
+        versions_interval=gc.versions_interval,
+        versions=VersionRules(
+            age_min=gc.versions_age_min,
+            hourly=gc.versions_hourly,
+            daily=gc.versions_daily,
+            newest=gc.versions_min,
+            space_max=gc.space_max,
+        ),
+        changes_age_min=gc.changes_age_min,
+    )
+
+
+def _limits(settings: Settings, wal_format: wal.WalFormat) -> Limits:
+    arrow = wal_format == "arrow"
+    return Limits(
+        entry_size_max=settings.wal.entry_size_max,
+        linger_max=settings.wal.linger_max,
+        entry_interval=settings.wal.entry_interval,
+        size_max=settings.memtable.size_max,
+        rows_max=settings.memtable.rows_max,
+        entries_max=settings.memtable.entries_max,
+        age_max=settings.memtable.age_max,
+        unflushed_max=settings.memtable.unflushed_max,
+        retry_delay=settings.flush.retry_delay,
+        pending_max=settings.commit.pending_max,
+        generation_rows=SHARD_WRITER_ROWS if arrow else None,
+        generation_entries=SHARD_WRITER_BATCHES if arrow else None,
+    )

@@ -1,0 +1,325 @@
+"""Own some regions of a table; acquire and release regions while the table is in use.
+
+Steps to acquire a region (`acquire`):
+
+1. List its SST directories, claim it, and replay its log. *Crash or failure: no process owns it, or the claim is
+   unused; the next claim raises the epoch again.*
+2. Add it to the set, in the table's present columns. From here on calls find it.
+3. If much was replayed, flush it in the background, so that owners that die one after the other do not each replay
+   more.
+
+A call for a region that is being acquired waits for it, because its sender knows that no other process has it.
+
+Steps to release a region (`release`), the first half of a planned hand-over:
+
+1. If requested, or if the next owner would have much to read, flush it while it still serves. *Failure: it stays.*
+2. Remove it from the set: later calls fail with `not_owner` and write nothing.
+3. End its writer: queued writes are served and acked, lingering rows are appended, its threads end. The log stays.
+4. Only then return. *From here on this writer acks nothing, whichever process claims the region next, and whenever. If
+   it had paused through all of this, the epoch of the next claim would reject its append.*
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
+
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.flush.parallel_map import each
+from memwal.ingest.engine.region.context import RegionContext
+from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table import owner_notes as owners
+from memwal.ingest.engine.table.garbage import TableCollector
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable
+from memwal.ingest.refusals import not_owner
+
+_LOG = logging.getLogger("memwal.regions")
+REPLAYED_QUICKLY = 16 << 20
+"""Bytes of memtables, including indexes, that are cheaper to replay than to flush before a region changes its owner."""
+REPLAYED_ENTRIES, FLUSHED_ENTRIES = 50, 200
+"""The first: the same limit in entries; an entry takes half a millisecond to read, however small. The second: a region
+with more replayed entries is flushed in the background after its claim; fewer do not justify an SST.
+"""
+COMING_WITHIN = 2.0
+"""Seconds that a call waits for a region that is being acquired; afterwards its caller tries another process."""
+_BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
+"""Limits of the requests for a note, which is a hint."""
+
+
+def _long_to_replay(writer: RegionWriter, read: int) -> bool:
+    return writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries(read) > REPLAYED_ENTRIES
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeClaim:
+    """The state of a region before a claim. It may be read while another process still serves the region."""
+
+    ssts: tuple[str, ...]
+    """Directories of SSTs, published or not."""
+    committed: int
+    """Newest of its generations in the base table."""
+    released: wal.Released | None = None
+    """The note of the owner that has released the region to this process; None without one."""
+
+
+class RegionSet:
+    """The writers of the owned regions, by region.
+
+    Thread safety. Every method from any thread; calls for the same region wait for each other, others do not.
+    Invariants. (1) A writer that left the set is never returned again. (2) While `changing` is held, every writer of
+    the set has the shape of `context`, and none joins.
+    """
+
+    def __init__(self, base: BaseTable, context: RegionContext) -> None:
+        """Create a set without regions. `base`: any version of the table."""
+        self.context = context
+        self.changing = threading.RLock()
+        self._changed = threading.Condition(self.changing)
+        self.order = base.regions
+        self.hint: Callable[[UUID], str | None] = lambda _: None
+        """Returns the endpoint that owns a region which is not here, None if unknown."""
+        self.assure: Callable[[], None] = lambda: None
+        """Called before a read: if this process may have paused, releases regions that another process has claimed."""
+        self.draining = False
+        self.coming: frozenset[UUID] = frozenset()
+        """Regions that are being claimed or requested."""
+        self.collector = TableCollector(context.store, context.codec, context.clock, base.regions, context.wal_options)
+        self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}
+        self._turns: defaultdict[UUID, threading.Lock] = defaultdict(threading.Lock)
+        self._held: Mapping[UUID, RegionWriter] = {}
+        self._endpoint = ""
+        self._closed = False
+
+    # ---- present regions -----------------------------------------------------------------------------------------
+
+    @property
+    def writers(self) -> Sequence[RegionWriter]:
+        """The writers of the regions owned now, by bucket."""
+        return list(self._held.values())
+
+    @property
+    def alive(self) -> Sequence[RegionWriter]:
+        """The writers that have not failed."""
+        return [writer for writer in self._held.values() if writer.failure is None]
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The epochs of this process's claims that are not known to be lost, by region id."""
+        return {writer.name: writer.guard.epoch for writer in self.alive}
+
+    @property
+    def whole(self) -> bool:
+        """Whether this process owns every region of the table."""
+        return len(self._held) == len(self.order)
+
+    def has(self, writer: RegionWriter) -> bool:
+        """Return whether `writer` is still in the set."""
+        return self._held.get(writer.region) is writer
+
+    def ended(self, region: UUID) -> bool:
+        """Return whether `region` is here with a writer that has failed."""
+        held = self._held.get(region)
+        return held is not None and held.failure is not None
+
+    def writer(self, region: UUID) -> RegionWriter:
+        """Return the writer of `region`. Raises: Unavailable (`not_owner`); Invalid if the table has no such region."""
+        writer = self._held.get(region)
+        if writer is None:
+            raise self.missing(region)
+        return writer
+
+    def serving(self, region: UUID) -> RegionWriter:
+        """Return the writer of `region`; wait for a region that is being acquired. Raises: as `writer`."""
+        if region not in self._held and region in self.coming:
+            with self._changed:
+                self._changed.wait_for(lambda: region in self._held or region not in self.coming, COMING_WITHIN)
+        return self.writer(region)
+
+    def of_bucket(self, bucket: int) -> RegionWriter:
+        """Return the writer of the region of `bucket`, as `serving`."""
+        return self.serving(self.order[bucket])
+
+    def of(self, regions: Iterable[UUID]) -> Sequence[RegionWriter]:
+        """Return the writers of `regions`. Raises: as `serving`."""
+        return [self.serving(region) for region in regions]
+
+    def missing(self, region: UUID) -> Invalid | Unavailable:
+        """Return the error of a call that names `region`, which is not here."""
+        if region not in self._buckets:
+            return Invalid(f"region {region} is not one of this table's {len(self.order)} regions")
+        return not_owner(region, self.hint(region), reason="draining" if self.draining else "not_owner")
+
+    # ---- coming and going ----------------------------------------------------------------------------------------
+
+    def before_claim(self, region: UUID, committed: Callable[[], Mapping[UUID, int]]) -> BeforeClaim:
+        """Read the state of `region` from before its claim. `committed`: returns the generations in the newest base
+        version.
+
+        Raises: Invalid if the table has no such region; wal and flush errors.
+        """
+        if region not in self._buckets:
+            raise self.missing(region)
+        with ThreadPoolExecutor(1, "before") as beside:  # each is a round trip
+            generations = beside.submit(committed)
+            return BeforeClaim(self.collector.names(region), generations.result().get(region, 0))
+
+    def acquire(self, region: UUID, before: BeforeClaim, ahead: wal.ReadAhead | None = None) -> int:
+        """Claim `region`, unless this process holds it already; return the epoch.
+
+        `ahead`: entries of its log that were read before. Raises: as `wal.claim`; Invalid once closed.
+        """
+        if region not in self._buckets:
+            raise self.missing(region)
+        with self._turns[region]:
+            held = self._held.get(region)
+            if held is not None and held.failure is None:
+                return held.guard.epoch
+            if held is not None:
+                self._leave(held)
+            with self.expecting(region):
+                context = self.context
+                entries = () if ahead is None else ahead.entries(context.codec)
+                known = wal.Known(before.committed, before.released, entries)
+                try:
+                    writer = RegionWriter(context, region, self._buckets[region], known)
+                except Exception as error:
+                    context.meters.of(region).erred("claim", error, context.clock.now())
+                    raise
+                self.collector.note_older_than_claim(region, before.ssts, writer.guard.epoch)
+                self._join(writer, context)
+            self._note(writer)
+            writer.settle()
+            if writer.unflushed_entries() > FLUSHED_ENTRIES:
+                with suppress(MemWalError, wal.WalError):  # the writer's own limits meet the same error again
+                    writer.freeze()
+            return writer.guard.epoch
+
+    @contextmanager
+    def expecting(self, region: UUID) -> Iterator[None]:
+        """Count `region` as being acquired for the duration of the context."""
+        with self.changing:
+            known = region in self.coming
+            self.coming |= {region}
+        try:
+            yield
+        finally:
+            if not known:
+                with self._changed:
+                    self.coming -= {region}
+                    self._changed.notify_all()
+
+    def release(self, region: UUID, *, flush: bool | None = None) -> int:
+        """Release `region`; return the epoch that was held.
+
+        `flush`: first publish its memtables, while it still serves; None: only if they would take long to replay. The
+        owner's note stays: the next owner overwrites it, and a daemon rejects a call that a stale note sent to it.
+        Raises: Unavailable if the region is not here, or cannot be flushed (it stays then); the error that kept
+        non-durable rows from the log, and the region is released even then.
+        """
+        return self._released(region, flush=flush, told=False)[0]
+
+    def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
+        """As `release`, for a process that claims the region next and has read its log up to position `read`.
+
+        Returns also the note for that process, which saves requests while no process serves the region.
+        """
+        return self._released(region, flush=None, told=True, read=read)
+
+    def announce(self, endpoint: str) -> None:
+        """Write `endpoint` into the owner's notes of these regions, and of those acquired later."""
+        self._endpoint = endpoint
+        for writer in self.writers:
+            self._note(writer)
+
+    def renew_notes(self) -> None:
+        """Write missing notes again; see `table.owner_notes`. Storage failures are ignored."""
+        context = self.context
+        for writer in self.alive:
+            with suppress(wal.WalError):  # the note is a hint
+                epoch, daemon = writer.guard.epoch, context.daemon
+                owners.renew(context.store, writer.region, epoch, self._endpoint, daemon=daemon)
+
+    def close(self) -> None:
+        """Close every writer and delete the notes. Raises: the error of a writer's `close`; all are closed even
+        then.
+        """
+        with self.changing:
+            self._closed = True
+        with ExitStack() as every:  # closes each, even if others raise
+            for writer in self.writers:
+                every.callback(self._withdraw, writer)
+                every.callback(writer.close)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _released(
+        self, region: UUID, *, flush: bool | None, told: bool, read: int = 0
+    ) -> tuple[int, wal.Released | None]:
+        with self._turns[region]:
+            writer = self.writer(region)
+            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer, read))):
+                writer.freeze()()
+            return writer.guard.epoch, self._leave(writer, told=told)
+
+    def _join(self, writer: RegionWriter, context: RegionContext) -> None:
+        try:
+            with self.changing:
+                if self._closed:
+                    raise Invalid("the table is closed; open it again")
+                if self.context is not context:
+                    writer.reshape(self.context)
+                held = {**self._held, writer.region: writer}
+                self._held = dict(sorted(held.items(), key=lambda item: self._buckets[item[0]]))
+                self._changed.notify_all()
+        except BaseException:
+            writer.close()
+            raise
+
+    def _leave(self, writer: RegionWriter, *, told: bool = False) -> wal.Released | None:
+        with self.changing:
+            self._held = {region: each for region, each in self._held.items() if each is not writer}
+        return writer.close(self.missing(writer.region), told=told)
+
+    def _note(self, writer: RegionWriter) -> None:
+        """Write the note of `writer`. Nothing depends on it, so a failure is only logged."""
+        context = self.context
+        try:
+            owners.announce(context.store, writer.region, writer.guard.epoch, self._endpoint, daemon=context.daemon)
+        except wal.WalError as error:
+            _LOG.warning("region %s: the note of its owner is not written: %s", writer.region, error)
+
+    def _withdraw(self, writer: RegionWriter) -> None:
+        store, region, epoch = self.context.store, writer.region, writer.guard.epoch
+        with suppress(wal.WalError):  # the note is a hint
+            owners.withdraw(store, region, epoch, partial(self._newer_owner, writer), daemon=self.context.daemon)
+
+    def _newer_owner(self, writer: RegionWriter) -> int | None:
+        """Return the epoch of an owner that has claimed the region after `writer` and not released it, or None.
+
+        Claims of a resize and of other programs, which leave no notes, give no leases.
+        """
+        store, options, clock = self.context.store, _BRIEFLY, self.context.clock
+        manifest = wal.ManifestStore(store, writer.region, ids=self.context.ids, clock=clock, options=options).latest()
+        if manifest is None or not manifest.read_lease or manifest.status is not wal.RegionStatus.ACTIVE:
+            return None
+        return manifest.writer_epoch if manifest.writer_epoch > writer.guard.epoch else None
+
+
+def prove(writers: Sequence[RegionWriter], at_once: int, *, anew: bool) -> None:
+    """Ensure, before a read, that no other owner acknowledges writes of these regions (`wal.lease`).
+
+    `at_once`: number of regions confirmed in parallel. Raises: Fenced; wal errors.
+    """
+    proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
+    if len(proofs) == 1:
+        proofs[0]()
+    elif proofs:
+        list(each(lambda proof: proof(), proofs, at_once))

@@ -1,0 +1,321 @@
+"""Maintain an open table: flush, commit, detect other processes' commits, collect garbage.
+
+Several processes may share the table, each with some of its regions. The owner of the first region leads: it commits
+the SSTs of all, using the backlogs that the others report, and removes files that belong to no region. Each process
+flushes its own memtables and collects its own regions' garbage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from memwal import flush, wal
+from memwal.flush import BaseTable, CommitReport
+from memwal.flush.commits.held_back import HeldBack
+from memwal.flush.commits.load_notes import is_asked_to_wait
+from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.ingest import tracing
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.sst_cache import CACHE_BYTES
+from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table.commit_policy import CommitLimits
+from memwal.ingest.engine.table.garbage import Ages
+from memwal.ingest.engine.table.maintenance import BaseUpkeep
+from memwal.ingest.engine.table.regions import RegionSet
+from memwal.ingest.errors import MemWalError, classify
+from memwal.ingest.log_limit import LogLimit
+
+_LOG = logging.getLogger("memwal.table")
+
+
+class TableUpkeep:
+    """The steps of `table.commit_loop`, and the collection.
+
+    Thread safety. `commit`, `maintain` and `expire` one at a time (the loop ensures it), `collect` too; the rest any
+    thread.
+    """
+
+    def __init__(self, regions: RegionSet, reader: Reader, upkeep: Upkeep, take_over: Callable[[], object]) -> None:
+        """`take_over`: converts the regions to the columns of the newest base version."""
+        self._regions, self._reader, self._upkeep, self._take_over = regions, reader, upkeep, take_over
+        base, context = reader.opened, regions.context
+        self._uri, self._warnings = base.uri, LogLimit(context.clock.monotonic)
+        self._committer = context.ids.entry_id()
+        self._maintenance = BaseUpkeep(base, context.clock, upkeep.maintenance, context.meters.commits.expired)
+        self.caught_up, self.rows = base.version, base.dataset.count_rows()
+        """The newest base version whose commits this process has adopted, and its number of rows."""
+        self.space: flush.Space | None = None
+        """The bytes on storage as of the last measurement by this process; None before, and if it does not lead."""
+        self.held = HeldBack()
+        """The regions that the last commit of this process left out, with the errors; `catch_up` resets it."""
+        self.left_out = HeldBack()
+        """The same, without the reset by `catch_up`."""
+        self._failed: BaseException | None = None
+        self._try_again: Mapping[UUID, float] = {}
+        self._led_by: int | None = 0
+        self.others: Callable[[], Sequence[Backlog]] = lambda: ()
+        """Returns the backlogs of other processes' regions, which this one commits if it leads."""
+
+    def leads(self) -> bool:
+        """Return whether this process does the work for the whole table.
+
+        The leader owns the first region that any process serves, as far as is known here. A region whose writer has
+        ended has no owner until it is claimed again.
+        """
+        alive = {writer.region for writer in self._regions.alive}
+        for bucket, region in enumerate(self._regions.order):
+            if region in alive:
+                self._leads_by(bucket)
+                return True
+            if not self._regions.ended(region) and self._regions.hint(region) is not None:
+                break
+        self._led_by = None
+        return False
+
+    def waiting(self) -> Sequence[Backlog]:
+        """Return the backlogs of the regions here.
+
+        A region that was left out of a commit counts again only after `commit.interval`, so that it does not cause a
+        flush of all others at every check.
+        """
+        now, later = self._regions.context.clock.monotonic(), self._try_again
+        return [writer.waiting() for writer in self._regions.alive if later.get(writer.region, now) <= now]
+
+    @property
+    def held_back_elsewhere(self) -> bool:
+        """Whether a commit left out another process's region less than `commit.interval` ago.
+
+        Backlogs of other processes do not count then, because they would cause a flush of all regions at every check.
+        """
+        now = self._regions.context.clock.monotonic()
+        here = {writer.region for writer in self._regions.writers}
+        return any(now < again for region, again in self._try_again.items() if region not in here)
+
+    @property
+    def commit_interval(self) -> float:
+        """`commit.interval` in seconds; 0: commits run on demand only."""
+        return self._upkeep.commit.interval
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process commits for all, as of the last `leads`."""
+        return self._led_by is not None
+
+    @property
+    def failures(self) -> list[dict[str, str]]:
+        """The regions that the last commit of this process left out: `{"region", "error"}`, by region.
+
+        The region is "" if the commit failed as a whole.
+        """
+        found = {str(region): str(classify(error)) for region, error in self.held.regions.items()}
+        if (whole := self._failed) is not None:
+            found[""] = str(classify(whole))
+        return [{"region": region, "error": found[region]} for region in sorted(found)]
+
+    def flush(self, writers: Sequence[RegionWriter] | None = None, *, every: bool = False) -> None:
+        """Publish the memtables of `writers`; None: of every region here that has not failed.
+
+        `every`: raise Unavailable (`not_owner`) if one of them was released during the call; otherwise its next owner
+        publishes them later.
+        """
+        waits: list[tuple[RegionWriter, Callable[[], None]]] = []
+        flushed = self._regions.alive if writers is None else writers
+        for writer in flushed:  # all freeze before the first wait
+            with self._unless_gone(writer):
+                waits.append((writer, writer.freeze()))
+        for writer, published in waits:
+            with self._unless_gone(writer):
+                published()
+        for writer in flushed if every else ():
+            if not self._regions.has(writer):
+                raise self._regions.missing(writer.region)
+
+    def commit(self) -> CommitReport:
+        """Commit all published SSTs of the table, of every process.
+
+        Raises: flush and wal errors, but not those of single regions, which are in `held`, in `failures` and in the
+        log.
+        """
+        context, held = self._regions.context, self.held
+        before = dict(held.regions)
+        try:
+            report = traced_commit(lambda: self._committed(held))
+        except BaseException as error:
+            self._failed = error
+            for writer in self._regions.writers:
+                context.meters.of(writer.region).erred("commit", error, context.clock.now())
+            raise
+        self._failed = None
+        # `catch_up` may have replaced `self.held` during the commit
+        self.held, self.left_out = held, HeldBack(held.regions)
+        self._tell_held_back(before)
+        for writer in self._regions.writers:
+            with self._unless_gone(writer):
+                writer.refresh()
+        if report.ssts:
+            context.models.read(self._reader.base())
+        try:
+            self._see(self._reader.base())
+        except (wal.WalError, MemWalError) as error:  # the commit is done; the next read or commit tries again
+            _LOG.warning("%s: cannot take over changed columns yet: %s", self._uri, error)
+        return report
+
+    def maintain(self) -> None:
+        """Maintain the base table, after a commit. Never raises."""
+        self._maintenance.run(self._reader.opened)
+
+    def expire(self, paused: Callable[[], bool]) -> None:
+        """Delete expired base rows if that is due and no commit runs, unless commits are `paused` or a load asks them
+        to wait.
+
+        Raises: as `paused`.
+        """
+        self._maintenance.expire(self._reader.opened, unless=lambda: paused() or self.asked_to_wait())
+
+    def _committed(self, held: HeldBack) -> CommitReport:
+        context = self._regions.context
+        return context.meters.commits.counted(
+            lambda: flush.commit(
+                self._uri,
+                context.store.storage_options,
+                context.store,
+                clock=context.clock,
+                ids=context.ids,
+                retries=self._upkeep.commit_retries,
+                memory_max=self._upkeep.commit_memory_max,
+                committer=self._committer,
+                caches=self._reader.opened.caches,
+                held=held,
+                options=context.wal_options,
+            ),
+            context.clock,
+        )
+
+    def asked_to_wait(self) -> bool:
+        """Return whether a load asks that no commit is made now; one listing. False if storage does not answer."""
+        context = self._regions.context
+        try:
+            return is_asked_to_wait(context.store, context.clock, self._reader.opened)
+        except wal.WalError:
+            return False
+
+    def catch_up(self) -> None:
+        """Adopt what another process has committed: pruned manifests, new vector models, changed columns.
+
+        Raises: as a read.
+        """
+        # the leader keeps this state now
+        self.held, self._failed, self._try_again = HeldBack(doubled=self.held.doubled), None, {}
+        having = [writer for writer in self._regions.alive if writer.published]
+        if not having:
+            return
+        base = self._reader.base()
+        for writer in having:
+            if _committed(writer, base):
+                with self._unless_gone(writer):
+                    writer.refresh()
+        if base.version != self.caught_up:
+            self._regions.context.models.read(base)
+        if not any(_committed(writer, base) for writer in having):  # the committer prunes after its commit
+            self._see(base)
+
+    def collect(self, ages: Ages | None = None) -> None:
+        """Collect the garbage of the regions here, and renew their owner's notes. `ages`: None for those of the
+        settings.
+        """
+        self._regions.renew_notes()
+        base, leads = self._reader.base(), self.leads()
+        regions = [writer.region for writer in self._regions.writers]
+        if leads:
+            regions += self._regions.collector.fallen_away(base)
+        found = self._regions.collector.collect(
+            base,
+            ages or self._upkeep.ages,
+            plans_min=flush.PLANS_MIN,
+            regions=regions,
+            orphans=leads,
+        )
+        self.space = (found.space or self.space) if leads else None
+        if found.bytes:
+            _LOG.info("%s", found.summary())
+        if found.unreadable or found.unaccounted:
+            _LOG.warning(
+                "%d WAL entries cannot be read, %d SSTs are neither published nor committed; all were kept: "
+                "see `memwal gc --dry-run`",
+                found.unreadable,
+                found.unaccounted,
+            )
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _leads_by(self, bucket: int) -> None:
+        if bucket != self._led_by:
+            if bucket:
+                why = "regions before it have no serving writer here, and no other process is known to own them"
+                _LOG.warning("%s: this process commits for all from region %d on: %s", self._uri, bucket, why)
+            self._led_by = bucket
+
+    def _tell_held_back(self, before: Mapping[UUID, BaseException]) -> None:
+        """Log once each region that was left out, or is committed again; record when to retry it."""
+        context, held = self._regions.context, self.held.regions
+        for region, error in held.items():
+            context.meters.of(region).erred("commit", error, context.clock.now())
+            text = f"{self._uri}: region {region} cannot be committed, others are: {classify(error)}"
+            changed = str(before.get(region)) != str(error)
+            if changed and (line := self._warnings.text(str(region), text)) is not None:
+                _LOG.warning("%s", line, extra={"event": "commit_held_back", "region": str(region)})
+        for region in before.keys() - held.keys():
+            _LOG.warning("region %s is committed again", region)
+        again = context.clock.monotonic() + self._upkeep.commit.interval
+        self._try_again = dict.fromkeys(held, again)
+        context.meters.commits.held_back = len(held)
+        for text in sorted({str(classify(error)) for error in held.values()}):
+            context.meters.commits.failed(text, context.clock.now())
+
+    def _see(self, base: BaseTable) -> None:
+        self.caught_up, self.rows = base.version, base.dataset.count_rows()
+        if base.shape != self._regions.context.shape:  # rare; adopting columns stops the regions for a moment
+            self._take_over()
+
+    @contextmanager
+    def _unless_gone(self, writer: RegionWriter) -> Iterator[None]:
+        """Ignore errors of a step on a region that was released during the step: its next owner takes the step."""
+        try:
+            yield
+        except (wal.WalError, MemWalError):
+            if self._regions.has(writer):
+                raise
+
+
+def traced_commit(commit: Callable[[], CommitReport]) -> CommitReport:
+    """Return the result of `commit`, in a span while tracing is on."""
+    with tracing.span("memwal.table.commit") if tracing.on else tracing.OFF as span:
+        report = commit()
+        rows = report.rows_inserted + report.rows_updated + report.rows_deleted
+        tracing.note(span, ssts=report.ssts, rows=rows, bytes=report.bytes_written)
+        return report
+
+
+def _committed(writer: RegionWriter, base: BaseTable) -> bool:
+    """Return whether the oldest SST that `writer` lists is in `base`."""
+    published = writer.published
+    return bool(published) and published[0] <= base.committed.get(writer.region, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """The settings of a table's upkeep, times in seconds. See the sections [commit] and [gc]."""
+
+    commit: CommitLimits
+    commit_retries: int
+    commit_memory_max: int
+    gc_interval: float
+    ages: Ages
+    maintenance: MaintenanceRules = field(default_factory=MaintenanceRules)
+    cache_max: int = CACHE_BYTES
+    """Bytes of uncommitted SSTs that are kept in memory for reads."""

@@ -1,0 +1,305 @@
+"""Write one put or delete into the regions of this process: resolve equal keys, split by region, write, answer once.
+
+No region may write its part before all parts are valid, so rows for several regions are first checked as a whole. A
+caller that stops waiting withdraws the writes that no region has begun. A region finishes a write that it has begun,
+and the caller gets an unknown outcome; the call returns only when the region has its own copy of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from memwal.ingest.caller import LOOK_EVERY, Caller, given_up, present
+from memwal.ingest.engine.api.arguments import seconds, yes_or_no
+from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.keys import normalise_keys
+from memwal.ingest.engine.api.rows import Deletes, first_of_each_key, split_deletes
+from memwal.ingest.engine.api.tokens import Receipt, Token, check_rises
+from memwal.ingest.engine.read.levels import RegionView, Reshaped
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.region.admission import Admission
+from memwal.ingest.engine.region.write_queue import Ack, Write
+from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table.columns import TableColumns
+from memwal.ingest.engine.table.regions import RegionSet
+from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome, classify
+from memwal.memtable import TOMBSTONE, tombstones
+from memwal.wal import Clock, OutcomeUnknown
+from memwal.wal.panics import panics_as_errors
+
+_Parts = Sequence[tuple[RegionWriter, Write]]
+COUNTED_MAX, SCANNED_MAX = 1_000, 1_000_000
+"""Maximum keys of a delete whose rows are counted, and maximum rows of a base table without a B-tree on the key. A
+delete takes 1 ms plus 0.3 us per key. Within these limits the lookup takes up to 15 ms; beyond them, 15 us per key,
+or 5 ms per million rows.
+"""
+
+
+class TableWrites:
+    """Write conforming rows of a table into its regions here. Thread safety. Any thread."""
+
+    def __init__(self, columns: TableColumns, regions: RegionSet, reader: Reader) -> None:
+        """`reader`: counts the rows that a delete finds."""
+        self._columns, self._regions, self._reader = columns, regions, reader
+
+    def write(
+        self,
+        admission: Admission,
+        rows: pa.Table,
+        token: Token | None,
+        *,
+        durable: bool,
+        timeout: float | None,
+        deletes: bool = False,
+        where: Where | None = None,
+        found: FoundRows | None = None,
+    ) -> Receipt:
+        """Write rows that `admission` has converted to the table's columns.
+
+        `where`: see `Write`. `found`: counts rows as they are before the write, while the regions write.
+        Raises: as `Table.put`.
+        """
+        timeout, durable = seconds("timeout", timeout), yes_or_no("durable", durable)
+        split, shape = self._split(admission, rows, deletes), admission.context.shape
+        if token is not None:
+            check_rises(token, {to.name: to.applied(token.producer).newest for to, _ in split})
+        parts = [(to, Write(part, durable, token, deletes, shape=shape, where=where)) for to, part in split]
+        if found is not None:
+            found.capture([to.view() for to, _ in parts])
+        acks = self.acks(parts, timeout, found)
+        return Receipt(
+            rows.num_rows,
+            any(ack.applied for ack in acks.values()) if acks else True,
+            {region: ack.position for region, ack in acks.items()},
+            sum(ack.skipped for ack in acks.values()),
+            {region: ack.counts for region, ack in acks.items()},
+        )
+
+    def delete(
+        self, keys: Any, token: Token | None, *, durable: bool, timeout: float | None, where: Where | None = None
+    ) -> Receipt:
+        """Delete `keys`, in any form that `get` accepts. `where`: see `Write`. Raises: as `Table.delete`."""
+        admission, base = self._columns.admission, self._columns.base
+        normalised = normalise_keys(keys, base.schema, base.key)
+        deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)
+        found = None if where is not None or normalised.num_rows > COUNTED_MAX else FoundRows(self._reader, normalised)
+        receipt = self.write(
+            admission, deleting, token, durable=durable, timeout=timeout, deletes=True, where=where, found=found
+        )
+        return receipt if found is None else replace(receipt, rows=found.number if receipt.applied else 0)
+
+    def put_region(self, region: UUID, rows: pa.Table, token: Token | None, nulls: Collection[str]) -> Ack:
+        """See `Table.put_region`."""
+        base = self._columns.base
+        given, deletes = split_deletes(rows, base.key)
+        admission, conforming = self._columns.conforming(self._columns.brought_up(given), deletes)
+        conforming = admission.with_nulls(conforming, nulls)
+        admission.check(conforming, deletes=deletes)
+        writer = self._regions.serving(region)
+        if np.any(base.route(conforming) != writer.bucket):
+            raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
+        once, deletes = self.once_per_key(admission, conforming, deletes)
+        write = Write(once, token=token, deletes=deletes, shape=admission.context.shape)
+        return replace(self.acks([(writer, write)])[writer.name], rows=conforming.num_rows)
+
+    def once_per_key(self, admission: Admission, rows: pa.Table, deletes: Deletes = False) -> tuple[pa.Table, Deletes]:
+        """Apply the table's rule for equal keys in one put; return rows and deletes. Raises: Invalid, InvalidRows."""
+        rule = self._columns.base.rules.on_duplicate
+        if rule == "last" or rows.num_rows < 2:
+            return rows, deletes
+        admission.check(rows, deletes=deletes)  # first, so that an error names the row by the caller's number
+        once = first_of_each_key(rows, self._columns.base.key, deletes, refuse=rule == "fail")
+        if once.all():
+            return rows, deletes
+        return rows.filter(pa.array(once)), deletes if isinstance(deletes, bool) else deletes[once]
+
+    def acks(self, parts: _Parts, timeout: float | None = None, found: FoundRows | None = None) -> dict[str, Ack]:
+        """Return the regions' acks, as `written`; `found` counts in the meantime.
+
+        If regions look up stored rows and find other columns than their own, they write nothing; the new columns are
+        adopted, and their writes are submitted once more.
+        """
+        try:
+            return self._written(parts, timeout, found)
+        except (Reshaped, UnknownOutcome):
+            refused = [(to, each) for to, each in parts if _met_other_columns(each)]
+            if refused:
+                self._follow()
+            acked = {to.name: each.done.result() for to, each in parts if _is_acked(each)}
+            if not refused or len(refused) + len(acked) < len(parts):
+                raise
+        try:
+            return acked | self._written([(to, each.again()) for to, each in refused], timeout)
+        except MemWalError as error:
+            if not acked:
+                raise
+            text = f"{len(acked)} of {len(parts)} regions applied their rows, the others maybe not: {error}"
+            raise UnknownOutcome(text) from error
+
+    def _written(self, parts: _Parts, timeout: float | None, found: FoundRows | None = None) -> dict[str, Ack]:
+        try:
+            return written(parts, within=timeout, clock=self._regions.context.clock, found=found)
+        except UnknownOutcome as error:
+            if "positions" in error.details:  # needed to send the rest: the positions belong to this routing
+                error.details["routing"] = self._columns.base.routing_version
+            raise
+
+    def _follow(self) -> None:
+        for published in self._columns.take_over():
+            published()
+
+    def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
+        """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows, if they go to several
+        regions.
+        """
+        if len(self._regions.order) == 1 or not rows.num_rows:
+            return [(self._regions.of_bucket(0), rows)] if rows.num_rows else []
+        admission.check(rows, deletes=deletes)  # a single region checks its rows itself; routing reads the key
+        buckets = self._columns.base.route(rows)
+        order = np.argsort(buckets, kind="stable")
+        present, starts = np.unique(buckets[order], return_index=True)
+        sorted_rows = rows if len(present) == 1 else rows.take(pa.array(order))
+        ends = [*starts[1:], rows.num_rows]
+        return [
+            (self._regions.of_bucket(bucket), sorted_rows.slice(start, end - start))
+            for bucket, start, end in zip(present, starts, ends, strict=True)
+        ]
+
+
+_COPYING = 0.001
+"""Seconds between two checks whether a copy is made; most copies take less."""
+
+
+class FoundRows:
+    """Count the rows of some keys as they are before a write. Thread safety. One thread."""
+
+    def __init__(self, reader: Reader, keys: pa.Table) -> None:
+        self._reader, self._keys = reader, keys
+        self._views: Sequence[RegionView] = ()
+        self.number: int = keys.num_rows
+        """Rows found; the number of keys if they cannot be looked up."""
+
+    def capture(self, views: Sequence[RegionView]) -> None:
+        """Store the levels above the base table, from before the write."""
+        self._views = views
+
+    def count(self) -> None:
+        """Look the keys up, unless that takes long. A failure leaves `number` unchanged; only the receipt needs it."""
+        base = self._reader.opened
+        indexed = any(spec.kind == "btree" and spec.column in base.key for spec in base.indexes)
+        with suppress(Exception), panics_as_errors:
+            if not indexed and base.dataset.count_rows() > SCANNED_MAX:
+                return
+            self.number = self._reader.get(self._views, self._keys, self._keys.column_names).num_rows
+
+
+def written(
+    waiting: Sequence[tuple[RegionWriter, Write]],
+    *,
+    within: float | None,
+    clock: Clock,
+    found: FoundRows | None = None,
+) -> dict[str, Ack]:
+    """Submit each write to its region and return the regions' acks by region id. `found` counts in the meantime.
+
+    If one region fails, the call still waits for the others, so that no write is in flight afterwards. `within`:
+    seconds after which the call is abandoned, None for no limit.
+    Raises: the error of a region if none applied its rows; UnknownOutcome if one did, or still may.
+    """
+    until = None if within is None else clock.monotonic() + within
+    try:
+        for writer, write in waiting:
+            writer.submit(write, None if until is None else max(0.0, until - clock.monotonic()))
+        if found is not None:
+            found.count()
+        errors = [error for writer, write in waiting if (error := _error(writer, write, until, clock)) is not None]
+    except BaseException:  # an interrupt: the caller may change its memory afterwards
+        for _, write in waiting:
+            _leave(write, clock)
+        raise
+    if errors:
+        raise _of_several(errors, {to.name: write.done.result() for to, write in waiting if _is_acked(write)})
+    return {writer.name: write.done.result() for writer, write in waiting}
+
+
+def _is_acked(write: Write) -> bool:
+    return write.done.done() and write.done.exception() is None
+
+
+def _met_other_columns(write: Write) -> bool:
+    return write.done.done() and isinstance(write.done.exception(), Reshaped)
+
+
+def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> BaseException:
+    """Return the error of a call if some regions failed. Unavailable would promise that nothing was applied.
+
+    If the failed regions certainly applied nothing, the details hold the acks, so that a client can send the rest
+    again.
+    """
+    unknown = next((error for error in errors if isinstance(error, UnknownOutcome | OutcomeUnknown)), None)
+    if unknown is not None or not acks:
+        return unknown or errors[0]
+    kinds = [classify(error) for error in errors]
+    surely = all(isinstance(kind, Unavailable | FencedError) for kind in kinds)
+    partly = UnknownOutcome(
+        f"{len(acks)} of {len(acks) + len(errors)} regions applied their rows, the others did not: {errors[0]}; "
+        "retry with the same token",
+        kinds[0].details | (_in_details(acks) if surely else {}),
+    )
+    partly.__cause__ = errors[0]
+    return partly
+
+
+def _in_details(acks: Mapping[str, Ack]) -> dict[str, Any]:
+    return {
+        "rows": sum(ack.rows for ack in acks.values()),
+        "positions": {region: ack.position for region, ack in acks.items()},
+        "applied": any(ack.applied for ack in acks.values()),
+        "skipped": sum(ack.skipped for ack in acks.values()),
+        "regions": {region: asdict(ack.counts) for region, ack in acks.items()},
+    }
+
+
+def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock) -> BaseException | None:
+    caller = present()
+    if until is None and caller is None:
+        return write.done.exception()
+    try:
+        return _answered(write, until, clock, caller)
+    except TimeoutError:
+        if _leave(write, clock):
+            if caller is not None and caller.left:
+                return given_up()
+            return Unavailable(
+                f"{writer.place}: the write did not begin in time and was withdrawn; retry, or raise the timeout"
+            )
+        return UnknownOutcome(
+            f"{writer.place}: the write began, but did not end in time; it may be applied now or later; "
+            "retry with the same token"
+        )
+
+
+def _answered(write: Write, until: float | None, clock: Clock, caller: Caller | None) -> BaseException | None:
+    """Return the error of `write`, None for its ack. Raises: TimeoutError after `until`, and if the caller leaves."""
+    while caller is not None and not caller.left and (until is None or until - clock.monotonic() > LOOK_EVERY):
+        with suppress(TimeoutError):
+            return write.done.exception(LOOK_EVERY)
+    if caller is not None and (caller.left or until is None):
+        raise TimeoutError
+    return write.done.exception(None if until is None else until - clock.monotonic())
+
+
+def _leave(write: Write, clock: Clock) -> bool:
+    """Withdraw a write. Return False if its region has begun with it; the region then has its own copy."""
+    if write.take():
+        return True
+    while not write.copied and not write.done.done():
+        clock.sleep(_COPYING)
+    return False

@@ -1,0 +1,202 @@
+"""`memwal.connect_async`: the table of `memwal.connect`, with methods to await.
+
+Each method calls the synchronous method in a thread of its own (`ingest.threads`), for a caller who may leave
+(`ingest.caller`). So there is one client implementation, and one line here for each method.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
+from functools import partial, wraps
+from pathlib import Path
+from types import MethodType, TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from weakref import WeakSet
+
+import pyarrow as pa
+
+from memwal.ingest.caller import Caller, carried
+from memwal.ingest.engine.table.public import Table, method_of
+from memwal.ingest.engine.table.stored import StoredTable
+from memwal.ingest.errors import Invalid, translate_errors
+from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls
+from memwal.ingest.service.client.awaiting import answer_of
+from memwal.ingest.service.client.connect import connected
+from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
+from memwal.ingest.threads import CallThreads
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+
+AT_ONCE = 32
+"""Threads of a table for reads, and as many for writes and steps, so that reads do not wait behind puts that wait for
+room. A call holds one thread while it runs; group commit combines the puts that wait together into one request."""
+_CLOSED = "the table is closed; connect again"
+
+
+class _Awaited(Generic[P, S]):
+    """A method of `AsyncTable`, with the parameters and the docstring of the synchronous one."""
+
+    def __init__(
+        self, method: Callable[Concatenate[Any, P], R], result: Callable[[R, Calls], S], *, writes: bool
+    ) -> None:
+        name = method.__name__
+
+        @wraps(method)
+        async def awaited(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> S:
+            answer = await table._call(lambda of: method_of(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
+            return result(answer, table._read)  # noqa: SLF001
+
+        self._awaited = awaited
+
+    @overload
+    def __get__(self, table: None, owner: Any) -> Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, S]]: ...
+
+    @overload
+    def __get__(self, table: AsyncTable, owner: Any) -> Callable[P, Coroutine[Any, Any, S]]: ...
+
+    def __get__(self, table: AsyncTable | None, owner: Any) -> Any:
+        return self._awaited if table is None else MethodType(self._awaited, table)
+
+
+def _reading(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
+    return _Awaited(method, _as_it_is, writes=False)
+
+
+def _writing(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
+    return _Awaited(method, _as_it_is, writes=True)
+
+
+def _streaming(method: Callable[Concatenate[Any, P], R], kind: Callable[[R, Calls], S]) -> _Awaited[P, S]:
+    return _Awaited(method, kind, writes=False)
+
+
+def _as_it_is(answer: R, _: Calls) -> R:
+    return answer
+
+
+class AsyncTable:
+    """A table for asynchronous programs: the methods of the table that `memwal.connect` returns, to await.
+
+    Cancelling. A cancelled call returns to its task at once, and work that has not begun is not done. A put or delete
+    that a daemon has begun may be applied, as after UnknownOutcome: repeat it with its token. `flush`, `commit` and the
+    building of an index continue at the daemon once begun. A read ends at the daemon with its current step. A cancelled
+    call holds its thread only until a running step in this process ends.
+    Threads. At most 32 reads and 32 other calls run at a time; further ones wait. The `timeout` of a put begins with
+    the call; `asyncio.timeout` includes the wait. `rerank` of `hybrid` runs in one of these threads.
+    Thread safety. Any task, of any event loop, of the process that connected.
+    Errors. Only `ingest.errors` kinds, raised by the await; a call after `close`: Invalid.
+    """
+
+    def __init__(self, table: RemoteTable | StoredTable) -> None:
+        """Use `memwal.connect_async` instead."""
+        self._table = table
+        self._reads, self._writes = CallThreads("async-read", AT_ONCE), CallThreads("async-write", AT_ONCE)
+        self._callers: WeakSet[Caller] = WeakSet()
+        self._process, self._closed = os.getpid(), False
+
+    put = _writing(Table.put)
+    delete = _writing(Table.delete)
+    get = _reading(Table.get)
+    scan = _streaming(Table.scan, AsyncRowStream)
+    count = _reading(Table.count)
+    search = _reading(Table.search)
+    match = _reading(Table.match)
+    hybrid = _reading(Table.hybrid)
+    candidates = _reading(Table.candidates)
+    sql = _streaming(Table.sql, AsyncRowStream)
+    changes = _streaming(Table.changes, AsyncChanges)
+    changes_position = _reading(Table.changes_position)
+    create_index = _writing(Table.create_index)
+    drop_index = _writing(Table.drop_index)
+    list_indexes = _reading(Table.list_indexes)
+    flush = _writing(Table.flush)
+    commit = _writing(Table.commit)
+    status = _reading(Table.status)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Base schema."""
+        return self._table.schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Key columns; () for a table without a key."""
+        return self._table.key
+
+    async def close(self) -> None:
+        """Close the connections; the daemons keep running. Pending calls end with an error."""
+        if self._closed:
+            return
+        self._closed = True
+        for threads in (self._reads, self._writes):
+            threads.close()
+        for caller in list(self._callers):
+            caller.leave()
+        closing = CallThreads("async-close", 1)
+        await answer_of(closing.submit(self._table.close), Caller())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._table).replace(type(self._table).__name__, type(self).__name__, 1)
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    async def _call(self, call: Callable[[RemoteTable | StoredTable], T], *, writes: bool = False) -> T:
+        return await self._made(lambda: call(self._table), self._writes if writes else self._reads, Caller())
+
+    async def _read(self, call: Callable[[], T], caller: Caller | None = None, /) -> T:
+        return await self._made(call, self._reads, caller or Caller())
+
+    async def _made(self, call: Callable[[], T], threads: CallThreads, caller: Caller) -> T:
+        if self._closed:
+            raise Invalid(_CLOSED)
+        if os.getpid() != self._process:
+            raise Invalid("the table was connected in another process, and a fork copies no threads; connect here")
+        self._callers.add(caller)
+        try:
+            return await answer_of(threads.submit(carried(partial(caller.run, call))), caller)
+        except CancelledError:
+            raise Invalid(_CLOSED) from None
+        finally:
+            self._callers.discard(caller)
+
+
+_connected = translate_errors(connected)
+
+
+@translate_errors
+async def connect_async(
+    location: str | os.PathLike[str] | Sequence[str],
+    *,
+    token: str | None = None,
+    tls_ca: str | Path | bytes | None = None,
+    fallback: str = "error",
+    storage_options: Mapping[str, str] | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
+) -> AsyncTable:
+    """Connect as `connect` does, for asynchronous programs: await the table's methods; `async with` closes it.
+
+    `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once. A cancelled put
+    may be applied: repeat it with its token. Raises: errors of `connect`.
+    """
+    made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key)
+    threads, caller = CallThreads("async-connect", 1), Caller()
+    job = threads.submit(partial(caller.run, made))
+    try:
+        return AsyncTable(await answer_of(job, caller))
+    finally:
+        threads.close()

@@ -1,0 +1,157 @@
+"""`memwal.connect`: a client of a table's daemons, by their addresses or by the table's owner notes.
+
+For the address of a table, the owner notes on storage name daemons. Since notes may be stale, the client asks these
+daemons for their regions. If they do not own all regions with claims at least as new as the notes, no daemon serves
+the table, and `fallback` decides. The command line finds daemons the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memwal import flush, wal
+from memwal.ingest import tracing
+from memwal.ingest.engine.api.arguments import brief
+from memwal.ingest.engine.table import owner_notes as owners
+from memwal.ingest.engine.table.live_owners import noted_owners
+from memwal.ingest.engine.table.public import Table
+from memwal.ingest.engine.table.stored import StoredTable
+from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
+from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
+from memwal.ingest.service.rpc.tls import ClientTls, authority, client_certificate
+
+OWNER_PATIENCE = 2.0
+"""Seconds for a daemon to describe its table; a serving daemon answers in milliseconds."""
+FALLBACKS = ("error", "durable")
+_ON_STORAGE = re.compile(r"file://|s3://|memory://|s3a://|gs://|az://")
+_HOST_AND_PORT = re.compile(r"[\w.\-\[\]:]+:\d+(,.*)?")
+
+
+@translate_errors
+def connect(
+    location: str | os.PathLike[str] | Sequence[str],
+    *,
+    token: str | None = None,
+    tls_ca: str | Path | bytes | None = None,
+    fallback: str = "error",
+    storage_options: Mapping[str, str] | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
+) -> Table:
+    """Connect to the daemons of a table.
+
+    `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or separated by commas. Some of them
+    may be down, because the daemons name each other. Or the path or URL of the table: the owner notes on storage name
+    its daemons (`storage_options`: Lance's own, for that storage), now and whenever a region has no owner. `token`:
+    sent as a bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: maximum bytes of rows in flight; a
+    put without room waits. `fallback`: for the address of a table without daemons: "error" raises, "durable" reads
+    storage. `tls_cert`, `tls_key`: PEM files of the client's certificate and of its private key.
+    Raises: Invalid for a wrong location or certificate, Unavailable if no daemon answers.
+    """
+    return Table(connected(location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key))
+
+
+def connected(
+    location: str | os.PathLike[str] | Sequence[str],
+    token: str | None = None,
+    tls_ca: str | Path | bytes | None = None,
+    fallback: Any = "error",
+    storage_options: Mapping[str, str] | None = None,
+    in_flight_max: int = IN_FLIGHT_MAX,
+    tls_cert: str | Path | None = None,
+    tls_key: str | Path | None = None,
+) -> RemoteTable | StoredTable:
+    """Return the table behind that of `connect`, with all its methods. Raises: errors of `connect`."""
+    location = str(location) if isinstance(location, os.PathLike) else location
+    if not isinstance(location, str | Sequence):
+        raise Invalid(f"location = {brief(location)}: write grpc://host:port, or the address of the table")
+    if not isinstance(fallback, str) or fallback not in FALLBACKS:
+        raise Invalid(f"fallback = {brief(fallback)}; write one of {', '.join(map(repr, FALLBACKS))}")
+    tracing.join()
+    tls = _tls(tls_ca, tls_cert, tls_key)
+    shown: dict[str, Any] = {"token": token, "tls": tls, "in_flight_max": in_flight_max}
+    if not is_table(location):
+        if fallback != "error":
+            raise Invalid("fallback needs the address of the table, not of a daemon")
+        return RemoteTable(location, **shown)
+    options = dict(storage_options or {})
+    try:
+        base, store = flush.BaseTable.open(str(location), options), wal.open_store(str(location), options)
+    except flush.NotALanceTable as error:
+        raise Invalid(f"{error}; write grpc://host:port for a daemon") from None
+
+    def find() -> Iterable[str]:
+        notes = owners.find(store, base.regions)
+        return () if notes is None else notes.endpoints
+
+    served = served_table(base, store, lambda: shown, find=find)
+    if served is None and fallback == "error":
+        raise Unavailable(nobody_serves(base, store))
+    return StoredTable(base, store) if served is None else served
+
+
+def _tls(ca: str | Path | bytes | None, certificate: str | Path | None, key: str | Path | None) -> ClientTls:
+    trusted = None if ca is None else authority(ca)
+    if certificate is None and key is None:
+        return ClientTls(trusted)
+    if certificate is None or key is None:
+        raise Invalid("tls_cert and tls_key: give both the certificate and its private key")
+    return ClientTls(trusted, *client_certificate(certificate, key))
+
+
+def is_table(location: str | Sequence[str]) -> bool:
+    """Return whether `location` is the address of a table rather than of daemons."""
+    if not isinstance(location, str):
+        return False
+    if "://" in location:
+        return _ON_STORAGE.match(location) is not None
+    return bool(location.strip()) and not _HOST_AND_PORT.fullmatch(location)
+
+
+def served_table(
+    base: flush.BaseTable,
+    store: wal.ObjectStore,
+    access: Callable[[], Mapping[str, Any]],
+    also: Sequence[str] = (),
+    find: Callable[[], Iterable[str]] | None = None,
+) -> RemoteTable | None:
+    """Return a client of the daemons that own every region of `base`; None if no daemons do.
+
+    `access`: returns the credentials for `RemoteTable`; called only if notes name daemons. `also`: further daemons to
+    ask. `find`: see `Router`.
+    Raises: Invalid if a daemon rejects the token or cannot be trusted, since it may serve newer rows than storage
+    has.
+    """
+    notes = owners.find(store, base.regions, also)
+    if notes is None:
+        return None
+    shown, table = access(), store.url("")
+    try:
+        owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=table, find=find, **shown)
+        if notes.are_of(owner.identity, table):
+            return owner
+        owner.close()
+    except MemWalError as error:  # stale notes: no daemon answers there
+        reason = error.details.get("reason")
+        if reason == UNAUTHENTICATED or (reason == PROTOCOL and error.details.get("table", table) == table):
+            raise
+        if error.details.get("untrusted"):
+            raise Invalid(str(error)) from error  # the daemon is alive and must not count as ended
+    return None
+
+
+def nobody_serves(base: flush.BaseTable, store: wal.ObjectStore) -> str:
+    """Return the error message for a table without daemons."""
+    last = "; ".join(f"its notes say {owner}" for owner in noted_owners(owners.read(store, base.regions)))
+    return (
+        f"no daemon serves {base.uri}{f' ({last})' if last else ''}: start `memwal serve`, or read storage with "
+        'fallback="durable"'
+    )
+
+
+__all__ = ["connect", "connected", "is_table", "nobody_serves", "served_table"]

@@ -1,0 +1,43 @@
+"""The steps of a delete by filter that the owners of the regions execute; see `api.deletes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.tokens import Receipt, Token
+
+
+class RoutedDeletes:
+    """Sends pieces of keys, and tokens, to the owners of their regions. Thread safety. One thread."""
+
+    def __init__(
+        self,
+        write: Callable[[pa.Table, dict[str, Any], Token | None, float | None], Receipt],
+        record: Callable[[Token, bool, float | None], Iterable[Mapping[str, int]]],
+        version: Callable[[], int],
+    ) -> None:
+        """Use the given senders. Each of them retries.
+
+        `write`: sends a request of the op "delete". `record`: the action "record". `version`: the action
+        "base_version".
+        """
+        self._write, self._record, self._version = write, record, version
+
+    def base_version(self) -> int:
+        """Return the newest version of the base table. Raises: errors of a read."""
+        return self._version()
+
+    def piece(
+        self, keys: pa.Table, where: Where, *, durable: bool, token: Token | None, timeout: float | None
+    ) -> Receipt:
+        """Delete those of `keys` whose newest row passes `where`. Raises: errors of `RemoteTable.put`."""
+        request = {"op": "delete", "filter": where.filter, "version": where.version, "durable": durable}
+        return self._write(keys, request, token, timeout)
+
+    def record(self, token: Token, *, durable: bool, timeout: float | None) -> dict[str, int]:
+        """Record `token` in every region and return their WAL positions. Raises: errors of `RemoteTable.put`."""
+        return {region: at for owner in self._record(token, durable, timeout) for region, at in owner.items()}

@@ -1,0 +1,137 @@
+"""Validate the fields of requests by protocol, name and form (`ingest.protocol`), and describe the daemon's
+table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import cache
+from inspect import signature
+from typing import Any
+
+from memwal.ingest.engine.api.arguments import brief, seconds
+from memwal.ingest.engine.api.reads import READS, Reads
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.errors import Invalid
+from memwal.ingest.protocol import expect_caller, expect_known
+from memwal.ingest.service.rpc.connection import ASK_WHO
+from memwal.wal.applied import SEQUENCE_MAX
+
+_OF_WRITES = ("region", "producer", "sequence", "routing", "rows", "delete", "durable", "token", "timeout", "nulls")
+_OF_REST = ("filter", "version", "regions", "since", "until", "images", "columns", "at", "column", "kind", "parameters")
+_OF_TOKENS = ("logged",)
+_OF_PEERS = ("name", "look", "flush", "read", "from")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= SEQUENCE_MAX
+
+
+def _is_region(value: Any) -> bool:
+    return isinstance(value, str) and _REGION.fullmatch(value) is not None
+
+
+def _are_regions(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_region, value)) and len(set(value)) == len(value)
+
+
+_REGION = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_A_NUMBER = (_is_number, f"a whole number from 0 to {SEQUENCE_MAX}")
+_A_TEXT, _A_BOOL = (_is_text, "a text"), (_is_bool, "true or false")
+_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "op": _A_TEXT,
+    "act": _A_TEXT,
+    "region": (_is_region, "the id of a region"),
+    "regions": (_are_regions, "a list of ids of regions, each once"),
+    "producer": _A_TEXT,
+    "filter": _A_TEXT,
+    "sequence": _A_NUMBER,
+    "routing": _A_NUMBER,
+    "rows": _A_NUMBER,
+    "version": _A_NUMBER,
+    "read": _A_NUMBER,
+    "delete": _A_BOOL,
+    "durable": _A_BOOL,
+    "logged": _A_BOOL,
+    "flush": _A_BOOL,
+    "timeout": (lambda value: seconds("timeout", value) is not None, "seconds above 0"),
+    "token": _A_TEXT,
+    "from": _A_TEXT,
+    "parameters": (lambda value: isinstance(value, dict), "an object"),
+}
+"""Forms of the fields that the daemon itself uses, where they are not null; `api.reads` checks those of reads."""
+
+
+def expect(request: Mapping[str, Any], call: str = "") -> None:
+    """Validate a request.
+
+    `call`: the action's name; actions in `ASK_WHO` are answered for every protocol.
+    Raises: Invalid for an incompatible protocol, for a needed field that this daemon does not know, and for a field
+    of another form.
+    """
+    told, needs = request.get("protocol"), request.get("needs")
+    if call not in ASK_WHO:
+        expect_caller(told)
+    for name, (fits, such) in _FORMS.items():
+        if request.get(name) is not None and not fits(request[name]):
+            raise Invalid(f"not a request of memwal: {name} is {brief(request[name])}; it must be {such}")
+    for name in needs if isinstance(needs, list) else ():
+        if str(name) not in _known():
+            expect_known(f"{name!r:.60}", told)
+
+
+def given(request: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a request. Raises: Invalid if it is missing or null."""
+    if (value := request.get(name)) is None:
+        raise Invalid(f"not a request of memwal: {name} is missing")
+    return value
+
+
+def arguments(read: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that the read `read` accepts."""
+    return {name: request[name] for name in _taken(read) if name in request}
+
+
+def names(request: Mapping[str, Any], field: str) -> list[str] | None:
+    """Return a field of a request that is a list of names; None if it is missing. Raises: Invalid."""
+    told = request.get(field)
+    if told is None or (isinstance(told, list) and all(isinstance(name, str) for name in told)):
+        return told
+    raise Invalid(f"not a request of memwal: {field} = {brief(told)} is not a list of names")
+
+
+def described(table: Table) -> dict[str, Any]:
+    """Return the columns, rules and regions of `table` that a client needs; the schema in hex."""
+    base = table.base
+    return {
+        "schema": base.schema.serialize().to_pybytes().hex(),
+        "key": list(base.key),
+        "identity": table.identity,
+        "upsert": table.upsert,
+        "version": base.rules.version,
+        "on_duplicate": base.rules.on_duplicate,
+        "indexes": [asdict(spec) for spec in base.indexes],
+        "required": list(base.required),
+        "ids": [str(region) for region in base.regions],
+        "append_by": None if base.append_by is None else list(base.append_by),
+        "routing": base.routing._asdict(),
+    }
+
+
+@cache
+def _taken(read: str) -> tuple[str, ...]:
+    return tuple(name for name in signature(getattr(Reads, read)).parameters if name != "self")
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset({*_OF_WRITES, *_OF_REST, *_OF_TOKENS, *_OF_PEERS}.union(*(_taken(read) for read in READS)))

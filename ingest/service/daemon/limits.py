@@ -1,0 +1,162 @@
+"""Limits for callers of a daemon: concurrent calls, bytes of requests and of puts, time and memory of reads.
+
+Arrow Flight for Python cannot set gRPC's own limits: a message is in memory before a handler sees it. A daemon
+rejects as early as it can; one that other machines can reach should have a memory limit (`configs/deploy`) as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from memwal.ingest.caller import Allowance, Caller
+from memwal.ingest.errors import BUSY, SIZE, Internal, Invalid, MemWalError, Unavailable, classify
+from memwal.ingest.service.rpc.refused import Why
+from memwal.ingest.settings.load import DaemonSettings
+from memwal.ingest.settings.values import format_size
+from memwal.memtable.converted_size import ConvertedSize
+from memwal.wal.errors import first_line
+from memwal.wal.panics import as_exception
+
+RETRY_AFTER = 0.1
+"""Seconds after which a caller that was rejected for too many calls may retry."""
+_BY_REASON: dict[str, Why] = {"role": "role", "size": "size", "late": "time", "memory": "memory"}
+
+
+class Calls:
+    """Limits the number of concurrent calls.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock, self._under_way = most, threading.Lock(), 0
+
+    def enter(self) -> Call:
+        """Begin a call. Raises: Unavailable (busy) at the limit, before the call is read."""
+        with self._lock:
+            if self._under_way >= self._most:
+                raise Unavailable(
+                    f"this daemon answers daemon.calls_max = {self._most} calls already; ask again later",
+                    {"reason": BUSY, "calls_max": self._most, "retry_after": RETRY_AFTER},
+                )
+            self._under_way += 1
+        return Call(self._ended)
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+
+
+class Call:
+    """One running call. It ends with its context, unless it is `kept`, and at the latest when the object is deleted:
+    gRPC may drop a stream that it has not begun."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended: Callable[[], None] | None = ended
+        self._kept = False
+
+    def kept(self) -> Self:
+        """Return the call, which continues after its context until `end`."""
+        self._kept = True
+        return self
+
+    def end(self) -> None:
+        """End the call. Further calls of this method have no effect."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self._kept or error is not None:
+            self.end()
+
+    def __del__(self) -> None:
+        self.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings of [daemon] that limit callers. For reads, 0 means no limit."""
+
+    calls: int
+    message: int
+    put: int
+    query_seconds: float
+    query_bytes: int
+
+    @classmethod
+    def of(cls, daemon: DaemonSettings) -> Limits:
+        """Return the limits that [daemon] sets."""
+        return cls(daemon.calls_max, daemon.message_max, daemon.put_max, daemon.query_timeout, daemon.query_memory)
+
+    def reader(self, gone: Callable[[], bool], monotonic: Callable[[], float]) -> Caller:
+        """Return the caller of a read. `gone`: whether it has left."""
+        return Caller(gone, Allowance(monotonic, self.query_seconds, self.query_bytes))
+
+    def take_message(self, size: int) -> None:
+        """Check the bytes of a message. Raises: Invalid above the limit."""
+        if size > self.message:
+            raise _too_large("a message", size, "message_max", self.message, "send smaller batches, or fewer keys")
+
+    def take_keys(self, rows: pa.Table, table: pa.Schema) -> None:
+        """Check the bytes of a request's rows, converted to the types of `table`. Raises: Invalid above the limit of
+        a message."""
+        size = ConvertedSize(rows.schema, table, whole=False)
+        self.take_message(sum(size.of(batch) for batch in rows.to_batches()))
+
+    def counted(self, table: pa.Schema) -> Callable[[pa.RecordBatch], None]:
+        """Return a function that checks the batches of one put into a table with these columns.
+
+        It raises Invalid for a batch with too many bytes, and for a put with too many: the bytes of its rows so far
+        in the columns of the table, with nulls in columns that the batches lack. Nothing is applied then.
+        """
+        sizes, total = list[ConvertedSize](), 0
+
+        def count(batch: pa.RecordBatch) -> None:
+            nonlocal total
+            if not sizes:
+                sizes.append(ConvertedSize(batch.schema, table, whole=True))
+            self.take_message(batch.nbytes)
+            total += sizes[0].of(batch)
+            if total > self.put:
+                text = "put fewer rows at a time, or smaller micro-batches"
+                raise _too_large("a put", total, "put_max", self.put, f"nothing was applied: {text}")
+
+        return count
+
+
+def why_refused(error: MemWalError) -> Why | None:
+    """Return the reason of a rejection for the counters; None for any other error."""
+    reason = str(error.details.get("reason", ""))
+    if reason == BUSY and "calls_max" in error.details:
+        return "busy"
+    return _BY_REASON.get(reason, "invalid") if isinstance(error, Invalid) else None
+
+
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+def classified(error: BaseException) -> MemWalError:
+    """Return the error of a call by its kind.
+
+    A request that lacks a field, or has one of another type, fails in the service; the table's methods raise no such
+    errors.
+    """
+    found = classify(as_exception(error))
+    if isinstance(found, Internal) and isinstance(error, _MALFORMED):
+        return Invalid(f"not a request of memwal: {type(error).__name__}: {first_line(error)}")
+    return found
+
+
+def _too_large(what: str, size: int, setting: str, most: int, todo: str) -> Invalid:
+    text = f"{what} has {size} bytes, more than daemon.{setting} = {format_size(most)}; {todo}, or raise the setting"
+    return Invalid(text, {"reason": SIZE, "size": size, "most": most})

@@ -1,0 +1,347 @@
+"""`memwal serve`: serve a table with its regions, or a share of them, over Arrow Flight until a signal stops it.
+
+A single daemon claims every region before it is ready. One of several daemons (`daemon.endpoints`) first answers
+calls and then claims its share (`daemon.balancer`). With `daemon.workers` the process starts that many daemons
+and serves nothing itself (`daemon.workers`).
+
+A child daemon (of `memwal run`, or a worker) ends with its parent: its standard input is a pipe, and only the parent
+holds the other end, which closes when the parent ends for any reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TextIO
+
+from memwal import wal
+from memwal.ingest import tracing
+from memwal.ingest.engine.region.context import OnReplay
+from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.engine.table.live_owners import as_daemon
+from memwal.ingest.engine.table.open import open_table, owners_of, refuse_served
+from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
+from memwal.ingest.log_limit import LogLimit
+from memwal.ingest.service.daemon.balancer import Balancer
+from memwal.ingest.service.daemon.claim_again import ClaimsAgain
+from memwal.ingest.service.daemon.limits import Limits
+from memwal.ingest.service.daemon.pages import DaemonPages
+from memwal.ingest.service.daemon.peers import refuse_other_protocols
+from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.workers import Supervisor, ports_of, worker_settings
+from memwal.ingest.service.open import asking
+from memwal.ingest.service.ops.events import RecentEvents
+from memwal.ingest.service.ops.logs import configure_logs
+from memwal.ingest.service.ops.metrics import RefusedCollector, Scrape
+from memwal.ingest.service.rpc.credentials import Access
+from memwal.ingest.service.rpc.guard import Guard, check_address
+from memwal.ingest.settings import endpoints as addresses
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.threads import stop_event
+
+LOOK_EVERY = 1.0
+"""Seconds between two checks whether a region has stopped itself."""
+_LOG = logging.getLogger("memwal.daemon")
+
+
+def serve(
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    lifeline: TextIO | None,
+    ready: Callable[[str], None],
+    on_replay: OnReplay | None = None,
+    http_ready: Callable[[str], None] = lambda _: None,
+    take_over: bool = False,
+) -> int:
+    """Serve the table of `settings` and return the exit code.
+
+    Another live owner of the table is fenced only with `take_over`. Daemons of the same endpoints, and an owner that
+    is about to end, do not count as live owners (`table.live_owners`). `http_ready`: called with the URL of
+    the HTTP pages, if they are served, before any claim. `ready`: called with the endpoint once every region of the
+    share is claimed and calls are answered. `on_replay`: see `open_table`. Ends on SIGTERM, SIGINT or the end of
+    `lifeline`. A single daemon also ends when a region stopped itself after a storage failure, which only a new claim
+    repairs. After a resize it continues with its share of the new regions.
+    Raises: Invalid for an address that is in use, that other machines can reach without token and TLS, or that is not
+    one of the endpoints, for unusable credentials, and if another daemon of the table speaks an incompatible protocol
+    or rejects the credentials; Unavailable for a region that stopped itself, and for a served table; errors of
+    `open_table`.
+    """
+    configure_logs(settings.log.level, settings.log.format)
+    tracing.begin("memwal-daemon", settings.tracing, environ)
+    guard, access = check_addresses(settings, environ), Access.of(settings)
+    # report problems with its files now; later they would look like a peer that rejects the credentials
+    access.options(environ)
+    if settings.daemon.workers > 1:
+        return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
+    stop, pages = stop_event(lifeline), DaemonPages(Scrape())
+    place = _place(settings, stop)
+    if others := set(place.endpoints) - {place.endpoint}:
+        store = wal.open_store(settings.table.uri, settings.storage_options(environ))
+        refuse_other_protocols(others, access, store.url(""))
+    with ExitStack() as stack:
+        stack.enter_context(pages.events)
+        if settings.daemon.http_port >= 0:
+            url = _listening_http(settings, pages, place, guard, stack)
+            http_ready(url)
+            _LOG.info("page, metrics, health and status at %s", url, extra={"event": "http", "url": url})
+        daemon = _Daemon(settings, environ, place, guard, stop, pages, take_over=take_over)
+        again = daemon.run(on_replay, ready)
+        while again:
+            again = daemon.run(None, lambda _: None)
+    return 0
+
+
+class _Daemon:
+    """One daemon, for its lifetime.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        place: Place,
+        guard: Guard,
+        stop: threading.Event,
+        pages: DaemonPages,
+        *,
+        take_over: bool,
+    ) -> None:
+        self._settings, self._environ = settings, environ
+        self._place, self._guard, self._stop, self._pages = place, guard, stop, pages
+        self._alone = len(place.endpoints) < 2
+        self._ask = asking(settings, environ)
+        self._claimant = as_daemon(() if self._alone else place.endpoints, take_over=take_over)
+        self._service: FlightService | None = None
+        self._warnings = LogLimit(wal.SystemClock().monotonic)
+
+    def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
+        """Serve the table with its current regions. Return True after a resize; then call it again for the new
+        regions.
+
+        Raises: errors of `serve`.
+        """
+        settings, place, stop = self._settings, self._place, self._stop
+        with ExitStack() as stack:
+            table = open_table(
+                settings,
+                self._environ,
+                ask=self._ask,
+                on_replay=on_replay,
+                claim=self._alone,
+                claimant=self._claimant,
+            )
+            stack.callback(_close, table)
+            again = self._claims_again(table)
+            self._show(table, again)
+            share = stack.enter_context(_sharing(table, place, stop, settings))
+            if not stop.is_set():
+                self._pages.serves(share)
+                ready(place.endpoint)
+                fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
+                _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
+            broken = resized = taken = None
+            while not stop.wait(LOOK_EVERY) and not (broken or resized or taken):
+                broken, resized = self._broken(table), _resized(table, self._warnings)
+                with suppress(Exception):  # storage does not answer; `_resized` has logged it
+                    table.pauses.recent()
+                taken = None if again is None or resized else _taken(again, self._warnings)
+            if resized and not stop.is_set():
+                _LOG.warning("%s; this daemon takes its share of the new regions", resized.partition(";")[0])
+                self._pages.health.hold("claiming", "the table was resized, its new regions are being claimed")
+                return True
+            self._end(table, share, broken)
+            if taken is not None:
+                raise taken
+        return False
+
+    def _claims_again(self, table: Table) -> ClaimsAgain | None:
+        """Return the object that claims fenced regions again; None for one of several daemons, which agree on their
+        shares."""
+        context, pause = table.regions.context, self._settings.daemon.claim_again
+        owners = owners_of(table.base, context.store, self._ask)
+        return ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
+
+    def _show(self, table: Table, again: ClaimsAgain | None) -> None:
+        """Serve `table` to callers and on the HTTP pages from now on."""
+        if self._service is None:
+            self._service = _listening(table, self._settings, self._place, self._guard, self._pages.events)
+        self._service.table = table
+        table.announce(self._place.endpoint)
+        self._pages.shows(table, *(() if again is None else (again.notice,)))
+
+    def _broken(self, table: Table) -> str | None:
+        """Return why a single daemon has to end. One of several claims a stopped region again instead."""
+        return table.broken() if self._alone else None
+
+    def _end(self, table: Table, share: Balancer | None, broken: str | None) -> None:
+        """Hand over, drain and end. Raises: Unavailable if a region stopped itself."""
+        assert self._service is not None
+        timeout = self._settings.daemon.drain_timeout
+        self._pages.health.hold("draining", "this daemon is ending and takes nothing new")
+        _LOG.info("draining for up to %g s", timeout, extra={"event": "drain"})
+        if share is not None and not broken:
+            share.hand_over()
+        _drain(self._service, timeout)
+        broken = self._broken(table) or broken
+        if broken:
+            raise Unavailable(f"{broken}; this daemon ends, start it again: acknowledged rows are in the log")
+
+
+def _close(table: Table) -> None:
+    """Close the table. Log a fence: rows that were never durable are lost if another owner took their region."""
+    try:
+        table.close()
+    except FencedError as error:
+        _LOG.warning("%s", error)
+
+
+def _resized(table: Table, warnings: LogLimit) -> str | None:
+    """Return `Resizing.done`; None if storage does not answer."""
+    try:
+        done = table.resizing.done()
+        if done is None:
+            table.resizing.look()
+        return done
+    except Exception as error:  # noqa: BLE001 - checked again in a moment
+        text = f"{table.base.uri}: cannot check whether the table was resized: {classify(error)}"
+        if (line := warnings.text("resized", text)) is not None:
+            _LOG.warning("%s", line)
+        return None
+
+
+def _taken(again: ClaimsAgain, warnings: LogLimit) -> FencedError | None:
+    """Return `ClaimsAgain.look`; None if storage does not answer."""
+    try:
+        return again.look()
+    except Exception as error:  # noqa: BLE001 - checked again in a moment
+        text = f"regions that another writer took cannot be claimed again yet: {classify(error)}"
+        if (line := warnings.text("taken", text)) is not None:
+            _LOG.warning("%s", line)
+        return None
+
+
+def _supervised(
+    settings: Settings,
+    environ: Mapping[str, str],
+    lifeline: TextIO | None,
+    ready: Callable[[str], None],
+    http_ready: Callable[[str], None],
+    *,
+    take_over: bool,
+) -> int:
+    section, stop, clock = settings.daemon, stop_event(lifeline), wal.SystemClock()
+    for number in range(section.workers if section.http_port > 0 else 0):
+        scheme = "https" if section.tls_cert else "http"
+        http_ready(f"{scheme}://{addresses.url_host(section.host)}:{section.http_port + number}")
+    workers = worker_settings(settings, ports_of(section.host, section.port, section.workers))
+    claimant = as_daemon(workers[0].daemon.endpoints, take_over=take_over)
+    refuse_served(settings, environ, claimant, asking(settings, environ), clock)
+    return Supervisor(workers, clock).run(stop, ready)
+
+
+def _place(settings: Settings, stop: threading.Event) -> Place:
+    """Return this daemon's endpoint from the settings. Raises: Invalid if `daemon.endpoints` does not contain it."""
+    daemon = settings.daemon
+    if not daemon.endpoints:
+        return Place(ends=stop.is_set)
+    scheme = _scheme(settings)
+    mine = addresses.own_endpoint(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
+    if mine is None:
+        raise Invalid(addresses.not_listed_text(daemon.host, daemon.port, scheme))
+    return Place(mine, list(daemon.endpoints), ends=stop.is_set)
+
+
+def _scheme(settings: Settings) -> str:
+    return addresses.scheme_of(settings.daemon.tls_cert)
+
+
+def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard: Guard, stack: ExitStack) -> str:
+    """Serve the pages over HTTP until `stack` ends; return their URL. Raises: Invalid if the port is in use."""
+    from memwal.ingest.service.daemon.live import DaemonSource
+    from memwal.ingest.service.ops.http_server import HttpServer
+    from memwal.ingest.service.ops.live import Live
+    from memwal.ingest.service.ops.storage import StorageCollector, StorageRates
+
+    host, port, clock = settings.daemon.host, settings.daemon.http_port, wal.SystemClock()
+    pages.scrape.add(storage := StorageCollector(settings.cost))
+    pages.scrape.add(RefusedCollector(guard.refused))
+    rates = StorageRates(storage, settings.cost, clock)
+    source = DaemonSource(pages, place, settings.table.uri, Access.of(settings), clock, rates)
+    live = Live("daemon", source, pages.events, clock)
+    setting, acts = "daemon.http_port", pages.acts()
+    server = HttpServer(host, port, pages.pages(), guard, setting=setting, live=live, acts=acts)
+    stack.callback(server.close)
+    live.start()
+    stack.callback(live.stop)
+    return server.url
+
+
+def _listening(table: Table, settings: Settings, place: Place, guard: Guard, events: RecentEvents) -> FlightService:
+    """Answer calls from now on. Raises: Invalid if the port is in use."""
+    host, port = settings.daemon.host, settings.daemon.port
+    try:
+        at, limits = addresses.endpoint_of(host, port, _scheme(settings)), Limits.of(settings.daemon)
+        service = FlightService(table, at, place, guard, limits, events)
+    except OSError as error:
+        raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
+    if not place.endpoint:
+        place.endpoint = addresses.endpoint_of(host, service.port, _scheme(settings))
+        place.endpoints = [place.endpoint]
+    return service
+
+
+@contextmanager
+def _sharing(table: Table, place: Place, stop: threading.Event, settings: Settings) -> Iterator[Balancer | None]:
+    """Return a context that claims and maintains this daemon's share of the regions; None for a single daemon.
+
+    The context is entered once the share is complete, or `stop` is set.
+    """
+    if len(place.endpoints) < 2:
+        yield None
+        return
+    access, read_ahead = Access.of(settings), settings.daemon.read_ahead
+    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access, read_ahead)
+    place.heard, place.look, place.gives = share.heard, share.look, share.gives
+    share.start()
+    try:
+        while not stop.is_set() and not share.wait_settled(LOOK_EVERY):
+            if share.refusal is not None:  # both have started at the same time
+                raise share.refusal
+        yield share
+    finally:
+        share.stop()
+
+
+def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: bool = True) -> Guard:
+    """Check the addresses of a daemon of `settings` and its workers; return the guard that admits their callers.
+
+    `free`: see `check_address`. Raises: Invalid, before any region is claimed.
+    """
+    daemon = settings.daemon
+    guard = Guard.of(daemon, environ)
+    for setting, port in (("daemon.port", daemon.port), ("daemon.http_port", max(0, daemon.http_port))):
+        for worker in range(daemon.workers if port else 1):
+            check_address(setting, daemon.host, port + worker, guard, free=free)
+    return guard
+
+
+def _drain(service: FlightService, timeout: float) -> None:
+    """Wait up to `timeout` seconds for running calls, then end the process.
+
+    Acknowledged rows are in the WAL, so an abrupt end loses nothing.
+    """
+    ending = threading.Thread(target=service.shutdown, daemon=True)
+    ending.start()
+    ending.join(timeout)
+    if ending.is_alive():
+        _LOG.warning("calls still under way after %g s, ending", timeout)
+        sys.stderr.flush()
+        os._exit(0)

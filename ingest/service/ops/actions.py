@@ -1,0 +1,104 @@
+"""Operator actions over HTTP: POST /pause, /resume, /flush and /commit, with an admin token.
+
+1. A role other than admin gets 403, and so does a page of another site (`http_server`). Neither changes anything, nor
+   does a malformed body.
+2. The action is logged with the caller's address (logger `memwal.access`), and runs in its own thread.
+3. The answer follows when the action is done. One action runs at a time for each path. A caller that requests the
+   same meanwhile gets the answer of the running action, with `"joined": true`; a different request gets 429. If a
+   caller disconnects, the action continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from memwal.ingest.engine.table.pauses import WHATS
+from memwal.ingest.errors import Invalid
+from memwal.ingest.service.ops.answers import PATIENCE, in_a_thread, refusal, response
+from memwal.ingest.service.ops.pages import Act, Page
+from memwal.ingest.service.rpc.access_log import AccessLog
+from memwal.ingest.service.rpc.roles import Role
+from memwal.wal import SystemClock
+
+ROLE: web.RequestKey[Role | None] = web.RequestKey("role", object)  # type: ignore[arg-type]
+"""The role of a request's caller; None for a wrong token, which only few paths accept."""
+STATUSES = {"INVALID": 400, "UNAVAILABLE": 503, "UNKNOWN_OUTCOME": 503, "FENCED": 409}
+_FIELDS: Mapping[str, tuple[str, ...]] = {"/pause": ("what", "reason"), "/resume": ("what",)}
+"""Permitted fields of the body, by path."""
+
+
+class Actions:
+    """The handlers of the actions. Runs on one event loop."""
+
+    def __init__(self, acts: Mapping[str, Act]) -> None:
+        """Serve `acts`, by path. Each is called with the body and the caller's address and returns what was done."""
+        self._acts = acts
+        self._running: dict[str, tuple[Any, asyncio.Future[Page]]] = {}
+        self._log = AccessLog(SystemClock())
+
+    def add_to(self, application: web.Application) -> None:
+        """Add the paths."""
+        for path, act in self._acts.items():
+            application.router.add_post(path, partial(self._answered, path, act))
+
+    async def _answered(self, path: str, act: Act, request: web.Request) -> web.StreamResponse:
+        call, peer = f"POST {path}", str(request.remote)
+        if (refused := self._log.refusal(request[ROLE], "admin", call, peer)) is not None:
+            return refusal(403, "INVALID", refused, why="role")
+        try:
+            asked = await _asked(path, request)
+        except Invalid as error:
+            return refusal(400, "INVALID", error.message)
+        running = self._running.get(path)
+        joined = running is not None and not running[1].done()
+        if running is None or not joined:
+            self._log.admin(call, peer)
+            running = asked, asyncio.wrap_future(in_a_thread(partial(_done, act, asked, peer), STATUSES))
+            self._running[path] = running
+        elif running[0] != asked:
+            return refusal(429, "UNAVAILABLE", f"another {path} is running; ask again when it is done", "1")
+        page = await asyncio.shield(running[1])
+        return response(_joined(page) if joined else page)
+
+
+def _done(act: Callable[..., Mapping[str, Any]], asked: Mapping[str, Any], peer: str) -> Page:
+    return Page.of(act(asked, peer))
+
+
+def _joined(page: Page) -> Page:
+    told = json.loads(page.body)
+    return replace(page, body=json.dumps(told | {"joined": True}).encode() + b"\n")
+
+
+async def _asked(path: str, request: web.Request) -> dict[str, Any]:
+    """Return the body, {} without one. Raises: Invalid."""
+    try:
+        data = await asyncio.wait_for(request.read(), PATIENCE)
+    except TimeoutError:
+        raise Invalid(f"the body did not arrive within {PATIENCE:g} s") from None
+    if not data:
+        return {}
+    if request.content_type != "application/json":
+        raise Invalid("send the body as JSON, with Content-Type: application/json, or none")
+    try:
+        asked = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Invalid("the body is not JSON") from None
+    if not isinstance(asked, dict):
+        raise Invalid('the body is no object; write {"reason": "…"}')
+    fields = _FIELDS.get(path, ())
+    for name, value in asked.items():
+        if name not in fields:
+            raise Invalid(f"{path} takes {' and '.join(fields) or 'no fields'}, and not {name!r:.60}")
+        if not isinstance(value, str):
+            raise Invalid(f"{name}: write a text")
+    if asked.get("what", WHATS[0]) not in WHATS:
+        raise Invalid(f"what = {asked['what']!r:.60}: write one of {', '.join(WHATS)}")
+    return asked

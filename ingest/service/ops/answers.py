@@ -1,0 +1,94 @@
+"""Answers over HTTP: pages are rendered in their own threads, so that none delays the event loop or the process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+from aiohttp import web
+
+from memwal.ingest.errors import classify
+from memwal.ingest.service.ops.pages import Page, Render
+from memwal.ingest.service.rpc.refused import Why
+
+PATIENCE = 5.0
+"""Seconds for rendering a page. A health check needs an answer in time."""
+BRIEF_AGE = 1.0
+"""Seconds for which callers without a token get the last answer again."""
+SERVER = "memwal"
+"""Value of the header `Server`, in place of versions of libraries."""
+IS_BRIEF = web.RequestKey("brief", bool)
+"""Whether the answer consists of its status only."""
+WHY = web.ResponseKey("why", str)
+"""The reason of a rejection, for an answer whose status does not show it."""
+
+
+class Shared:
+    """One page, rendered once for all requests that wait at the same time. Runs on one event loop."""
+
+    def __init__(self, path: str, render: Render) -> None:
+        self._path, self._render = path, render
+        self._rendering: asyncio.Future[Page] | None = None
+        self._began = 0.0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer a request; a brief one by the status alone."""
+        brief = request[IS_BRIEF]
+        page = await self._page(BRIEF_AGE if brief else 0.0)
+        return response(Page.of({"ready": page.status == 200}, page.status) if brief else page)
+
+    async def _page(self, age_max: float) -> Page:
+        """Return the page being rendered, or the last one if its rendering began less than `age_max` s ago."""
+        now = asyncio.get_running_loop().time()
+        if self._rendering is None or (self._rendering.done() and now - self._began >= age_max):
+            self._rendering, self._began = asyncio.wrap_future(in_a_thread(self._render)), now
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._rendering), PATIENCE)
+        except TimeoutError:
+            text = f"{self._path} was not rendered within {PATIENCE:g} s; most likely storage does not answer"
+            return Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503)
+
+
+def in_a_thread(render: Render, statuses: Mapping[str, int] = {"UNAVAILABLE": 503}) -> Future[Page]:
+    """Render in a daemon thread, not in a pool: a hanging thread must not keep the process from ending.
+
+    An error becomes a page with its kind and message. `statuses`: kinds of errors that are not answered with 500.
+    """
+    page: Future[Page] = Future()
+
+    def work() -> None:
+        if not page.set_running_or_notify_cancel():  # from now on it cannot be cancelled
+            return
+        try:
+            page.set_result(render())
+        except BaseException as error:  # noqa: BLE001 - the client gets the error
+            classified = classify(error)
+            told = {"error": {"kind": classified.kind, "message": classified.message}}
+            page.set_result(Page.of(told, statuses.get(classified.kind, 500)))
+
+    threading.Thread(target=work, name="http-page", daemon=True).start()
+    return page
+
+
+def response(page: Page, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return the answer of a page."""
+    sent = {
+        "Content-Type": page.content_type,
+        "Server": SERVER,
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        **(headers or {}),
+    }
+    return web.Response(body=page.body, status=page.status, headers=sent)
+
+
+def refusal(status: int, kind: str, message: str, retry_after: str = "", why: Why | None = None) -> web.Response:
+    """Return the answer to a rejected request. `retry_after`: seconds. `why`: the reason if `status` does not show
+    it."""
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    answer = response(Page.of({"error": {"kind": kind, "message": message}}, status), headers)
+    if why is not None:
+        answer[WHY] = why
+    return answer

@@ -1,0 +1,200 @@
+"""The report of `memwal run --once`: figures, then up to four queries on the table's own columns."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from memwal.ingest.engine.api.python_times import python_rows, python_values
+from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.spark.pipeline.figures import Figures
+from memwal.memtable import IndexSpec
+from memwal.wal import Clock
+
+ROWS_SHOWN = 3
+_SAMPLE = 32
+_WIDTH = 80
+_NARROW = 22
+_COLUMNS_SHOWN = 4
+_WORD = re.compile(r"[A-Za-z]{4,}")
+
+
+def print_report(
+    console: Console, table: RemoteTable, indexes: Sequence[IndexSpec], figures: Figures, clock: Clock
+) -> None:
+    """Print the figures of a run and the answers of the queries, at level latest. Raises: errors of the reads."""
+    console.print(figures_table(figures, table.status()))
+    for query in queries(table, indexes):
+        began = clock.monotonic()
+        found = query.ask()
+        seconds = clock.monotonic() - began
+        _print_query(console, query, found, seconds)
+
+
+# ---- figures -------------------------------------------------------------------------------------------------------
+
+
+def figures_table(figures: Figures, status: Mapping[str, Any]) -> Table:
+    """Return the figures as two columns. Flushed SSTs count even after they were committed and pruned."""
+    regions = status["regions"]
+    lines = _stream_lines(figures) if figures.micro_batches else {"rows in": "0: the source holds nothing new"}
+    lines |= {
+        "WAL entries": f"{sum(region['wal_position'] for region in regions):,} in {len(regions)} regions",
+        "SSTs": f"{sum(region['generation'] - 1 for region in regions):,} flushed, "
+        f"{sum(not sst['committed'] for region in regions for sst in region['ssts']):,} not committed",
+        "base table": f"version {status['base_version']}, {status['rows']:,} rows",
+    }
+    shown = Table(
+        title=Text(str(status["table"])),
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=False,
+    )
+    shown.add_column(style="dim")
+    shown.add_column(overflow="fold")
+    for name, value in lines.items():
+        shown.add_row(name, value)
+    return shown
+
+
+def _stream_lines(figures: Figures) -> dict[str, str]:
+    repeated = f", {figures.repeated:,} of them applied before" if figures.repeated else ""
+    none = "not measured: no row was sent"
+    acks = f"p50 {_ms(figures.ack_p50)}, p99 {_ms(figures.ack_p99)} from the last row sent"
+    waits = f"p50 {_ms(figures.queryable_p50)}, max {_ms(figures.queryable_max)} from its landing in the source"
+    if math.isnan(figures.queryable_max):
+        waits = "not measured: the source has no times"
+    kept = f", {figures.letters:,} new dead letters" if figures.letters else ", no new dead letter"
+    batches = "micro-batch" if figures.micro_batches == 1 else "micro-batches"
+    bad = {"bad rows": f"{figures.bad:,} left out{kept}"} if figures.bad else {}
+    return {
+        "rows in": f"{figures.rows:,} in {figures.micro_batches:,} {batches}{repeated}",
+        **bad,
+        "rows per second": f"{figures.rows_per_second:,.0f} over {figures.seconds:.1f} s, from start to last ack",
+        "put ack": acks if figures.rows else none,
+        "event to queryable": waits if figures.rows else none,
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+# ---- queries -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query of the report: its name, its description, and how to run it."""
+
+    name: str
+    words: str
+    ask: Callable[[], pa.Table]
+
+
+def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
+    """Return a lookup by key, and for each kind of index one query: a filter, a vector search or a text search.
+
+    Queries use values of stored rows, so that each returns rows.
+    """
+    rows = table.scan(limit=_SAMPLE).read_all()
+    if not rows.num_rows:
+        return []
+    found = [_by_key(table, python_rows(rows.slice(0, 1))[0], indexes)] if table.key else []
+    makers = {"btree": _by_filter, "ivf_pq": _by_vector, "fts": _by_text}
+    for kind, make in makers.items():
+        columns = [index.column for index in indexes if index.kind == kind]
+        filled = [row for row in python_rows(rows) if columns and row[columns[0]] is not None]
+        if filled:
+            found += make(table, filled[len(filled) // 2], columns[0], shown_columns(table, indexes))
+    return found
+
+
+def shown_columns(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[str]:
+    """Return the columns that fit into 80 characters: the key, indexed columns, then others.
+
+    Vectors and bytes are left out.
+    """
+    indexed = [index.column for index in indexes]
+    names = dict.fromkeys([*table.key, *indexed, *table.schema.names])
+    return [name for name in names if _printable(table.schema.field(name).type)][:_COLUMNS_SHOWN]
+
+
+def _printable(kind: pa.DataType) -> bool:
+    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _by_key(table: RemoteTable, row: dict[str, Any], indexes: Sequence[IndexSpec]) -> Query:
+    key = {name: row[name] for name in table.key}
+    words = ", ".join(f"{name} = {_literal(value)}" for name, value in key.items())
+    columns = shown_columns(table, indexes)
+    return Query("by key", words, lambda: table.get([key], columns))
+
+
+def _by_filter(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:
+    condition = f"{column} >= {_literal(row[column])}"
+    return [Query("by filter", condition, lambda: table.scan(columns, condition).read_all())]
+
+
+def _by_vector(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:
+    words = f"{column} near that of {_literal(row[table.key[0]]) if table.key else 'one of the rows'}"
+    return [Query("by vector", words, lambda: table.search(column, row[column], ROWS_SHOWN, columns=columns))]
+
+
+def _by_text(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:
+    words = " ".join(sorted(dict.fromkeys(_WORD.findall(row[column].lower())), key=len, reverse=True)[:2])
+    if not words:
+        return []
+    return [
+        Query("by text", f"{column} matches '{words}'", lambda: table.match(column, words, ROWS_SHOWN, columns=columns))
+    ]
+
+
+def _literal(value: object) -> str:
+    return str(value) if isinstance(value, int | float) else "'" + str(value).replace("'", "''") + "'"
+
+
+def _print_query(console: Console, query: Query, found: pa.Table, seconds: float) -> None:
+    count = f"{found.num_rows:,} row{'' if found.num_rows == 1 else 's'}"
+    title = f"[bold]{query.name}[/]  {escape(query.words)}  [dim]{count}, {seconds * 1e3:.1f} ms[/]"
+    console.print(title, soft_wrap=True, highlight=False)
+    shown = Table(box=None, header_style="dim", padding=(0, 1), width=min(_WIDTH, console.width))
+    head = found.slice(0, ROWS_SHOWN)
+    widest = _widest(head)
+    for field in found.schema:
+        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        shown.add_column(
+            field.name,
+            no_wrap=True,
+            overflow="ellipsis",
+            justify="right" if number else "left",
+            ratio=1 if field.name == widest else None,
+            max_width=None if field.name == widest else _NARROW,
+        )
+    for row in python_rows(head):
+        shown.add_row(*(_cell(value) for value in row.values()))
+    console.print(shown)
+    console.print()
+
+
+def _widest(found: pa.Table) -> str:
+    """Return the column with the longest texts; it gets the width that the other columns leave."""
+    lengths = {name: sum(len(str(value)) for value in python_values(found[name])) for name in found.column_names}
+    return max(lengths, key=lambda name: lengths[name], default="")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else escape(str(value))

@@ -1,0 +1,452 @@
+"""The `foreachBatch` sink: writes micro-batches of Spark into the regions of a table, each exactly once.
+
+    df.writeStream.foreachBatch(memwal.MemWalSink("config.toml")).option("checkpointLocation", …).start()
+
+The README has the steps of a micro-batch with their crash points. In short: executors validate and route the rows
+(`RouteTask`), Spark shuffles them by region, and one task per region streams them to the owner (`SendTask`). For a
+micro-batch that is likely to be small, one task does all of this (`OneTask`). The driver collects one receipt per
+region.
+
+A replayed micro-batch must have the same rows (README, *Decisions*).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memwal.flush import BaseTable
+from memwal.ingest import tracing
+from memwal.ingest.caller import Caller
+from memwal.ingest.engine.api.missing import SETTING, CallersColumns, choices, missing_rule
+from memwal.ingest.engine.table.owner_notes import NotesFinder, by_notes
+from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable
+from memwal.ingest.service.client.retry import Attempts
+from memwal.ingest.service.daemon.child import RestartingDaemon
+from memwal.ingest.service.rpc.credentials import Access
+from memwal.ingest.settings.endpoints import configured_endpoint
+from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.settings.paths import with_absolute_paths
+from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow
+from memwal.ingest.spark.dlq.letters import Place, Rules, given, refused_in
+from memwal.ingest.spark.dlq.table import DeadLetters
+from memwal.ingest.spark.driver_read import MOST_ROWS
+from memwal.ingest.spark.errors import of_spark
+from memwal.ingest.spark.map_stage import READ_AGAIN, WITHOUT_READING, rows_read
+from memwal.ingest.spark.schema import spark_type
+from memwal.ingest.spark.sink.prepared import PreparedTask, fits_one_task, places
+from memwal.ingest.spark.sink.receipts import BatchReceipt, _added, receipt_of, receipt_schema, refuse_older
+from memwal.ingest.spark.sink.route import RouteTask
+from memwal.ingest.spark.sink.send import SendTask, required_of
+from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask
+from memwal.ingest.spark.source.columns import (
+    ADDED,
+    BUCKET,
+    LETTER,
+    LETTER_TYPE,
+    NOT_SHUFFLED,
+    PLACE,
+    ROW,
+    of_table,
+)
+from memwal.ingest.spark.source.source_rows import SmallReader, SourceGuard
+from memwal.ingest.spark.workers import use_own_python
+from memwal.wal import SystemClock, SystemIds
+from memwal.wal.panics import panics_as_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_ROUNDS = 20
+"""Maximum attempts of a micro-batch whose regions refuse rows. Each attempt leaves out the rows refused before."""
+_QUERY_ID = "sql.streaming.queryId"
+"""Local property that Spark's micro-batch execution sets to the query id of the checkpoint."""
+
+SMALL, SMALL_ON_FEW = 200_000, 1_000_000
+"""Most rows of a micro-batch for one task.
+
+A shuffle and a second stage take longer than so few rows take in one task. With at most `FEW` concurrent tasks the
+limit is higher, because a shuffle and a sort in so few tasks are slower than one task.
+"""
+FEW = 2
+WITHOUT_PATHS_FROM = 10_000
+"""Fewest rows for which omitting the paths of files is worth another column in Spark's plan."""
+WITH_PATHS_FOR = 100
+"""Number of micro-batches that are read with paths after one that needed them."""
+BY_JOBS_FOR = 20
+"""Number of micro-batches that are read by jobs after one that the driver could not read or hold."""
+
+
+class MemWalSink:
+    """Writes micro-batches into the table of a configuration. The README has the steps.
+
+    Without `endpoint` and `daemon.endpoints` it starts a child daemon at the first micro-batch and keeps it until
+    `close` or the end of this process; if the daemon exits it is restarted, also during a micro-batch. With
+    `daemon.on_spark` it uses the daemons that `memwal serve` or `memwal run` has started, and finds them again after a
+    restart.
+
+    Thread safety. One query at a time, as Spark calls it.
+    Durability. A call returns only after every row is on storage.
+    Errors. A call raises `ingest.errors` kinds only; the last one stays in `failure`, because Spark ends the query
+    with an exception of its own.
+    """
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, Any] | Settings,
+        *,
+        endpoint: str | None = None,
+        on_batch: Callable[[BatchReceipt], None] | None = None,
+        tasks: int | None = None,
+    ) -> None:
+        """`config`: TOML path, a dict of its sections, or settings. `endpoint`: of the daemons, separated by
+        commas, instead of `daemon.endpoints`. `on_batch`: called with the receipt of every finished micro-batch.
+        `tasks`: how many may send at the same time.
+
+        Raises: Invalid for a configuration that is wrong.
+        """
+        self._settings = with_absolute_paths(config if isinstance(config, Settings) else load(config, os.environ))
+        tracing.begin("memwal-run", self._settings.tracing)
+        self._endpoint = endpoint or configured_endpoint(self._settings)
+        self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
+        self._child: RestartingDaemon | None = None
+        self._base: BaseTable | None = None
+        self._known: tuple[str, ...] = ()
+        dlq = self._settings.dlq
+        self._bad_rate = BadRate(dlq.max_bad_percent, dlq.bad_window)
+        self._last: int | None = None  # rows of the last micro-batch, as an estimate for the next one
+        self._small: int | None = None
+        self._by_jobs = 0
+        self._caller = Caller()
+        self._too_many = False
+        self._with_paths = 0
+        self._prepared: PreparedTask | None = None
+        self._previous: tuple[str, int] | None = None  # query and number of the last written micro-batch
+        self.small: SmallReader | None = None
+        """Reads the rows of small micro-batches faster."""
+        self.guard: SourceGuard | None = None
+        """Checks the source after the rows of a micro-batch were read, and before they are sent."""
+        self.failure: MemWalError | None = None
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch; Spark calls this."""
+        try:
+            with tracing.span("memwal.micro_batch", batch_id=batch_id) if tracing.on else tracing.OFF as span:
+                receipt = self._written(frame, batch_id)
+                tracing.note(span, rows=receipt.rows, bad_rows=receipt.bad, regions=len(receipt.regions))
+        except Exception as error:  # noqa: BLE001 - raised again as one of the six kinds
+            self.failure, self._previous = self._explained(error), None
+            raise self.failure from None
+        self.failure = None
+        if self._on_batch is not None:
+            self._on_batch(receipt)
+
+    def expect_columns(self, columns: Sequence[str]) -> None:
+        """Raise Invalid if `columns` lack columns of the table, and `sink.missing` does not decide their values."""
+        base = self._table()
+        rule = missing_rule(self._settings.sink.missing or None, base.key, base.rules.upsert)
+        of = (of_table(columns), base.schema, base.key, required_of(columns, base.required), rule)
+        CallersColumns(self._known).nulls(*of, remedy=choices(SETTING))
+
+    def warm_up(self, spark: SparkSession) -> None:
+        """Start Spark's Python workers and let them open the table, to save this time in the first micro-batch."""
+        route, base = self._route(), self._table()
+        spark.range(base.buckets).mapInArrow(route.warm_up, "id long").groupBy().count().collect()
+
+    def give_up(self) -> None:
+        """End a micro-batch that this process is sending, as its query is being stopped. Spark replays it."""
+        self._caller.leave()
+
+    def close(self) -> None:
+        """Stop the child daemon, if there is one. Acknowledged rows are kept."""
+        if self._child is not None:
+            self._child.stop(self._settings.daemon.drain_timeout)
+            self._child = None
+
+    @panics_as_errors
+    def _written(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
+        """Write the micro-batch. If the table is resized or Spark loses rows meanwhile, start it again."""
+        attempts = Attempts(self._clock, SystemIds(), self._settings.sink.stream_timeout, repeatable=True)
+        while True:
+            try:
+                return self._write(frame, batch_id)
+            except Exception as error:
+                self._base = None
+                found = self._explained(error)
+                if found.details.get("reason") not in (RESIZED, READ_AGAIN):
+                    raise
+                self._previous = None
+                attempts.after(Unavailable(found.message, {"reason": NOT_OWNER}), alone=False)
+
+    def _write(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
+        producer = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        if not producer:
+            raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
+        use_own_python(frame.sparkSession)
+        endpoint, base = self._owner(), self._table()
+        sink, letters = self._settings.sink, self._letters()
+        routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
+        access = Access.of(self._settings)
+        found = (self._find(), base.table_id or None)
+        trace, missing = tracing.headers() if tracing.on else (), (self._known, sink.missing or None)
+        send = SendTask(
+            endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found, trace, *missing
+        )
+        refused: dict[Place, BadRow] = {}
+        if self.guard is not None:
+            self.guard.begin(batch_id)
+        # One sink may serve a query that is started again, even from an older checkpoint, or another query.
+        if self._previous != (producer, batch_id - 1):
+            send, refused = self._after_restart(send)
+        letters_added = 0
+        for _ in range(_ROUNDS):
+            rows = None if refused else self._without_shuffle(frame, send)
+            if rows is None:
+                rows, added = self._by_regions(frame, send, refused)
+                letters_added += added
+            letters_added += _added(rows)
+            told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
+            if not told:
+                receipt = receipt_of(batch_id, rows, letters_added)
+                refuse_older(batch_id, max((each.newest or 0 for each in receipt.regions), default=None))
+                self._adapt_limit(receipt.rows + receipt.bad)
+                self._refuse_too_bad(receipt, send)
+                self._previous = producer, batch_id
+                return receipt
+            for packed in told:
+                refused |= refused_in(packed)
+        reason = next(reversed(refused.values())).reason
+        raise Invalid(
+            f"regions refused {len(refused):,} rows of a micro-batch, new ones in each of {_ROUNDS} attempts; {reason}"
+        )
+
+    def _after_restart(self, send: SendTask) -> tuple[SendTask, dict[Place, BadRow]]:
+        """Return the task for a micro-batch that an earlier run may have begun, and its rows that are dead letters now.
+
+        Rows that are dead letters stay dead letters, even if the mapping has changed. Once every region has applied the
+        micro-batch, no more dead letters are written. Raises: Invalid.
+        """
+        applied = send.applied()
+        # With an older checkpoint, regions that are behind would apply rows that other regions have under other
+        # numbers.
+        refuse_older(send.sequence, applied.newest)
+        if applied.everywhere == send.sequence:
+            mode = "skip" if send.letters.mode == "table" else send.letters.mode
+            return replace(send, letters=replace(send.letters, mode=mode)), {}
+        options = self._settings.storage_options(os.environ)
+        letters = DeadLetters.find(self._settings.dead_letters, options, self._clock)
+        return send, given(letters, send.producer, send.sequence)
+
+    def _without_shuffle(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
+        """Return the receipts of a micro-batch written without a shuffle; None if it needs one: nothing was sent."""
+        rows = self._by_driver(frame, send)
+        return self._by_one_task(frame, send) if rows is None else rows
+
+    def _by_driver(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
+        """Return the receipts of a micro-batch that this process reads, validates and sends.
+
+        None if it cannot: nothing was sent.
+        """
+        self._by_jobs = max(0, self._by_jobs - 1)
+        if self.small is None or self._by_jobs or (self._last or 0) > MOST_ROWS:
+            return None
+        task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
+        rows = self.small(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
+        if rows is None:
+            self._by_jobs = (
+                0 if self._last is None else BY_JOBS_FOR
+            )  # the first micro-batch may be an accumulated backlog
+            return None
+        if self.guard is not None:
+            self.guard.check()
+        if not rows.num_rows:
+            return []
+        self._caller = Caller()
+        told = self._caller.run(lambda: [*task.receipts(iter([rows]))])
+        receipts = [row for each in told for row in each.to_pylist()]
+        if any(row["said"] == TOO_MANY for row in receipts):
+            self._by_jobs = BY_JOBS_FOR
+            return None
+        return receipts
+
+    def _by_one_task(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
+        """Return the receipts of a micro-batch written by one task; None if it needs a shuffle: nothing was sent."""
+        if self._small is None:
+            few = frame.sparkSession.sparkContext.defaultParallelism <= FEW
+            self._small = SMALL_ON_FEW if few else SMALL
+        if self._last is None or self._last > self._small:
+            return None
+        task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
+        schema = frame.schema
+        if not fits_one_task(schema, task):
+            return None
+        if self.guard is None:
+            rows = self._without_paths(frame, schema, task)
+            if rows is None:
+                rows = self._taken(frame, schema, task)
+        else:
+            with self._checked(frame.repartition(1)) as read:
+                rows = self._taken(read, schema, task)
+        if any(row["said"] == TOO_MANY for row in rows):
+            self._too_many = True
+            return None
+        return rows
+
+    def _without_paths(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
+        """As `_taken`, for rows without the paths of their files.
+
+        None if paths are needed, or if few rows are expected. A source that needed paths once will probably need them
+        again, so the next micro-batches have paths from the start.
+        """
+        self._with_paths = max(0, self._with_paths - 1)
+        if self._with_paths or not set(PLACE) <= set(schema.names) or (self._last or 0) < WITHOUT_PATHS_FROM:
+            return None
+        rows = self._taken(frame, schema, replace(task, without_paths=True))
+        if not any(row["said"] == PATHS_NEEDED for row in rows):
+            return rows
+        self._with_paths = WITH_PATHS_FOR
+        return None
+
+    def _taken(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]]:
+        """Return the receipts of the single task that processes all rows."""
+        if self._prepared is None or not self._prepared.serves(task, schema, frame):
+            self._prepared = PreparedTask(task, schema, frame)
+        return self._prepared.collected(frame, task.send.sequence, task.send.trace)
+
+    def _adapt_limit(self, rows: int) -> None:
+        """Adapt the small-batch limit to the last micro-batch, which had `rows` rows."""
+        if self._too_many:  # the rows are wide: half as many may fit into one task
+            self._small, self._too_many = min(self._small or rows, rows // 2), False
+        self._last = rows
+
+    def _by_regions(
+        self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Return the receipts of a shuffled micro-batch, and the number of dead letters written for `refused`."""
+        buckets = self._table().buckets
+        most = min(buckets, self._tasks or buckets)
+        routed = routed_frame(frame, self._route(refused), most, self._settings.source.order_by)
+        letters = 0
+        with self._checked(routed) as rows:
+            if refused:
+                # The dead letters must be durable before any region applies the micro-batch without these rows:
+                # afterwards no region refuses them, and a replay would not know them.
+                letters = _added(_collected(rows.where(f"{BUCKET} < 0"), send))
+            return _collected(rows, send), letters
+
+    @contextmanager
+    def _checked(self, shuffled: DataFrame) -> Iterator[DataFrame]:
+        """Yield the rows of a shuffled frame.
+
+        With a guard, all rows are read and checked first, and while the context is open no row is read from the source
+        again.
+        """
+        if self.guard is None:
+            yield shuffled
+            return
+        rows = rows_read(shuffled)
+        self.guard.check()
+        with WITHOUT_READING.on(shuffled.sparkSession):
+            yield rows
+
+    def _refuse_too_bad(self, receipt: BatchReceipt, send: SendTask) -> None:
+        """Raise Invalid if too many of the newest rows were bad. Nothing of the micro-batch is lost.
+
+        Spark replays the micro-batch, possibly with other rows, since the source may be corrected meanwhile. Its dead
+        letters stay dead letters, so regions that received no rows now must not apply any in the replay.
+        """
+        rate = self._bad_rate.with_more(receipt.rows + receipt.bad, receipt.bad)
+        if rate is None:
+            return
+        if self._settings.dlq.mode == "table":
+            told = {each.region for each in receipt.regions}
+            send.note(region for region in send.regions if str(region) not in told)
+        kept = (
+            f"they are in {self._settings.dead_letters}" if self._settings.dlq.mode == "table" else "they are left out"
+        )
+        raise Invalid(
+            f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}; most frequent "
+            f"reasons: {receipt.reasons or 'see memwal dlq list'}; correct the source, or raise dlq.max_bad_percent",
+            {"bad": receipt.bad},
+        )
+
+    def _route(self, refused: Mapping[Place, BadRow] | None = None) -> RouteTask:
+        """Return the task that routes rows. Secrets stay references, as in the configuration."""
+        # The base table's absolute address: an executor has another working directory.
+        base = self._table()
+        return RouteTask(base.uri, self._options(), base.routing_version, self._settings.dlq.mode, refused or {})
+
+    def _letters(self) -> Rules:
+        return Rules(self._settings.dlq.mode, self._settings.dead_letters, self._options())
+
+    def _options(self) -> tuple[tuple[str, str], ...]:
+        return tuple((name, value.get_secret_value()) for name, value in self._settings.table.storage_options.items())
+
+    def _owner(self) -> str:
+        """Return the endpoints to send to.
+
+        Replaces a child daemon that failed permanently, which the epoch makes safe.
+        """
+        if self._endpoint is not None:
+            return self._endpoint
+        if (find := self._find()) is not None:
+            self._endpoint = by_notes(find)
+            return self._endpoint
+        if self._child is None or self._child.failure is not None:
+            self.close()
+            self._child = RestartingDaemon(self._settings)
+        return self._child.endpoint
+
+    def _find(self) -> NotesFinder | None:
+        if not self._settings.daemon.on_spark:
+            return None
+        base = self._table()
+        return NotesFinder(base.uri, self._options(), base.regions)
+
+    def _table(self) -> BaseTable:
+        if self._base is None:
+            options = self._settings.storage_options(os.environ)
+            self._base = BaseTable.open(self._settings.table.uri, options)
+            self._known = self._known or tuple(self._base.schema.names)
+        return self._base
+
+    def _explained(self, error: Exception) -> MemWalError:
+        """Return the kind of an error; if the child daemon failed permanently, its failure, which caused the error."""
+        gone = None if self._child is None else self._child.failure
+        return gone or of_spark(error)
+
+
+def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequence[str]) -> DataFrame:
+    """Return the routed rows (steps 1 and 2) with the columns `ADDED`: the rows of a region together, oldest first.
+
+    `most`: number of tasks after the shuffle; more tasks than regions are useless. A source without files and without
+    `order_by` is ordered by Spark partition, then by arrival.
+    """
+    from pyspark.sql import functions
+    from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+    if not places(frame.columns):
+        frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
+    kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
+    added = [StructField(name, kind, True) for name, kind in kinds]
+    if route.letters != "fail":
+        added.append(StructField(LETTER, spark_type(LETTER_TYPE), True))
+    passing = [
+        StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in NOT_SHUFFLED
+    ]
+    routed = frame.mapInArrow(route, StructType([*passing, *added]))
+    tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
+    by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
+    place = places(frame.columns)
+    placed = routed.repartitionById(tasks, by_region)
+    return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
+
+
+def _collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:
+    """Run the job (steps 3 and 4). Return the answers of its tasks, one dict per row of `RECEIPT`."""
+    return [row.asDict() for row in frame.mapInArrow(task, receipt_schema()).collect()]

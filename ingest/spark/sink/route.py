@@ -1,0 +1,181 @@
+"""The task that validates the rows of a micro-batch and computes the region of each, before the shuffle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal.ingest.errors import Invalid
+from memwal.ingest.service.client.target import Target, opened, reopened
+from memwal.ingest.spark.dlq.bad_rows import BadRow, conformed_to, unfit_of
+from memwal.ingest.spark.dlq.file_rows import read_again
+from memwal.ingest.spark.dlq.letters import Mode, Place, letter_column, place_of, rows_at
+from memwal.ingest.spark.source.columns import (
+    BLOCK,
+    BUCKET,
+    FILE,
+    LETTER,
+    NO_REGION,
+    NOT_SHUFFLED,
+    ROW,
+    TOPIC,
+    of_table,
+    runs,
+)
+from memwal.ingest.spark.source.whole_input import with_counts
+from memwal.ingest.spark.task import task_edge
+from memwal.memtable import InvalidRows
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTask:
+    """Validates batches against the table and adds the columns `ADDED`.
+
+    Good rows pass unchanged, then count rows follow (`source.whole_input`). If `letters` is not "fail", bad rows
+    continue as dead letters, with the column `LETTER`. `refused`: rows that their region refused in an earlier attempt,
+    or that are dead letters of this micro-batch; with "fail" they are left out.
+
+    Raises (as TaskError): Invalid with the column, and the row and its file if there is one. With dead letters, only
+    for columns that fit no row.
+    """
+
+    uri: str
+    options: tuple[tuple[str, str], ...]
+    routing: int = 1
+    """Version of the routing that the driver uses. A worker that knows another version opens the table again."""
+    letters: Mode = "fail"
+    refused: Mapping[Place, BadRow] = field(default_factory=dict)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with task_edge():
+            yield from with_counts(self.routed(batches))
+
+    def routed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As a call, but raises errors unchanged and yields no count rows. Raises: Invalid."""
+        numbers = RowNumbers()
+        for batch in batches:
+            yield self._routed(batch, numbers.of(batch))
+
+    def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Open the table in this worker; pass batches of any kind through."""
+        with task_edge():
+            opened(self.uri, self.options, self.routing)
+            yield from batches
+
+    def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        target = self._target(of_table(batch.schema.names))
+        refused = rows_at(self.refused, batch, numbers)
+        if self.letters == "fail":
+            if refused:  # dead letters of an earlier run
+                others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
+                batch, numbers = batch.take(pa.array(others)), numbers[others]
+            batch, bad = read_again(batch, target.base.schema)
+            return self._all_or_none(batch, numbers, bad, target)
+        batch, bad = read_again(batch, target.base.schema)
+        bad |= refused
+        rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
+        asked = batch if rest is None else batch.take(pa.array(rest))
+        unfit, conformed = unfit_of(asked, lambda rows: conformed_to(target, rows))
+        bad |= {row if rest is None else int(rest[row]): why for row, why in unfit.items()}
+        good = np.ones(batch.num_rows, dtype=bool)
+        good[list(bad)] = False
+        if conformed is None:
+            conformed = conformed_to(target, batch.filter(pa.array(good)))
+        buckets = np.full(batch.num_rows, NO_REGION, dtype=np.int32)
+        buckets[good] = target.base.route(conformed)
+        return self._sorted_out(batch, numbers, bad, buckets)
+
+    def _target(self, columns: Sequence[str]) -> Target:
+        target = opened(self.uri, self.options, self.routing)
+        if not set(columns) <= set(target.base.schema.names):
+            target = reopened(target, self.uri, self.options, self.routing)
+        return target
+
+    @staticmethod
+    def _all_or_none(
+        batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
+    ) -> pa.RecordBatch:
+        for row, why in sorted(bad.items())[:1]:
+            what = "; correct the file, or set dlq.mode" if FILE in batch.schema.names else ""
+            raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
+        try:
+            conformed = conformed_to(target, batch)
+        except InvalidRows as error:
+            raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
+        return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
+
+    def _sorted_out(
+        self,
+        batch: pa.RecordBatch,
+        numbers: npt.NDArray[np.int64],
+        bad: Mapping[int, BadRow],
+        buckets: npt.NDArray[np.int32],
+    ) -> pa.RecordBatch:
+        """Return all rows in order: good rows with their region, bad rows without values but with their dead letter."""
+        letter = letter_column(batch, bad, of_table(batch.schema.names), raw=self.letters == "table")
+        good = pa.array(buckets != NO_REGION)
+        for name in of_table(batch.schema.names) if bad else ():
+            at = batch.schema.get_field_index(name)
+            kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
+            batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
+        return _with_places(batch, numbers, pa.array(buckets)).append_column(LETTER, letter)
+
+
+def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: pa.Array) -> pa.RecordBatch:
+    beside = [name for name in NOT_SHUFFLED if name in batch.schema.names]
+    return batch.drop_columns(beside).append_column(ROW, pa.array(numbers)).append_column(BUCKET, buckets)
+
+
+class RowNumbers:
+    """Numbers the rows of a task within their part of a file (without files: within the task).
+
+    A replay may divide the source into other tasks. A part of a file is always read in its own order, so these numbers
+    do not depend on the division.
+    """
+
+    def __init__(self) -> None:
+        self._part: tuple[object, object] | None = None
+        self._next = 0
+
+    def of(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows of the next batch: int64[rows]."""
+        numbers = np.empty(batch.num_rows, dtype=np.int64)
+        for start, end in self._parts(batch):
+            part = (
+                (batch[FILE][start].as_py(), batch[BLOCK][start].as_py())
+                if FILE in batch.schema.names
+                else (None, None)
+            )
+            first = self._next if part == self._part else 0
+            numbers[start:end] = np.arange(first, first + end - start)
+            self._part, self._next = part, first + end - start
+        return numbers
+
+    @staticmethod
+    def _parts(batch: pa.RecordBatch) -> Sequence[tuple[int, int]]:
+        if not batch.num_rows:
+            return ()
+        if FILE not in batch.schema.names:
+            return ((0, batch.num_rows),)
+        files = batch[FILE].dictionary_encode().indices.to_numpy()
+        return runs(files, batch[BLOCK].to_numpy())
+
+
+def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
+    """Return the place of a refused row for the end of its message: its number in the file, not in the batch."""
+    if row is None:
+        return ""
+    if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
+        topic, partition, offset = place_of(batch, row, 0)
+        return f" (offset {offset} of partition {partition} of topic {topic})"
+    if FILE not in batch.schema.names:
+        of = f" of Spark partition {batch[BLOCK][row].as_py()}" if BLOCK in batch.schema.names else ""
+        return f" (row {int(numbers[row])}{of}, counted from 0)" if of else ""
+    name = PurePosixPath(str(batch[FILE][row].as_py())).name
+    return f" (row {int(numbers[row])} of {name}, counted from 0)"

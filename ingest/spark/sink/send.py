@@ -1,0 +1,293 @@
+"""The task that sends rows: each region's rows to its owner, bad rows to the table of dead letters.
+
+Spark shuffles between `RouteTask` and `SendTask`, so the rows of a region arrive together and in order, and no row is
+sent before every row of the micro-batch has passed validation. Both tasks are pickled with plain strings and numbers
+only, and open everything else in the worker. This module does not import Spark.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memwal.ingest import tracing
+from memwal.ingest.caller import carried
+from memwal.ingest.engine.api.missing import SETTING, CallersColumns, Missing, choices, missing_rule
+from memwal.ingest.engine.api.tokens import Applied, StreamReceipt, Token
+from memwal.ingest.engine.table.owner_notes import NotesFinder
+from memwal.ingest.errors import Invalid
+from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
+from memwal.ingest.service.client.stream import RegionStream
+from memwal.ingest.service.rpc.credentials import Access
+from memwal.ingest.spark.dlq.letters import FAIL, DeadLetterWriter, Refusals, Rules
+from memwal.ingest.spark.sink.receipts import RECEIPT, without_ack
+from memwal.ingest.spark.source.columns import (
+    DELETE,
+    LANDED,
+    NO_REGION,
+    ROW,
+    of_table,
+    rows_and_deletes,
+)
+from memwal.ingest.spark.source.whole_input import RegionRows, by_region
+from memwal.ingest.spark.task import task_edge
+from memwal.memtable import TOMBSTONE, row_schema, with_tombstone
+from memwal.wal import Clock, SystemClock
+
+_MICROS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class SendTask:
+    """Streams rows, sorted by `BUCKET` and then oldest first, to their owners; yields one `RECEIPT` row per region.
+
+    A region's stream is closed only after as many rows were sent as its count rows say. If anything fails before, the
+    region applies nothing. If the owner is lost, releases the region or is busy, the stream is sent again until
+    `timeout`, also if the only daemon is restarted. While the rows of one region are sent, the acks of previous regions
+    are awaited.
+
+    Raises (as TaskError): errors that the owner returns; Unavailable and UnknownOutcome if no owner answers.
+    """
+
+    endpoint: str
+    """Endpoints of daemons, separated by commas; these daemons name the others."""
+    regions: tuple[UUID, ...]
+    """The region of bucket n at index n."""
+    producer: str
+    sequence: int
+    timeout: float
+    in_flight_max: int = IN_FLIGHT_MAX
+    access: Access = field(default_factory=Access)
+    routing: int = 1
+    """Version of the routing of `regions`."""
+    letters: Rules = FAIL
+    find: NotesFinder | None = None
+    """Finds daemons that are not configured."""
+    table: str | None = None
+    """Id of the table; None accepts any table that the daemons serve."""
+    trace: tracing.Headers = ()
+    """Names the span of the micro-batch."""
+    known: tuple[str, ...] = ()
+    """Columns of the table when the sender started. Columns that were added later keep their stored values."""
+    missing: Missing | None = None
+    """How known columns that the rows lack are handled; see `missing_rule`."""
+    form: str = SETTING
+    """How the user writes `missing`, for messages."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with task_edge():
+            yield from self.sent(by_region(batches))
+
+    def sent(self, regions: Iterator[RegionRows]) -> Iterator[pa.RecordBatch]:
+        """As a call, but raises errors unchanged: errors that the owner returns, Unavailable, UnknownOutcome."""
+        first = next(regions, None)
+        if first is not None and first.bucket == NO_REGION:
+            written = DeadLetterWriter(self.letters, ROW, self.producer, self.sequence).take(first)
+            told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
+            yield without_ack(SystemClock().now(), **told)
+            first = next(regions, None)
+        if first is None:
+            return
+        table = self._connected()
+        table.refresh(look=False)
+        with OrderedPipeline[pa.RecordBatch](self.in_flight_max) as acks:
+            yield from self._send(table, chain([first], regions), acks)
+
+    def note(self, regions: Iterable[UUID]) -> None:
+        """Make regions that received no rows of the micro-batch note it as applied. Raises: as a stream of rows."""
+        table, token = self._connected(), Token(self.producer, self.sequence)
+        for region in regions:
+            columns = table.schema.names
+            opened_stream(table, region, token, self.timeout, columns, 0, self.routing).finish()
+
+    def applied(self) -> Applied:
+        """Return which micro-batches of the query the regions have applied. Raises: Unavailable."""
+        return self._connected().applied(self.producer, self.timeout)
+
+    def _connected(self) -> RemoteTable:
+        return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find, self.table)
+
+    def _send(
+        self, table: RemoteTable, regions: Iterator[RegionRows], acks: OrderedPipeline[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        for rows in regions:
+            sending = self._sending(table, rows)
+            try:
+                for batch in rows:
+                    sending.write(batch)
+            except BaseException:
+                sending.abort()
+                raise
+            yield from acks.begin(sending.finish, sending.bytes)
+        yield from acks.rest()
+
+    def _sending(self, table: RemoteTable, rows: RegionRows) -> _Sending:
+        token, region = Token(self.producer, self.sequence), self.regions[rows.bucket]
+        columns = [*of_table(rows.columns), *([TOMBSTONE] if DELETE in rows.columns else [])]
+        with tracing.continued(self.trace):
+            said = (self.timeout, columns, rows.count, self.routing, self._nulls(table, rows.columns))
+            stream = opened_stream(table, region, token, *said)
+        return _Sending(table, stream, SystemClock(), Refusals(ROW) if self.letters.mode != "fail" else None)
+
+    def _nulls(self, table: RemoteTable, columns: Sequence[str]) -> list[str]:
+        rule = missing_rule(self.missing, table.key, table.upsert)
+        required = required_of(columns, table.required)
+        of = (of_table(columns), table.schema, table.key, required, rule)
+        return CallersColumns(self.known).nulls(*of, remedy=choices(self.form))
+
+
+class _Sending:
+    """The open stream of one region."""
+
+    def __init__(self, table: RemoteTable, stream: RegionStream, clock: Clock, refusals: Refusals | None) -> None:
+        """`refusals`: records every sent row, if rows that the region refuses may be left out."""
+        self._refusals = refusals
+        self._stream, self._clock, self._key, self._version = stream, clock, table.key, table.version
+        self._rows_schema = row_schema(table.schema, table.key)
+        self._landed: list[pa.Scalar] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        rows, deletes = rows_and_deletes(batch, self._key, self._version)
+        conformed = with_tombstone(rows, self._rows_schema, deletes=deletes)
+        sent = self._stream.schema
+        for part in conformed.select(sent.names).cast(sent).combine_chunks().to_batches():
+            self._stream.write(part)
+        if self._refusals is not None:
+            self._refusals.sent(batch)
+        if LANDED in batch.schema.names:
+            self._landed.append(pc.min_max(batch[LANDED].cast(pa.int64())))
+
+    def finish(self) -> pa.RecordBatch:
+        """Close the stream and wait until its rows are durable and visible."""
+        try:
+            answer = self._stream.finish()
+        except BaseException as error:
+            self._stream.abort()
+            refused = self._refusals.packed(error) if self._refusals and isinstance(error, Invalid) else None
+            if refused is None:
+                raise
+            return without_ack(self._clock.now(), said=refused)
+        return self._receipt(answer, self._clock.now())
+
+    @property
+    def bytes(self) -> int:
+        return self._stream.bytes
+
+    def abort(self) -> None:
+        self._stream.abort()
+
+    def _receipt(self, answer: StreamReceipt, acked_at: float) -> pa.RecordBatch:
+        landed = [bounds.as_py() for bounds in self._landed]
+        receipt = {
+            "region": answer.region,
+            "rows": answer.rows,
+            "applied": answer.applied,
+            "position": answer.position,
+            "ack_seconds": answer.ack_seconds,
+            "landed_first": min((each["min"] / _MICROS for each in landed), default=None),
+            "landed_last": max((each["max"] / _MICROS for each in landed), default=None),
+            "acked_at": acked_at,
+            "skipped": answer.skipped,
+            "newest": answer.newest,
+        }
+        return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
+
+
+def required_of(columns: Sequence[str], required: Sequence[str]) -> Sequence[str]:
+    """Return the columns that rows with `columns` must have; none if rows may be deletes, which need no values."""
+    return () if DELETE in columns else required
+
+
+@lru_cache(maxsize=8)
+def connected(
+    endpoint: str,
+    patience: float,
+    _process: int,
+    access: Access,
+    find: NotesFinder | None = None,
+    table: str | None = None,
+) -> RemoteTable:
+    """Return a client of the owners with open connections and known owners, created once per Python worker.
+
+    `patience`: seconds to wait until a daemon answers. `_process`: id of the worker, since a fork needs its own client.
+    """
+    return RemoteTable(endpoint, wait=patience, restarts=patience, find=find, id=table, **access.options())
+
+
+def opened_stream(
+    table: RemoteTable,
+    region: UUID,
+    token: Token,
+    timeout: float,
+    columns: Sequence[str],
+    rows: int,
+    routing: int = 1,
+    nulls: Sequence[str] = (),
+) -> RegionStream:
+    """Open a stream for `rows` rows with `columns`, in the table's order.
+
+    `_tombstone` is added if `columns` has it. Columns that the rows lack keep their stored values, except `nulls`.
+
+    Raises: as `RemoteTable.open_stream`.
+    """
+    if not set(columns) - {TOMBSTONE} <= set(table.schema.names):
+        table.refresh()  # `RouteTask` may know columns that were added after this client's last request
+    names = [name for name in table.schema.names if name in columns]
+    deletes = TOMBSTONE in columns
+    return table.open_stream(
+        region, token, timeout=timeout, columns=names, deletes=deletes, routing=routing, rows=rows, nulls=nulls
+    )
+
+
+T = TypeVar("T")
+
+_AT_ONCE = 8
+
+
+class OrderedPipeline(Generic[T]):
+    """Runs steps in threads and returns their results in the order that the steps were begun in.
+
+    Thread safety. One thread.
+    Invariants. More than `most` bytes are in progress only if a single step has more. The context exits when all steps
+    have ended.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes."""
+        self._most, self._size = most, 0
+        self._under_way: deque[tuple[Future[T], int]] = deque()
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "pipelined")
+
+    def begin(self, step: Callable[[], T], size: int) -> Iterator[T]:
+        """Begin a step of `size` bytes. Yield the results of steps that had to end first. Raises: errors of a step."""
+        while self._under_way and (self._size + size > self._most or len(self._under_way) == _AT_ONCE):
+            yield self._oldest()
+        self._under_way.append((self._pool.submit(carried(step)), size))
+        self._size += size
+
+    def rest(self) -> Iterator[T]:
+        """Yield the results of all other steps. Raises: as `begin`."""
+        while self._under_way:
+            yield self._oldest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True)
+
+    def _oldest(self) -> T:
+        step, size = self._under_way.popleft()
+        self._size -= size
+        return step.result()
