@@ -56,7 +56,7 @@ def _python_reference() -> Iterator[str]:
     from memwal.ingest.engine.api.changes import Changes
     from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
     from memwal.ingest.engine.api.tokens import Receipt, RegionCounts
-    from memwal.ingest.engine.table.public import Table
+    from memwal.ingest.engine.table.public import operations
     from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream
     from memwal.ingest.service.client.async_table import AsyncTable
 
@@ -65,8 +65,8 @@ def _python_reference() -> Iterator[str]:
         yield from _described(f"## {name}", name, function)
     yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
     yield "Every read of rows names a level: `committed`, `flushed`, `durable` or `latest`.\n"
-    for name in (name for name in vars(Table) if not name.startswith("_") and name not in ("schema", "key")):
-        yield from _described(f"### {name}", f"table.{name}", getattr(Table, name))
+    for name, method in operations():
+        yield from _described(f"### {name}", f"table.{name}", method)
     yield "- `schema`: Base schema, as last seen.\n- `key`: Key columns; () for a table without a key.\n"
     yield from _described("## memwal.connect_async", "await memwal.connect_async", memwal.connect_async)
     for awaited in (AsyncTable, AsyncRowStream, AsyncChanges):

@@ -85,6 +85,15 @@ def test_every_folder_is_in_the_order(sources: Sequence[Any]) -> None:
     }
 
 
+def test_what_a_client_loads_is_neither_a_writer_of_regions_nor_spark(arrows: Mapping[str, set[str]]) -> None:
+    seen, ahead = set[str](), ["ingest.service.client.connect"]
+    while ahead:
+        module = ahead.pop()
+        seen.add(module)
+        ahead += arrows[module] - seen
+    assert [name for name in sorted(seen) if name.startswith(("ingest.engine.region.", "ingest.spark."))] == []
+
+
 def test_no_files_import_each_other_in_a_circle(arrows: Mapping[str, set[str]]) -> None:
     assert circle(arrows) == []
 

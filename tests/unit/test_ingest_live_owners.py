@@ -173,7 +173,7 @@ def test_what_is_wrong_with_our_own_certificate_says_nothing_of_the_owner(tmp_pa
     note = {"epoch": 3, "daemon": True, "endpoint": AT, "process": AWAY.noted()}
     store.put(owner_key(region), json.dumps(note).encode())
     settings = load(
-        {"table": {"uri": str(tmp_path), "key": "id"}, "daemon": {"tls_ca": str(tmp_path / "none.pem")}}, {}
+        {"table": {"uri": str(tmp_path), "key": ["id"]}, "daemon": {"tls_ca": str(tmp_path / "none.pem")}}, {}
     )
 
     with pytest.raises(Invalid, match=r"daemon\.tls_ca"):

@@ -84,7 +84,7 @@ class FilterDelete:
         self._positions: dict[str, int] = {}
 
     def run(self, token: TokenLike, *, durable: bool, timeout: float | None) -> Receipt:
-        """Delete, and return the receipt. `timeout`: seconds for the whole call. Raises: as `Table.delete`."""
+        """Delete, and return the receipt. `timeout`: seconds for the whole call. Raises: as `Operations.delete`."""
         parsed, limit, durable = Token.parse(token), seconds("timeout", timeout), yes_or_no("durable", durable)
         if not self._table.key:
             raise Invalid("the table has no key (append_only), so no row can be deleted")

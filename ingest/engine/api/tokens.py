@@ -142,7 +142,7 @@ class RegionCounts:
 class Receipt:
     """The result of a put or delete.
 
-    - `rows`: rows accepted; for a delete, rows that existed (`Table.delete` documents when this is unknown).
+    - `rows`: rows accepted; for a delete, rows that existed (`Operations.delete` documents when this is unknown).
     - `applied`: whether any region applied rows in this call; False: all had applied the token before. True also if an
       attempt of this call got no answer and the next attempt found it applied.
     - `positions`: WAL position per region id, 0 if the rows are not durable yet.

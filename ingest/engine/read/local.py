@@ -57,9 +57,7 @@ class LevelReads(Reads):
 
     @translate_errors
     def list_indexes(self) -> list[dict[str, Any]]:
-        """Return the indexes: name, column, kind, parameters, whether the base table has built it, the base rows that
-        it covers and those that wait, bytes.
-        """
+        """See `Operations.list_indexes`."""
         return flush.list_indexes(self._reader.base())
 
     @property

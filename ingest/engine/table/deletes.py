@@ -42,7 +42,7 @@ class RegionDeletes:
         `token`.
 
         The token is not recorded. The receipt's `skipped` counts the rows that stay. The call waits for loads past the
-        log. Raises: as `Table.put`.
+        log. Raises: as `Operations.put`.
         """
         context = self._columns.admission.context
         clock, began = context.clock, context.clock.monotonic()
@@ -61,7 +61,7 @@ class RegionDeletes:
     ) -> dict[str, int]:
         """Record `token` as applied in `regions` (None: all); return the WAL position of each, 0 if not durable yet.
 
-        A region that has applied it is not changed. Raises: as `Table.put`.
+        A region that has applied it is not changed. Raises: as `Operations.put`.
         """
         context = self._columns.admission.context
         nothing = context.schema.empty_table().drop_columns(TOMBSTONE)

@@ -10,8 +10,7 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.engine.api.arguments import keys_or_filter
 from memwal.ingest.engine.api.deletes import FilterDelete
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
+from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.engine.api.tokens import Applied, Receipt, Token, TokenLike
@@ -54,7 +54,7 @@ from memwal.ingest.threads import Periodic
 _LOG = logging.getLogger("memwal.table")
 
 
-class Table(LevelReads):
+class Table(LevelReads, Operations):
     """A Lance table with its regions, or some of them, claimed by this process.
 
     Thread safety. Every method from any thread.
@@ -108,23 +108,7 @@ class Table(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Insert or replace rows by key, or as `table.upsert` specifies; append them if the table has no key.
-
-        - `rows`: Arrow table, batch or reader, pandas or polars frame, or list of dicts; any number of regions.
-        - `missing`: how to treat columns of the table that the rows lack. "null" sets them to null. "keep" keeps stored
-          values, which costs a lookup of the keys; all rows must have the same columns. Without it the put is rejected,
-          except that `upsert = "merge"` keeps. The columns are null in new rows, and in all rows of a table without a
-          key or with `upsert = "insert"`. Columns that another program added after this table was opened are kept until
-          a put names them.
-        - `token`: a name and an increasing number. Each region applies a token once, however often it is sent, and the
-          receipt has the number of repeated rows per region. Other rows under a used token count as its repeat. A
-          decreasing number is Invalid if the regions show that it cannot be a retry. Use few names: every region stores
-          the last 100,000 names, and rejects older ones.
-        - `timeout`: seconds after which the call is abandoned; rows that no region has begun to write by then are not
-          written.
-
-        Raises: Invalid (nothing was written), Unavailable, UnknownOutcome, FencedError.
-        """
+        """See `Operations.put`."""
         rule = self._missing if missing is None else missing_rule(missing, self.key, self.upsert)
         given = as_table(rows, self.schema, rule)
         try:
@@ -186,22 +170,7 @@ class Table(LevelReads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Delete rows by key, or all rows that pass `filter` (SQL).
-
-        - `keys`: as for `get`; put a single string key in a list. Keys without a row raise no error. The receipt's
-          `rows` is the number of rows that the keys had when the call began, and 0 if all regions had applied the
-          token. Some deletes skip the lookup and count their keys: deletes of more than 1,000 keys at one owner, into a
-          base table of more than a million rows without a B-tree on the key, or while storage does not answer.
-          `regions` counts keys.
-        - `filter`: deletes rows whose newest version passes at `latest` when the call begins; a row that changes during
-          the call and no longer passes stays. The receipt's `rows` is the number of rows deleted. `skipped` counts rows
-          that passed at first and stayed, or that an attempt without an answer (a daemon was lost) may have deleted. If
-          the call fails after some rows were deleted, it raises UnknownOutcome; a retry deletes the rows that pass
-          then. With a `token` every region records it at the end, and a retry deletes nothing where it is recorded. The
-          call waits while a load past the log is in progress.
-
-        Raises: as `put`; Invalid if the table has no key.
-        """
+        """See `Operations.delete`."""
         self._refuse_if_closed()
         if (where := keys_or_filter(keys, filter)) is not None:
             delete = FilterDelete(self, self.deletes, where, self._context.clock)
@@ -236,16 +205,13 @@ class Table(LevelReads):
 
     @translate_errors
     def flush(self) -> None:
-        """Freeze every memtable and publish it as an SST; return when all are published."""
+        """See `Operations.flush`."""
         self._refuse_if_closed()
         self.upkeep.flush(self.regions.writers)
 
     @translate_errors
     def commit(self) -> CommitReport:
-        """Commit all published SSTs into the base table.
-
-        Raises: the error that keeps a region from being committed, after all other regions are.
-        """
+        """See `Operations.commit`."""
         self._refuse_if_closed()
         report = self._commits.commit()
         self.upkeep.left_out.raise_first()
@@ -253,12 +219,7 @@ class Table(LevelReads):
 
     @translate_errors
     def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
-        """Index `column` and return the index's name; afterwards rows of every level are searched with the index.
-
-        `kind`: "ivf_pq" (vectors), "fts" (text) or "btree". `parameters`: as in `open(indexes=…)`. Puts and reads
-        continue during the call. An index that another program built is adopted; the same index again changes nothing.
-        Raises: Invalid for an index that the column cannot have; Unavailable.
-        """
+        """See `Operations.create_index`."""
         self._refuse_if_closed()
         name = indexes.added(self._reader.base(), column, kind, parameters, self._context.clock)
         indexes.followed(self.follow)
@@ -266,28 +227,14 @@ class Table(LevelReads):
 
     @translate_errors
     def drop_index(self, name: str) -> None:
-        """Drop the index `name`, also in the base table. Raises: Invalid if it does not exist; Unavailable."""
+        """See `Operations.drop_index`."""
         self._refuse_if_closed()
         indexes.dropped(self._reader.base(), name, self._context.clock)
         indexes.followed(self.follow)
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """Return the state of the table as a dict.
-
-        The keys are `table`, `base_version`, `routing`, `regions`, and:
-
-        - `rows`: of the base table, with expired rows that are not deleted yet.
-        - `ttl`: None, or `{"column", "seconds"}` (no column if it was dropped).
-        - `unsupported_columns`: the columns that memwal cannot hold, with the reason; while there are any, puts are
-          rejected.
-        - `commits`: the newest of this process, oldest first, as `CommitMeter.recent`.
-        - `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
-        - `paused`: the operations that an operator has paused, as `table.pauses.Paused`.
-        - `storage`: None, or the bytes on storage by kind, their factor over those of the newest version, and the time
-          of the measurement: at most once an hour, in a garbage collection of the process that commits.
-        - `versions`: of memwal, protocol and storage, by owner.
-        """
+        """See `Operations.status`."""
         base = self._reader.base()
         regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
         for region in regions:
@@ -311,11 +258,7 @@ class Table(LevelReads):
 
     @translate_errors
     def close(self) -> None:
-        """Stop; durable rows stay in the WAL for the next open of the table.
-
-        An interrupted call can be repeated.
-        Raises: the error that kept non-durable rows from the WAL in the end.
-        """
+        """See `Operations.close`."""
         if self._ended or os.getpid() != self._process:
             return
         self._closed = True
@@ -327,12 +270,6 @@ class Table(LevelReads):
             self._ended = True
             raise
         self._ended = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     # ---- regions that come and go --------------------------------------------------------------------------------
 

@@ -7,14 +7,11 @@ means `durable`: base table, SSTs and the WAL's tail. Rows that an owner holds o
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any
 
 from memwal import flush, wal
-from memwal.ingest.engine.api.arguments import keys_or_filter
-from memwal.ingest.engine.api.missing import Missing
+from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import Level
-from memwal.ingest.engine.api.tokens import TokenLike
 from memwal.ingest.engine.changes.pieces import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.read.local import LevelReads
@@ -22,11 +19,11 @@ from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.stored import StoredLevels
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.stored_status import status_from_storage
-from memwal.ingest.errors import Invalid, translate_errors
+from memwal.ingest.errors import translate_errors
 
 
-class StoredTable(LevelReads):
-    """Reads of one table from storage; the methods that write raise.
+class StoredTable(LevelReads, Operations):
+    """Reads of one table from storage; the methods that write raise Invalid.
 
     Thread safety. Any thread. Errors. Only `ingest.errors` kinds.
     Invariants. Writes nothing and claims nothing, whoever serves the table.
@@ -48,66 +45,9 @@ class StoredTable(LevelReads):
         notes = owners.find(self._store, self.base.regions)
         return status_from_storage(self.base, self._store) | {"served_last_by": list(notes.endpoints if notes else ())}
 
-    @translate_errors
-    def put(
-        self,
-        rows: Any,
-        *,
-        missing: Missing | None = None,
-        durable: bool = True,
-        token: TokenLike = None,
-        timeout: float | None = None,
-    ) -> NoReturn:
-        """Raise Invalid: the table is open for reading only."""
-        del rows, missing, durable, token, timeout
-        self._refuse("put")
-
-    @translate_errors
-    def delete(
-        self,
-        keys: Any = None,
-        *,
-        filter: str | None = None,
-        durable: bool = True,
-        token: TokenLike = None,
-        timeout: float | None = None,
-    ) -> NoReturn:
-        """Raise Invalid: the table is open for reading only."""
-        keys_or_filter(keys, filter)
-        del durable, token, timeout
-        self._refuse("delete")
-
-    @translate_errors
-    def flush(self) -> NoReturn:
-        """Raise Invalid: the table is open for reading only."""
-        self._refuse("flush")
-
-    @translate_errors
-    def commit(self) -> NoReturn:
-        """Raise Invalid: the table is open for reading only."""
-        self._refuse("commit")
-
-    @translate_errors
-    def create_index(self, column: str, kind: str, **parameters: Any) -> NoReturn:
-        """Raise Invalid: the table is open for reading only."""
-        del column, kind, parameters
-        self._refuse("create_index")
-
-    @translate_errors
-    def drop_index(self, name: str) -> NoReturn:
-        """Raise Invalid: the table is open for reading only."""
-        del name
-        self._refuse("drop_index")
-
     def close(self) -> None:
         """Release the log rows that reads keep in memory; later reads read them again."""
         self._levels.forget()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
         del keys  # concurrent reads share one look, so it covers all regions
@@ -117,9 +57,3 @@ class StoredTable(LevelReads):
 
     def _changes_source(self) -> StoredChanges:
         return self._changes
-
-    def _refuse(self, method: str) -> NoReturn:
-        raise Invalid(
-            f"{method}: the table at {self.base.uri} is open for reading only; connect() to the daemon that serves "
-            "it, or open() it without read_only"
-        )

@@ -64,7 +64,7 @@ class TableWrites:
         """Write rows that `admission` has converted to the table's columns.
 
         `where`: see `Write`. `found`: counts rows as they are before the write, while the regions write.
-        Raises: as `Table.put`.
+        Raises: as `Operations.put`.
         """
         timeout, durable = seconds("timeout", timeout), yes_or_no("durable", durable)
         split, shape = self._split(admission, rows, deletes), admission.context.shape
@@ -85,7 +85,7 @@ class TableWrites:
     def delete(
         self, keys: Any, token: Token | None, *, durable: bool, timeout: float | None, where: Where | None = None
     ) -> Receipt:
-        """Delete `keys`, in any form that `get` accepts. `where`: see `Write`. Raises: as `Table.delete`."""
+        """Delete `keys`, in any form that `get` accepts. `where`: see `Write`. Raises: as `Operations.delete`."""
         admission, base = self._columns.admission, self._columns.base
         normalised = normalise_keys(keys, base.schema, base.key)
         deleting = tombstones(normalised, admission.context.schema).drop_columns(TOMBSTONE)

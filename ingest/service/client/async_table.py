@@ -18,7 +18,8 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from memwal.ingest.caller import Caller, carried
-from memwal.ingest.engine.table.public import Table, method_of
+from memwal.ingest.engine.api.operations import Operations
+from memwal.ingest.engine.table.public import method_of
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls
@@ -99,24 +100,24 @@ class AsyncTable:
         self._callers: WeakSet[Caller] = WeakSet()
         self._process, self._closed = os.getpid(), False
 
-    put = _writing(Table.put)
-    delete = _writing(Table.delete)
-    get = _reading(Table.get)
-    scan = _streaming(Table.scan, AsyncRowStream)
-    count = _reading(Table.count)
-    search = _reading(Table.search)
-    match = _reading(Table.match)
-    hybrid = _reading(Table.hybrid)
-    candidates = _reading(Table.candidates)
-    sql = _streaming(Table.sql, AsyncRowStream)
-    changes = _streaming(Table.changes, AsyncChanges)
-    changes_position = _reading(Table.changes_position)
-    create_index = _writing(Table.create_index)
-    drop_index = _writing(Table.drop_index)
-    list_indexes = _reading(Table.list_indexes)
-    flush = _writing(Table.flush)
-    commit = _writing(Table.commit)
-    status = _reading(Table.status)
+    put = _writing(Operations.put)
+    delete = _writing(Operations.delete)
+    get = _reading(Operations.get)
+    scan = _streaming(Operations.scan, AsyncRowStream)
+    count = _reading(Operations.count)
+    search = _reading(Operations.search)
+    match = _reading(Operations.match)
+    hybrid = _reading(Operations.hybrid)
+    candidates = _reading(Operations.candidates)
+    sql = _streaming(Operations.sql, AsyncRowStream)
+    changes = _streaming(Operations.changes, AsyncChanges)
+    changes_position = _reading(Operations.changes_position)
+    create_index = _writing(Operations.create_index)
+    drop_index = _writing(Operations.drop_index)
+    list_indexes = _reading(Operations.list_indexes)
+    flush = _writing(Operations.flush)
+    commit = _writing(Operations.commit)
+    status = _reading(Operations.status)
 
     @property
     def schema(self) -> pa.Schema:

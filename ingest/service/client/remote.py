@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -25,7 +24,8 @@ from memwal.ingest.engine.api.deletes import FilterDelete
 from memwal.ingest.engine.api.encoding import check_encoding
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
-from memwal.ingest.engine.api.reads import READS, Reads, check_level
+from memwal.ingest.engine.api.operations import Operations
+from memwal.ingest.engine.api.reads import READS, check_level
 from memwal.ingest.engine.api.rows import as_table, size_bound
 from memwal.ingest.engine.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
 from memwal.ingest.engine.api.watch import Watch, heard
@@ -63,7 +63,7 @@ class _Sent(NamedTuple):
     explain: Watch | None
 
 
-class RemoteTable(Reads):
+class RemoteTable(Operations):
     """A table served by daemons.
 
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
@@ -122,7 +122,7 @@ class RemoteTable(Reads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """See `Table.put`.
+        """See `Operations.put`.
 
         The client repeats a put that was certainly not applied until `timeout` (two minutes without one). It repeats
         a put that may be applied only with its `token`. Raises also: UnknownOutcome if an owner was lost before its
@@ -149,7 +149,7 @@ class RemoteTable(Reads):
         token: TokenLike = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """See `Table.delete`. Repeated as a put is; a delete by filter, piece by piece."""
+        """See `Operations.delete`. Repeated as a put is; a delete by filter, piece by piece."""
         if (where := keys_or_filter(keys, filter)) is not None:
             deletes = RoutedDeletes(self._write, self._record, self._base_version)
             return FilterDelete(self, deletes, where, self.clock).run(token, durable=durable, timeout=timeout)
@@ -207,17 +207,17 @@ class RemoteTable(Reads):
 
     @translate_errors
     def flush(self) -> None:
-        """See `Table.flush`. Flushes at every owner, and again where a region changed its owner meanwhile."""
+        """See `Operations.flush`. Flushes at every owner, and again where a region changed its owner meanwhile."""
         self._patiently(lambda within: self._of_owners("flush", {}, within), STEP_TIMEOUT)
 
     @translate_errors
     def commit(self) -> CommitReport:
-        """See `Table.commit`. The owner of bucket 0 commits for all regions; no rows pass through the client."""
+        """See `Operations.commit`. The owner of bucket 0 commits for all regions; no rows pass through the client."""
         return known(CommitReport, self._patiently(partial(self._of_first, "commit", {}), STEP_TIMEOUT))
 
     @translate_errors
     def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
-        """See `Table.create_index`. The owner of bucket 0 creates it; other owners use it from their next read or
+        """See `Operations.create_index`. The owner of bucket 0 creates it; other owners use it from their next read or
         commit."""
         request = {"column": column, "kind": kind, "parameters": parameters}
         name: str = self._patiently(partial(self._of_first, "create_index", request), STEP_TIMEOUT)
@@ -226,19 +226,19 @@ class RemoteTable(Reads):
 
     @translate_errors
     def drop_index(self, name: str) -> None:
-        """See `Table.drop_index`. The owner of bucket 0 drops it."""
+        """See `Operations.drop_index`. The owner of bucket 0 drops it."""
         self._patiently(partial(self._of_first, "drop_index", {"name": name}), STEP_TIMEOUT, repeatable=False)
         self.refresh()
 
     @translate_errors
     def list_indexes(self) -> list[dict[str, Any]]:
-        """See `Table.list_indexes`."""
+        """See `Operations.list_indexes`."""
         listed: list[dict[str, Any]] = self._patiently(partial(self._of_first, "indexes", {}), READ_TIMEOUT)
         return listed
 
     @translate_errors
     def status(self) -> dict[str, Any]:
-        """See `Table.status`. Merges the statuses of all daemons that answer."""
+        """See `Operations.status`. Merges the statuses of all daemons that answer."""
         router = self.router
         answering = router.endpoints if router.alone else tuple(router.asked())
         calls = [partial(router.connection(each).act, "status", None, STATUS_TIMEOUT) for each in answering]
@@ -252,7 +252,7 @@ class RemoteTable(Reads):
 
     @translate_errors
     def applied(self, producer: str, timeout: float = READ_TIMEOUT, *, logged: bool = False) -> Applied:
-        """See `Table.applied`, for all regions. `timeout`: seconds to wait for regions without an owner."""
+        """See `Operations.applied`, for all regions. `timeout`: seconds to wait for regions without an owner."""
         request = {"producer": producer, **({"logged": True, "needs": ["logged"]} if logged else {})}
         found = self._patiently(partial(self._of_owners, "applied", request), timeout)
         return Applied.together(Applied(*each[: len(Applied._fields)]) for each in found)
@@ -265,12 +265,6 @@ class RemoteTable(Reads):
     def close(self) -> None:
         """Close the connections; the daemons keep running."""
         self.router.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
