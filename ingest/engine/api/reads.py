@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -45,7 +45,8 @@ class ReadKind:
     `sends`: the argument that is sent as Arrow data; keys are sent only to their owners. `counts`: the answer is a
     number, and answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best;
     without it rows are concatenated, up to `limit`. `arms`: rows have two scores, and the best by either are kept.
-    `streams`: the answer is a RowStream, otherwise a table.
+    `streams`: the answer is a RowStream, otherwise a table. `merge`: combines the tables of several owners in place of
+    all these; it receives the tables and the request.
     """
 
     sends: Literal["keys", "vector"] | None = None
@@ -54,6 +55,7 @@ class ReadKind:
     ascending: bool = True
     arms: bool = False
     streams: bool = False
+    merge: Callable[[Sequence[pa.Table], Mapping[str, Any]], pa.Table] | None = None
 
 
 READS: Mapping[str, ReadKind] = {

@@ -44,6 +44,8 @@ def merged(
     too, because the explanations follow the last rows. Raises: Unavailable if columns changed in between.
     """
     parts = _alike(answers)
+    if kind.merge is not None:
+        return kind.merge(parts, request)
     if kind.streams and (order := request.get("order_by")):
         rows = pa.concat_tables([part.read_all() for part in parts])
         return gathered(rows.take(first_rows(rows, order, request["limit"])))
