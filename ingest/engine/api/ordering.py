@@ -45,12 +45,12 @@ def checked_order(order_by: Any) -> Order | None:
     return list(first.items())
 
 
-def check_orderable(order: Order, schema: pa.Schema) -> None:
+def check_orderable(order: Order, schema: pa.Schema, what: str = "order_by") -> None:
     """Raise Invalid for a column (all are in `schema`) whose values have no order."""
     for name, _ in order:
         kind = schema.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_dictionary(kind):
-            raise Invalid(f"order_by: column '{name}' is of type {kind}, whose values have no order")
+            raise Invalid(f"{what}: column '{name}' is of type {kind}, whose values have no order")
 
 
 def first_rows(rows: pa.Table, order: Order, limit: int | None) -> pa.Array:
