@@ -11,6 +11,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -190,6 +191,9 @@ class ReadsWorld:
         assert by_id(table.scan(filter=predicate, level=level).read_all()) == passing
         assert table.count(predicate, level=level) == len(passing)
         assert table.count(level=level) == len(model)
+        facets = table.facets("n", predicate, level=level).to_pydict()
+        by_count = sorted(Counter(row["n"] for row in passing.values()).items(), key=lambda each: (-each[1], each[0]))
+        assert [*zip(facets["n"], facets["_count"], strict=True)] == by_count
         ids = self.draw.permutation(70)[:20].tolist()
         found = table.get(ids, ["id", "text"], level=level).to_pylist()
         assert found == [{"id": id, "text": model[id]["text"]} for id in ids if id in model]

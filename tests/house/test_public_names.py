@@ -22,6 +22,7 @@ READS = {
     "get": ["keys", "columns", "level", "explain"],
     "scan": ["columns", "filter", "limit", "order_by", "offset", "level", "explain"],
     "count": ["filter", "level", "explain"],
+    "facets": ["column", "filter", "level", "explain"],
     "search": ["column", "vector", "k", "filter", "columns", *HOW, "offset", "level", "explain"],
     "match": ["column", "text", "k", "filter", "columns", "offset", "level", "explain"],
     "sql": ["query", "tables", "parameters", "level"],

@@ -105,6 +105,7 @@ def same_answers(client: Any, oracle: Any, made: Any, level: str) -> None:
     """Compare every read, with and without filter, columns and limit."""
     assert client.count(level=level) == oracle.count(level=level)
     assert client.count("price < 300", level=level) == oracle.count("price < 300", level=level)
+    assert client.facets("name", "price < 300", level=level).equals(oracle.facets("name", "price < 300", level=level))
     assert ordered(client.scan(level=level).read_all()) == ordered(oracle.scan(level=level).read_all())
     some = client.scan(["name", "id"], "price >= 200", 7, level=level).read_all()
     assert some.column_names == ["name", "id"]

@@ -6,6 +6,7 @@ The oracle is a dict per level, computed from the calls alone, without a read of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import product
@@ -113,6 +114,17 @@ def test_scan_and_count_return_the_newest_rows_of_every_level(layered: tuple[Any
     for level in LEVELS:
         assert by_id(table.scan(level=level).read_all()) == levels[level], level
         assert table.count(level=level) == len(levels[level]), level
+
+
+def test_facets_count_the_newest_rows_of_every_level(layered: tuple[Any, dict[str, Model]]) -> None:
+    table, levels = layered
+    for level in LEVELS:
+        for predicate, low in ((None, 0), ("price >= 300", 300)):
+            found = table.facets("price", predicate, level=level)
+            prices = Counter(row["price"] for row in levels[level].values() if row["price"] >= low)
+            expected = sorted(prices.items(), key=lambda each: (-each[1], each[0]))
+            assert [*zip(*found.to_pydict().values(), strict=True)] == expected, (level, predicate)
+            assert found.schema == pa.schema([table.schema.field("price"), ("_count", pa.int64())])
 
 
 def test_the_default_level_is_latest(layered: tuple[Any, dict[str, Model]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.engine.api.arguments import (
@@ -26,13 +27,15 @@ from memwal.ingest.engine.api.arguments import text as a_text
 from memwal.ingest.engine.api.changes import Changes, ChangesSource, opened, position_of
 from memwal.ingest.engine.api.fusion import Rerank, checked_weights, fused
 from memwal.ingest.engine.api.keys import repeatable
-from memwal.ingest.engine.api.ordering import checked_order
+from memwal.ingest.engine.api.ordering import checked_order, first_rows
 from memwal.ingest.engine.api.results import RowStream, trimmed
 from memwal.ingest.engine.api.watch import Explain, Watch, ended, watching
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 
 Level = Literal["committed", "flushed", "durable", "latest"]
+COUNT = "_count"
+"""The column that `facets` adds."""
 _SHOWN = 8
 """Columns in the repr of a table."""
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -58,10 +61,23 @@ class ReadKind:
     merge: Callable[[Sequence[pa.Table], Mapping[str, Any]], pa.Table] | None = None
 
 
+def value_counts(tables: Sequence[pa.Table], request: Mapping[str, Any]) -> pa.Table:
+    """Return the sum of `tables`, each of the column that `request` names and `_count`: one row for each value."""
+    column, rows = request["column"], pa.concat_tables(tables)
+    kind, values = rows.schema.field(column).type, rows.column(column)
+    if isinstance(kind, pa.BaseExtensionType):  # Arrow groups their storage only
+        values = pa.chunked_array([chunk.storage for chunk in values.chunks], kind.storage_type)
+    summed = pa.table({"value": values, "n": rows.column(COUNT)}).group_by("value").aggregate([("n", "sum")])
+    found = summed.column("value").combine_chunks()
+    found = pa.ExtensionArray.from_storage(kind, found) if isinstance(kind, pa.BaseExtensionType) else found
+    return pa.Table.from_arrays([found, summed.column("n_sum")], schema=rows.schema)
+
+
 READS: Mapping[str, ReadKind] = {
     "get": ReadKind(sends="keys"),
     "scan": ReadKind(streams=True),
     "count": ReadKind(counts=True),
+    "facets": ReadKind(merge=value_counts),
     "search": ReadKind(sends="vector", score="_distance"),
     "match": ReadKind(score="_score", ascending=False),
     "candidates": ReadKind(sends="vector", arms=True),
@@ -70,7 +86,7 @@ READS: Mapping[str, ReadKind] = {
 
 
 class Reads(ABC):
-    """get, scan, count, search, match and hybrid at a level.
+    """get, scan, count, facets, search, match and hybrid at a level.
 
     `level`: "committed" (base table) < "flushed" (+ SSTs) < "durable" (+ rows of the WAL) < "latest" (+ rows in the
     owners' memory).
@@ -173,6 +189,21 @@ class Reads(ABC):
         """Return the number of rows whose newest version passes `filter`."""
         watch = watching("count", level, explain)
         return ended(watch, int(self._answer("count", level, filter=sql(filter), explain=watch)))
+
+    @translate_errors
+    def facets(
+        self, column: str, filter: str | None = None, *, level: str = "latest", explain: Explain | None = None
+    ) -> pa.Table:
+        """Return how many rows that pass `filter` have each value of `column`: its values and `_count` (int64).
+
+        The most frequent value is first; equally frequent ones are in ascending order, null is last. The owners of the
+        regions count, and send one row for each value. Raises: Invalid for a list, a struct or a map.
+        """
+        request = {"column": a_text("column", column, "section"), "filter": sql(filter)}
+        watch = watching("facets", level, explain)
+        rows: pa.Table = self._answer("facets", level, **request, explain=watch)
+        ended(watch, int(np.sum(rows.column(COUNT))))  # the rows that were counted
+        return rows.take(first_rows(rows, [(COUNT, False), (column, True)], None))
 
     @translate_errors
     def search(

@@ -21,6 +21,7 @@ from memwal.ingest.caller import expect_waiting
 from memwal.ingest.engine.api.arguments import at_least_one, checked_limit, text_columns
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.ordering import Order, check_orderable
+from memwal.ingest.engine.api.reads import COUNT, value_counts
 from memwal.ingest.engine.api.results import RowStream, gathered
 from memwal.ingest.engine.read.base import DISTANCE, BaseReads
 from memwal.ingest.engine.read.base_match import SCORE
@@ -45,6 +46,8 @@ from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
 from memwal.wal import Clock, Corrupt, ObjectStore, SsTable, SystemClock
 
+_UNCOUNTED = 1 << 20
+"""Rows that `facets` gathers before it counts them."""
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
 
@@ -199,6 +202,34 @@ class Reader:
         merged_view = self._merged_view(views, base, known, buckets, trace)
         self._check_filter(merged_view, filter, known)
         return merged_view.count(filter)
+
+    def facets(
+        self,
+        views: Sequence[RegionView],
+        column: str,
+        filter: str | None = None,
+        *,
+        buckets: Collection[int] | None = None,
+        trace: Trace | None = None,
+    ) -> pa.Table:
+        """Return the values of `column` in the rows that pass `filter`, and `_count`, in no order.
+
+        Memory: three rows for each value, and `_UNCOUNTED` rows.
+        """
+        base, known = self._known(trace)
+        schema = known.projected(checked_columns([column], known.schema, known.gone, "column", added=(COUNT,)))
+        check_orderable([(column, True)], schema, "facets")
+        merged_view = self._merged_view(views, base, known, buckets, trace)
+        self._check_filter(merged_view, filter, known)
+        counted, request = schema.append(pa.field(COUNT, pa.int64())), {"column": column}
+        parts, waiting = [counted.empty_table()], 0
+        for batch in batches_of(merged_view, schema, filter, None):
+            ones = pa.array(np.ones(batch.num_rows, np.int64))
+            parts.append(pa.Table.from_arrays([batch.column(0), ones], schema=counted))
+            waiting += batch.num_rows
+            if waiting > 2 * parts[0].num_rows + _UNCOUNTED:
+                parts, waiting = [value_counts(parts, request)], 0
+        return value_counts(parts, request)
 
     def search(
         self,

@@ -105,6 +105,7 @@ class AsyncTable:
     get = _reading(Operations.get)
     scan = _streaming(Operations.scan, AsyncRowStream)
     count = _reading(Operations.count)
+    facets = _reading(Operations.facets)
     search = _reading(Operations.search)
     match = _reading(Operations.match)
     hybrid = _reading(Operations.hybrid)
