@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from memwal.flush import CommitReport
+from memwal.ingest.engine.api.arguments import keys_or_filter
 from memwal.ingest.engine.api.missing import Missing
 from memwal.ingest.engine.api.reads import Reads
 from memwal.ingest.engine.api.tokens import Receipt, TokenLike
@@ -75,6 +76,7 @@ class Operations(Reads):
 
         Raises: as `put`; Invalid if the table has no key.
         """
+        keys_or_filter(keys, filter)
         raise self._refusal("delete")
 
     @translate_errors
