@@ -32,10 +32,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from memwal.wal.applied import AppliedMap
+from memwal.wal.applied import AppliedMap, write_snapshot
 from memwal.wal.clock import Clock, Ids, since
 from memwal.wal.codec.port import EntryCodec
-from memwal.wal.epoch import EpochGuard
 from memwal.wal.errors import (
     AnotherLog,
     ConcurrentUse,
@@ -48,11 +47,10 @@ from memwal.wal.errors import (
     StoreUnavailable,
 )
 from memwal.wal.layout import entry_key
-from memwal.wal.manifest import ManifestStore
+from memwal.wal.manifest import EpochGuard, ManifestStore
 from memwal.wal.options import WalOptions
 from memwal.wal.records import BatchPart, EntryHeader
 from memwal.wal.slot import put_until_known
-from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
 
 _PROOF_LASTS = 5.0

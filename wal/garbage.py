@@ -11,7 +11,7 @@ These are kept:
    is then below the fence and has the fence's epoch. Therefore entries without rows above a younger entry are kept as
    well, and so are those above a deleted one: another collector may have deleted a sentinel whose epoch was read.
  * The newest entry that carries the applied map, and everything above it: the next claim searches for the map there.
- * The snapshot of that map, if the entry names one; `wal.snapshots` defines which others may be deleted.
+ * The snapshot of that map, if the entry names one; `wal.applied` defines which others may be deleted.
  * Entries younger than a minimum age: a reader with an older manifest may still read them. A reader that is too slow
    finds a position missing that the newest manifest has passed, and restarts.
 
@@ -29,17 +29,16 @@ from math import inf
 from typing import TypeVar
 from uuid import UUID
 
+from memwal.wal.applied import superseded
 from memwal.wal.clock import Clock
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.errors import Corrupt
-from memwal.wal.fence_index import FenceIndex
-from memwal.wal.fences import Fences
+from memwal.wal.fences import FenceIndex, Fences
 from memwal.wal.layout import parse_entry_key, wal_prefix
 from memwal.wal.manifest import ManifestStore
 from memwal.wal.options import WalOptions
 from memwal.wal.records import EntryHeader
-from memwal.wal.snapshots import superseded
 from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _In = TypeVar("_In")
@@ -73,7 +72,7 @@ class WalCollector:
 
     Thread safety. One thread at a time; any number of collectors, in any number of processes.
     Invariants. See the module docstring. An entry that was read to find the fences is not read again, not even by other
-    processes (`wal.fence_index`).
+    processes (`wal.fences`).
     """
 
     def __init__(

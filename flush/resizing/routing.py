@@ -2,7 +2,7 @@
 
     {table}/_mem_wal/{bucket-0}/routing/{rev(version)}.json
         {"routing": 2, "buckets": 8, "applied": {"loader": 17}, "by": "1f3a90cc…", "retired": "base64"}
-        retired: as in wal.snapshots; absent if no name is retired
+        retired: as in wal.applied; absent if no name is retired
 
 The object is created once, by a conditional create, when all regions of the previous version and of this one are sealed
 and drained (`flush.resizing.steps`). This version then follows, with this number of buckets, and all of its regions
@@ -59,10 +59,9 @@ from memwal.wal import (
     bucket_region,
     claim,
 )
-from memwal.wal.applied import AppliedMap, Snapshot
+from memwal.wal.applied import AppliedMap, Snapshot, decoded_hashes, encoded_hashes
 from memwal.wal.layout import parse_rev, region_prefix, rev
 from memwal.wal.slot import put_until_known
-from memwal.wal.snapshots import decoded_hashes, encoded_hashes
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _FIELDS: MessageFields = {
