@@ -14,21 +14,19 @@ import pyarrow.compute as pc
 
 from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores
 from memwal.memtable.batch_store import Batches
-from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.filter.conditions import Condition, Narrowing, satisfied
-from memwal.memtable.filter.plan import plan
-from memwal.memtable.filter.predicate import evaluate
+from memwal.memtable.filter.predicate import evaluate, plan
 from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
 from memwal.memtable.index_spec import nearest, vector_width
 from memwal.memtable.key.hiding import HiddenRows
-from memwal.memtable.key.index import KeyIndex
-from memwal.memtable.key.none import NoKeys, no_key
+from memwal.memtable.key.index import KeyIndex, NoKeys, no_key
+from memwal.memtable.schema import TOMBSTONE
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.text.query import TextQuery
-from memwal.memtable.vector.exact import nearest_exactly
+from memwal.memtable.vector.column import nearest_exactly
 from memwal.memtable.vector.index import VectorIndex, Way
 
 # An index is used if it names less than this fraction of the rows: fetching one row costs as much as evaluating this
