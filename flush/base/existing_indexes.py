@@ -13,7 +13,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from memwal.flush.base.field_ids import column_ids, field_id
+from memwal.flush.base.shape import column_ids, field_id
 from memwal.memtable import IndexSpec, InvalidRows, check_indexes
 from memwal.memtable.index_spec import INDEX_KINDS
 

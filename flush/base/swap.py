@@ -1,4 +1,6 @@
-"""A compare-and-swap on a Lance table: append rows and change metadata only if no other version was created since.
+"""Change a Lance table beside other writers: a compare-and-swap, and a limit of consecutive conflicts.
+
+The swap appends rows and changes metadata only if no other version was created since.
 
 Two transactions of the kind Append never conflict, so two writers of the same rows would double them. A transaction
 that Lance calls Merge lists every fragment of the version read, and the new ones. It succeeds only if no other writer
@@ -14,6 +16,10 @@ from typing import Any
 
 import lance
 from lance.fragment import FragmentMetadata
+
+from memwal.flush.errors import CommitConflict
+from memwal.wal import Clock
+from memwal.wal.retries import Backoff
 
 _NEW = 0
 """Id of a new fragment; Lance replaces it with the next free id at the commit."""
@@ -59,3 +65,38 @@ def _with_metadata(dataset: lance.LanceDataset, metadata: Mapping[str, bytes]) -
     make, (present, *fields) = taken_apart
     more = {name: list(value) for name, value in metadata.items()}
     return make(json.dumps({**json.loads(present), **more}), *fields)
+
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+
+
+class ConflictRetries:
+    """Counts consecutive conflicts, waits longer after each, and raises after `retries`.
+
+    Thread safety. One thread only.
+    """
+
+    def __init__(
+        self, uri: str, clock: Clock, retries: int, remedy: str = "commit again, or raise commit.retries"
+    ) -> None:
+        """`remedy`: for the message of the error."""
+        self._uri, self._clock, self._retries, self._remedy = uri, clock, retries, remedy
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self.conflicts = 0
+        """Conflicts since the last successful round."""
+
+    def reset(self) -> None:
+        """Start a new count after a success."""
+        self.conflicts = 0
+        self._backoff.reset()
+
+    def wait(self, cause: Exception) -> None:
+        """Pause before the next attempt. Raises CommitConflict after more than `retries` consecutive conflicts."""
+        self.conflicts += 1
+        if self.conflicts > self._retries:
+            raise CommitConflict(
+                f"{self._uri}: {self.conflicts} attempts in a row conflicted with other writers; nothing is lost: "
+                f"{self._remedy}"
+            ) from cause
+        self._clock.sleep(self._backoff.pause())

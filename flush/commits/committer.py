@@ -60,15 +60,14 @@ from uuid import UUID
 
 import lance
 
-from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.fsync import sync_table
+from memwal.flush.base.open import LanceCaches
+from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import mark, unmarked
-from memwal.flush.commits.conflict_retries import ConflictRetries
-from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.index_catchup import catch_up
 from memwal.flush.commits.index_changes import drop_undeclared
-from memwal.flush.commits.report import CommitReport, CommitTotals
+from memwal.flush.commits.report import CommitReport, CommitTotals, HeldBack
 from memwal.flush.commits.rounds import Rounds
 from memwal.wal import Clock, Ids, ManifestStore, ObjectStore, RegionManifest, SystemIds, WalOptions, regions
 from memwal.wal.panics import panics_as_errors

@@ -37,12 +37,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
-from memwal.flush.base.field_ids import column_ids
 from memwal.flush.base.setup import ttl_settings
-from memwal.flush.base.swap import append_if_unchanged
+from memwal.flush.base.shape import column_ids
+from memwal.flush.base.swap import ConflictRetries, append_if_unchanged
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.ttl import EXPIRED, Expiry, Ttl, check_ttl, integers
-from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.wal import Clock
 from memwal.wal.panics import panics_as_errors
 

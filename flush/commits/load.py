@@ -2,9 +2,9 @@
 
     invariant: the rows of a load, and the record that it has landed, are in one version of the base, or in none.
 
-A load is a separate region (flush.base.load_id): its id is derived from the token, and each attempt is a generation.
-Its marker is therefore a compare-and-swap, as for the range of a commit: of any number of loads with one token,
-concurrent or sequential, one lands.
+A load is a separate region (flush.commits.load_notes): its id is derived from the token, and each attempt is a
+generation. Its marker is therefore a compare-and-swap, as for the range of a commit: of any number of loads with one
+token, concurrent or sequential, one lands.
 
 The caller has checked the rows, has begun an attempt (flush.commits.load_notes), and has then flushed and committed
 every row that was acknowledged earlier (model: Load!Begin, Load!Settle). Then:
@@ -50,14 +50,13 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.fsync import sync_table
-from memwal.flush.base.load_id import has_landed, load_id, next_attempt
+from memwal.flush.base.open import LanceCaches
 from memwal.flush.base.state import read_state, versions
+from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.commits.committer import finished
-from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.foreign_writes import (
     added_keys,
     delete_rows,
@@ -66,7 +65,7 @@ from memwal.flush.commits.foreign_writes import (
     look_back,
     rows_with_keys,
 )
-from memwal.flush.commits.load_notes import LoadAttempt, note_token
+from memwal.flush.commits.load_notes import LoadAttempt, has_landed, load_id, next_attempt, note_token
 from memwal.flush.commits.merge_passes import Written, upsert_pass
 from memwal.flush.commits.report import CommitTotals
 from memwal.flush.errors import CommitConflict, CountMismatch, LoadEnded

@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from memwal.flush.base.caches import LanceCaches
+from memwal.flush.base.open import LanceCaches
+from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import AppendedSsts
 from memwal.flush.commits.changes import Changes, read_changes
-from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.foreign_writes import (
     ForeignWrites,
     added_keys,
@@ -24,10 +24,9 @@ from memwal.flush.commits.foreign_writes import (
     look_back,
     rows_with_keys,
 )
-from memwal.flush.commits.held_back import HeldBack, is_failure
 from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, fitting, restored_generations, uncommitted
-from memwal.flush.commits.report import CommitTotals
+from memwal.flush.commits.report import CommitTotals, HeldBack, is_failure
 from memwal.flush.errors import CommitConflict, CountMismatch, UnsupportedTable
 from memwal.wal import (
     Clock,

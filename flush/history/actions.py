@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from memwal.flush.base.load_id import ended_id, is_ended, is_load
 from memwal.flush.base.manifest import COMMITTED, MEM_WAL_INDEX
 from memwal.flush.base.state import Fragment, TableState, read_state, versions
 from memwal.flush.base.swap import BARRIER
 from memwal.flush.base.ttl import EXPIRED
+from memwal.flush.commits.load_notes import ended_id, is_ended, is_load
 from memwal.wal import Corrupt, ObjectStore
 
 _READERS = 8

@@ -31,10 +31,10 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.flush.base.field_ids import column_ids
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.manifest import renumber_fields
 from memwal.flush.base.open import read_again
+from memwal.flush.base.shape import column_ids
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import SstInvalid
 from memwal.flush.sst.bloom import BLOOM_NAME, bloom_bytes

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.flush.commits.changes import newest_per_key
-from memwal.flush.history.row_diff import RowDiff, compare_rows
+from memwal.flush.history.diff import RowDiff, compare_rows
 from memwal.flush.sst.files import read_sst
 from memwal.flush.verification.finding import Finding, View, unreadable
 from memwal.flush.verification.sst import check_routes

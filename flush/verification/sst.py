@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
 from memwal.flush.base.existing_indexes import has_files
-from memwal.flush.base.field_ids import column_ids
+from memwal.flush.base.shape import column_ids
 from memwal.flush.commits.plan import restored_generations
-from memwal.flush.history.row_diff import Mask, repeated
+from memwal.flush.history.diff import Mask, repeated
 from memwal.flush.sst.bloom import BLOOM_NAME, contains
 from memwal.flush.sst.key_encoding import sort_form
 from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from memwal.flush.base.definition import is_version_type
+from memwal.flush.base.create import is_version_type
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
 from memwal.ingest.settings.endpoints import expanded
