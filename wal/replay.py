@@ -268,7 +268,6 @@ def tail_end(
     suffix: str,
     after: int,
     *,
-    clock: Clock | None = None,
     options: WalOptions | None = None,
 ) -> int:
     """Return the position of the newest entry after position `after`, or `after` without one. Reads no entries.
@@ -276,7 +275,7 @@ def tail_end(
     `after`: as for `read_tail`. Raises: as `find_tip`; Overtaken as `read_tail`.
     """
     options = options or WalOptions()
-    store = with_retried_reads(store, clock or SystemClock(), options)
+    store = with_retried_reads(store, SystemClock(), options)
     tip = find_tip(store, region_id, suffix, after, options.readers)
     _expect_not_flushed(store, region_id, tip)
     return tip

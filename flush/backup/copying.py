@@ -16,7 +16,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from lance.file import LanceFileSession
 from memwal.flush.backup.contents import Piece, Vanished
 from memwal.flush.backup.record import Copied
 from memwal.flush.errors import InvalidBackup
+from memwal.flush.parallel_map import each
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
 from memwal.wal.panics import panics_as_errors
 from memwal.wal.slot import put_until_known
@@ -84,13 +84,7 @@ class Copier:
                     self.on_progress(done, len(pieces), size, total)
             return copied
 
-        if self.at_once == 1:
-            return [one(piece) for piece in pieces]
-        pool = ThreadPoolExecutor(self.at_once, "memwal-copy")
-        try:
-            return list(pool.map(one, pieces))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        return list(each(one, pieces, self.at_once))
 
     def _copied(self, piece: Piece, present: int | None, check: Check) -> Copied:
         if piece.data is None and present == piece.size and (kept := self._kept(piece, check)) is not None:

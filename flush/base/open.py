@@ -25,7 +25,7 @@ from typing import TypeVar
 import lance
 from lance.lance import _Session as Session
 
-from memwal.wal import Clock, Corrupt, ObjectStore, SystemClock
+from memwal.wal import Corrupt, ObjectStore, SystemClock
 from memwal.wal.errors import first_line
 from memwal.wal.panics import RustPanic, panics_as_errors
 
@@ -76,10 +76,10 @@ def _try(store: ObjectStore, uri: str, version: int | None, session: Session | N
         return first_line(error)
 
 
-def read_again(store: ObjectStore, prefix: str, read: Callable[[], T], clock: Clock | None = None) -> T:
+def read_again(store: ObjectStore, prefix: str, read: Callable[[], T]) -> T:
     """Return `read()` of the dataset whose keys begin with `prefix`; retry while Lance fails and storage answers.
 
-    `clock`: the system's by default. Raises StoreRefused, StoreUnavailable if memwal's own client cannot read an object
+    Raises StoreRefused, StoreUnavailable if memwal's own client cannot read an object
     of the dataset; ValueError or RustPanic if Lance failed every time although the client reads all objects, so that
     some are damaged or missing; OSError of storage.
     """
@@ -89,7 +89,7 @@ def read_again(store: ObjectStore, prefix: str, read: Callable[[], T], clock: Cl
         except (ValueError, OSError, RustPanic):
             if not any(_VERSIONS in key for key in store.list(prefix)):
                 return _read(read)  # missing, or collected: a collection deletes the manifests first
-            (clock or SystemClock()).sleep(pause)
+            SystemClock().sleep(pause)
     try:
         return _read(read)
     except (ValueError, RustPanic):

@@ -58,7 +58,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
@@ -68,6 +67,7 @@ import lance
 from memwal.flush.base.manifest import compacted_generations, indexed_generations
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.version_files import stored_versions, tagged_versions
+from memwal.flush.parallel_map import each
 from memwal.wal import Clock, Corrupt, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
 from memwal.wal.layout import parse_sst_dir, region_prefix, sst_key
 
@@ -352,16 +352,8 @@ class SstCollector:
         manifests = [key for key in keys if _VERSIONS in key]
         for key in sorted(manifests, key=_age_of_version):
             self._store.delete(key)
-        self._for_all(self._store.delete, [key for key in keys if _VERSIONS not in key])
+        list(each(self._store.delete, [key for key in keys if _VERSIONS not in key], self._workers))
         self._store.remove_leftovers(f"{sst_key(self._region_id, name)}/")
-
-    def _for_all(self, work: Callable[[str], None], items: Sequence[str]) -> None:
-        if self._workers == 1 or len(items) < 2:
-            for item in items:
-                work(item)
-            return
-        with ThreadPoolExecutor(min(self._workers, len(items))) as pool:
-            list(pool.map(work, items))
 
 
 def needed_for_tags(settled: int) -> Callable[[RegionManifest], bool]:

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from uuid import UUID
 
 from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
+from memwal.flush.parallel_map import each
 from memwal.flush.verification.finding import Finding, View, missing_text, spans
 from memwal.wal import Corrupt, EntryHeader, InvariantViolation, ManifestStore, RegionManifest, check_succession
 from memwal.wal.entry_reader import EntryReader
@@ -53,15 +54,14 @@ def check_chain(view: View, region: UUID) -> Iterator[Finding]:
         yield Finding("manifest", manifest_key(region, first), missing_text("version", first, last), _RESTORE)
     manifests = ManifestStore(view.store, region)
     newest = listed if view.deep else listed[-_NEWEST:]
-    with ThreadPoolExecutor(_READERS, "verify") as pool:
-        read = pool.map(lambda version: _readable(manifests, version), newest)
-        before: RegionManifest | None = None
-        for version, manifest in zip(newest, read, strict=True):
-            if isinstance(manifest, Corrupt):
-                yield Finding("manifest", manifest_key(region, version), _without_key(manifest), _RESTORE)
-            elif manifest is not None:
-                yield from _succession(before, manifest)
-            before = None if isinstance(manifest, Corrupt) else manifest
+    read = each(partial(_readable, manifests), newest, _READERS)
+    before: RegionManifest | None = None
+    for version, manifest in zip(newest, read, strict=True):
+        if isinstance(manifest, Corrupt):
+            yield Finding("manifest", manifest_key(region, version), _without_key(manifest), _RESTORE)
+        elif manifest is not None:
+            yield from _succession(before, manifest)
+        before = None if isinstance(manifest, Corrupt) else manifest
 
 
 def _readable(manifests: ManifestStore, version: int) -> RegionManifest | Corrupt | None:
@@ -135,8 +135,7 @@ def _headers(view: View, region: UUID, positions: Sequence[int]) -> tuple[dict[i
         except Corrupt as error:
             return error
 
-    with ThreadPoolExecutor(_READERS, "verify") as pool:
-        read = dict(zip(positions, pool.map(readable, positions), strict=True))
+    read = dict(zip(positions, each(readable, positions, _READERS), strict=True))
     headers = {position: result for position, result in read.items() if isinstance(result, EntryHeader)}
     return headers, {position: result for position, result in read.items() if isinstance(result, Corrupt)}
 

@@ -27,7 +27,7 @@ from memwal.flush.base.shape import column_ids
 from memwal.flush.commits.plan import restored_generations
 from memwal.flush.history.diff import Mask, repeated
 from memwal.flush.sst.bloom import BLOOM_NAME, contains
-from memwal.flush.sst.key_encoding import sort_form
+from memwal.flush.sst.key_encoding import one_array, sort_form
 from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
 from memwal.flush.verification.finding import Finding, View, missing_text, spans, unreadable
 from memwal.wal import RegionStatus, SsTable
@@ -206,7 +206,7 @@ def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
             raise
         yield Finding("sidecar", place + SIDECAR_DIR, f"its rows cannot be read: {reason}", _RESTORE)
         return
-    values = sort_form(keys) if keys.num_columns > 1 else _one_array(keys.column(0))
+    values = sort_form(keys) if keys.num_columns > 1 else one_array(keys.column(0))
     order = pc.sort_indices(pa.table({"v": values}), [("v", "ascending")])  # stable, so equal keys keep their order
     if not _equal(data, "ids", order) or not _equal(data, "values", values.take(order)):
         what = "it is not the keys of the SST in ascending order, each with its row"
@@ -250,12 +250,7 @@ def _physical_rows(view: View, region: UUID, sst: SsTable) -> _Rows:
 def _equal(table: pa.Table, name: str, wanted: pa.Array) -> bool:
     if name not in table.column_names or table.num_rows != len(wanted):
         return False
-    return bool(_one_array(table.column(name)).cast(wanted.type).equals(wanted))
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+    return bool(one_array(table.column(name)).cast(wanted.type).equals(wanted))
 
 
 def _example(keys: pa.Table, row: int) -> str:
