@@ -25,6 +25,7 @@ from lance.file import LanceFileSession
 
 from memwal.flush.backup.contents import Piece, Vanished
 from memwal.flush.backup.record import Copied
+from memwal.flush.base.fsync import sync_path
 from memwal.flush.errors import InvalidBackup
 from memwal.flush.parallel_map import each
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
@@ -163,11 +164,7 @@ def _copy_file(path: Path, to: Path, temporary: str) -> None:
     written = to.parent / temporary
     try:
         shutil.copyfile(path, written)
-        descriptor = os.open(written, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(written)
         written.replace(to)
     except BaseException:
         with suppress(OSError):  # the first error is more useful

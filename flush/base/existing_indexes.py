@@ -91,6 +91,15 @@ def adoptable(uri: str, dataset: lance.LanceDataset, index: Any) -> tuple[IndexS
     return spec, ""
 
 
+def is_behind(dataset: lance.LanceDataset, index: Any) -> bool:
+    """Return whether a fragment of `dataset` is in no segment of `index` (from `describe_indices`).
+
+    Avoids `index_stats`, which reads the index and warns.
+    """
+    covered = {fragment for segment in index.segments for fragment in segment.fragment_ids}
+    return not covered.issuperset(fragment.fragment_id for fragment in dataset.get_fragments())
+
+
 def has_files(segment: Any) -> bool:
     """Return whether a segment of an index (`IndexDescription.segments`) must have files.
 

@@ -58,8 +58,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from uuid import UUID
 
-import lance
-
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.open import LanceCaches
 from memwal.flush.base.swap import ConflictRetries
@@ -209,8 +207,7 @@ def _marked(base: BaseTable, conflict_retries: ConflictRetries, totals: CommitTo
                 mark(base.dataset, missing)
             totals.versions += 1
         except (OSError, RuntimeError) as error:
-            _expect_conflict(base.dataset, error)
-            conflict_retries.wait(error)
+            conflict_retries.wait_if_newer(base.dataset, error)
         base = _opened_again(base)
     return base
 
@@ -225,8 +222,7 @@ def _caught_up(base: BaseTable, conflict_retries: ConflictRetries, totals: Commi
                 newest = _opened_again(base) if moved else base
                 dropped = moved and drop_undeclared(base, newest)
         except (OSError, RuntimeError, ValueError) as error:
-            _expect_conflict(base.dataset, error)
-            conflict_retries.wait(error)
+            conflict_retries.wait_if_newer(base.dataset, error)
             base = _opened_again(base)
             continue
         if not moved:
@@ -238,9 +234,3 @@ def _caught_up(base: BaseTable, conflict_retries: ConflictRetries, totals: Commi
 def _opened_again(base: BaseTable) -> BaseTable:
     """Return the newest view. `latest` does not serve here: a pass has moved the dataset of `base`."""
     return BaseTable.open(base.uri, base.storage_options, caches=base.caches)
-
-
-def _expect_conflict(dataset: lance.LanceDataset, error: Exception) -> None:
-    """Reraise `error` unless the table has a newer version; only a newer version makes the error a conflict."""
-    if dataset.latest_version == dataset.version:
-        raise error

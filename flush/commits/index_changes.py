@@ -23,8 +23,8 @@ To drop an index:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import lance
 
@@ -32,18 +32,14 @@ from memwal.flush.base.create import create_scalar_indexes
 from memwal.flush.base.existing_indexes import DEFAULTS, LANCES_OWN, adoptable, with_existing_indexes
 from memwal.flush.base.setup import index_settings
 from memwal.flush.base.shape import column_ids
-from memwal.flush.base.swap import ConflictRetries
+from memwal.flush.base.swap import retried
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.index_catchup import build_vector_index
 from memwal.memtable import IndexSpec, InvalidRows, check_indexes
 from memwal.memtable.index_spec import nearest
 from memwal.wal import Clock
 from memwal.wal.errors import first_line
-from memwal.wal.panics import RustPanic, panics_as_errors
-
-T = TypeVar("T")
-_RETRIES = 20
-"""Consecutive conflicts with other writers. Commits come every few seconds, and each conflict restarts the build."""
+from memwal.wal.panics import RustPanic
 
 
 def add_index(base: BaseTable, spec: IndexSpec, clock: Clock) -> IndexSpec:
@@ -66,7 +62,7 @@ def add_index(base: BaseTable, spec: IndexSpec, clock: Clock) -> IndexSpec:
         _declare(newest, [*newest.indexes, whole])
         return whole
 
-    return _retried(base, clock, attempt)
+    return retried(base, clock, attempt)
 
 
 def drop_index(base: BaseTable, name: str, clock: Clock) -> None:
@@ -89,7 +85,7 @@ def drop_index(base: BaseTable, name: str, clock: Clock) -> None:
         if name in built:
             dataset.drop_index(name)
 
-    _retried(base, clock, attempt)
+    retried(base, clock, attempt)
 
 
 def drop_undeclared(before: BaseTable, newest: BaseTable) -> bool:
@@ -103,21 +99,6 @@ def drop_undeclared(before: BaseTable, newest: BaseTable) -> bool:
     for name in sorted(gone & built):
         dataset.drop_index(name)
     return bool(gone & built)
-
-
-def _retried(base: BaseTable, clock: Clock, attempt: Callable[[BaseTable, lance.LanceDataset], T]) -> T:
-    """Return the result of `attempt` for the newest version. Repeat it if a newer version appeared in the meantime."""
-    retries = ConflictRetries(base.uri, clock, _RETRIES, "run it again")
-    while True:
-        newest = base.latest()
-        dataset = newest.dataset.checkout_version(newest.version)  # views are not written through
-        try:
-            with panics_as_errors:
-                return attempt(newest, dataset)
-        except (OSError, RuntimeError, ValueError, RustPanic) as error:
-            if isinstance(error, InvalidRows) or newest.dataset.latest_version == newest.version:
-                raise
-            retries.wait(error)
 
 
 def _same(wanted: IndexSpec, declared: IndexSpec) -> IndexSpec:

@@ -197,7 +197,6 @@ def finish_load(
     token: str,
     *,
     clock: Clock,
-    ids: Ids | None = None,
     retries: int = 10,
     options: WalOptions | None = None,
 ) -> bool:
@@ -208,7 +207,7 @@ def finish_load(
     """
     conflict_retries = ConflictRetries(uri, clock, retries)
     try:
-        _Run(uri, dict(storage_options or {}), store, conflict_retries, load_id(token)).finished(clock, ids, options)
+        _Run(uri, dict(storage_options or {}), store, conflict_retries, load_id(token)).finished(clock, None, options)
     except _NotLanded:
         return False
     return True
@@ -274,9 +273,7 @@ class _Run:
         except _CONFLICTS as error:
             if self.failure is not None:
                 raise self.failure from error
-            if base.dataset.latest_version == base.dataset.version:
-                raise
-            self.conflict_retries.wait(error)
+            self.conflict_retries.wait_if_newer(base.dataset, error)
         else:
             self.conflict_retries.reset()
         return None

@@ -99,7 +99,9 @@ class Rounds:
             if not plans and self.unchecked is None:
                 return base
             if not self._gave_way(plans, base):
-                _expect_unmoved(base.latest(), base, plans)
+                newest = base.latest()  # the last part of step 2
+                for plan in plans:
+                    _expect_same_progress(newest, base, plan.region)
                 with panics_as_errors:
                     self._commit(base, plans)
         except (PlanBehind, _Overtaken) as conflict:
@@ -309,13 +311,8 @@ def _newest(manifest: RegionManifest) -> int:
     return max((sst.generation for sst in manifest.ssts), default=0)
 
 
-def _expect_unmoved(newest: BaseTable, read: BaseTable, plans: Sequence[RegionPlan]) -> None:
-    """Raise _Overtaken if a region of `plans` was committed since `read`: the last part of step 2."""
-    for plan in plans:
-        _expect_same_progress(newest, read, plan.region)
-
-
 def _expect_same_progress(newest: BaseTable, read: BaseTable, region: UUID) -> None:
+    """Raise _Overtaken if `region` was committed since `read`."""
     done = newest.committed.get(region, 0)
     if done != read.committed.get(region, 0):
         raise _Overtaken(f"{newest.uri}: version {newest.version} has committed generation {done} of {region}")

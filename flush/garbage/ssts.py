@@ -64,6 +64,7 @@ from uuid import UUID
 
 import lance
 
+from memwal.flush.base.existing_indexes import is_behind
 from memwal.flush.base.manifest import compacted_generations, indexed_generations
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.version_files import stored_versions, tagged_versions
@@ -154,21 +155,11 @@ def _version_times(store: ObjectStore) -> dict[int, float]:
 def _indexed(store: ObjectStore, base: BaseTable) -> dict[str, Generations]:
     details = base.dataset.mem_wal_index_details() or {}
     promised = {*(spec.name for spec in base.indexes), *details.get("maintained_indexes", ())}
-    lagging = set(_lagging(base.dataset, promised))
-    if not lagging:
-        return {}
-    recorded = indexed_generations(store, base.version)
-    return {name: recorded.get(name, {}) for name in sorted(lagging)}
-
-
-def _lagging(dataset: lance.LanceDataset, names: Iterable[str]) -> Iterable[str]:
-    """Yield the indexes in `names` that leave a fragment uncovered; an index that is not built needs nothing."""
-    wanted = set(names)
-    fragments = {fragment.fragment_id for fragment in dataset.get_fragments()}
-    for index in dataset.describe_indices():
-        covered = {fragment for segment in index.segments for fragment in segment.fragment_ids}
-        if index.name in wanted and not covered.issuperset(fragments):
-            yield index.name
+    # An index that is not built needs nothing.
+    built = [index for index in base.dataset.describe_indices() if index.name in promised]
+    lagging = sorted(index.name for index in built if is_behind(base.dataset, index))
+    recorded = indexed_generations(store, base.version) if lagging else {}
+    return {name: recorded.get(name, {}) for name in lagging}
 
 
 _VERSIONS = "/_versions/"
@@ -269,7 +260,10 @@ class SstCollector:
         `needs`: of a base version opened after `listing` was taken. Raises StoreUnavailable, StoreRefused (some
         directories may be deleted by then; collect again); Corrupt if an old manifest cannot be decoded.
         """
-        verdicts = self._verdicts(listing, needs)
+        if (newest := listing.manifest) is None:
+            verdicts = dict.fromkeys(listing.names, Verdict.UNPUBLISHED)
+        else:
+            verdicts = {name: self._verdict(name, newest, needs) for name in listing.names}
         counts = Counter(verdicts.values())
         young: Counter[Verdict] = Counter()
         freed: Counter[Verdict] = Counter()
@@ -297,11 +291,6 @@ class SstCollector:
         )
 
     # ---- judging -------------------------------------------------------------------------------------------------
-
-    def _verdicts(self, listing: RegionListing, needs: BaseNeeds) -> Mapping[str, Verdict]:
-        if listing.manifest is None:
-            return dict.fromkeys(listing.names, Verdict.UNPUBLISHED)
-        return {name: self._verdict(name, listing.manifest, needs) for name in listing.names}
 
     def _verdict(self, name: str, manifest: RegionManifest, needs: BaseNeeds) -> Verdict:
         """Return the verdict on a directory by rules 1 to 4."""

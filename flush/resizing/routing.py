@@ -202,9 +202,7 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
                 base.dataset, transaction, storage_options=dict(base.storage_options), max_retries=0
             )
         except (OSError, RuntimeError, ValueError) as error:
-            if base.dataset.latest_version == base.version:
-                raise
-            conflict_retries.wait(error)
+            conflict_retries.wait_if_newer(base.dataset, error)
         base = BaseTable.open(base.uri, base.storage_options)
     return base
 

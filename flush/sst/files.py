@@ -154,7 +154,10 @@ class _Keys:
         self._pages = beside.submit(page_data, keys, keys.column_names)
 
     def write(self, store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
-        _put_bloom(store, sst_key(region_id, sst.path, BLOOM_NAME), self._bloom.result())
+        bloom = sst_key(region_id, sst.path, BLOOM_NAME)
+        # The directory's name is new and random: any outcome but CREATED is a storage failure.
+        if (outcome := store.put_if_absent(bloom, self._bloom.result())) is not PutOutcome.CREATED:
+            raise StoreUnavailable(f"{bloom}: {outcome.value}; the SST was not published, flush again")
         url, pages = store.url(sst_key(region_id, sst.path)), self._pages.result()
         write_key_sidecar(url, self.keys, self.keys.column_names, store.storage_options, pages=pages)
 
@@ -315,10 +318,3 @@ def _short(directory: str, sst: SsTable, rows: int) -> Corrupt:
     return Corrupt(
         f"{directory}: holds {rows} rows, the manifest says {sst.physical_rows}; restore the directory from a backup"
     )
-
-
-def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:
-    """Write the bloom filter. The directory's name is new and random: any outcome but CREATED is a storage failure."""
-    outcome = store.put_if_absent(key, data)
-    if outcome is not PutOutcome.CREATED:
-        raise StoreUnavailable(f"{key}: {outcome.value}; the SST was not published, flush again")
