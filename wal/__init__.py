@@ -30,10 +30,10 @@ from memwal.wal.lease import ReadLease
 from memwal.wal.log_tail import LogTail
 from memwal.wal.manifest import EpochGuard, ManifestHistory, ManifestStore, RegionManifest, RegionStatus, SsTable
 from memwal.wal.manifest_garbage import ManifestCollector, ManifestGarbage
-from memwal.wal.options import WalOptions
 from memwal.wal.read_ahead import ReadAhead
 from memwal.wal.records import BatchPart, Entry, EntryHeader
 from memwal.wal.replay import find_tip, read_tail, replay, tail_end
+from memwal.wal.retries import WalOptions
 from memwal.wal.store.local import LocalStore
 from memwal.wal.store.open import open_store, probe
 from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome

@@ -48,8 +48,8 @@ from memwal.wal.errors import (
 )
 from memwal.wal.layout import entry_key
 from memwal.wal.manifest import EpochGuard, ManifestStore
-from memwal.wal.options import WalOptions
 from memwal.wal.records import BatchPart, EntryHeader
+from memwal.wal.retries import WalOptions
 from memwal.wal.slot import put_until_known
 from memwal.wal.store.port import ObjectStore
 

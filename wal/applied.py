@@ -57,7 +57,7 @@ import numpy.typing as npt
 from memwal.wal.clock import Clock, Ids
 from memwal.wal.errors import Corrupt, OutcomeUnknown, StoreUnavailable
 from memwal.wal.layout import parse_snapshot_key, snapshot_key, snapshot_prefix
-from memwal.wal.options import WalOptions
+from memwal.wal.retries import WalOptions
 from memwal.wal.slot import put_until_known
 from memwal.wal.store.port import ObjectInfo, ObjectStore
 

@@ -88,10 +88,9 @@ from memwal.wal.entry_reader import EntryReader
 from memwal.wal.errors import Corrupt, Overtaken, Resized, Sealed, WalError
 from memwal.wal.layout import manifest_prefix, wal_prefix
 from memwal.wal.manifest import EpochGuard, ManifestStore, RegionManifest, RegionStatus
-from memwal.wal.options import CLOCK_RATE, WalOptions
 from memwal.wal.records import Entry, EntryHeader
 from memwal.wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
-from memwal.wal.retries import RetriedReads, with_retried_reads
+from memwal.wal.retries import CLOCK_RATE, RetriedReads, WalOptions, with_retried_reads
 from memwal.wal.slot import put_until_known
 from memwal.wal.store.port import ObjectStore
 

@@ -37,8 +37,8 @@ from memwal.wal.errors import Corrupt
 from memwal.wal.fences import FenceIndex, Fences
 from memwal.wal.layout import parse_entry_key, wal_prefix
 from memwal.wal.manifest import ManifestStore
-from memwal.wal.options import WalOptions
 from memwal.wal.records import EntryHeader
+from memwal.wal.retries import WalOptions
 from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _In = TypeVar("_In")

@@ -49,10 +49,9 @@ from memwal.wal.clock import NEVER, Clock, Ids, Instant, SystemClock, SystemIds,
 from memwal.wal.errors import AnotherLog, Corrupt, Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
 from memwal.wal.invariants import check_succession
 from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
-from memwal.wal.options import WalOptions
 from memwal.wal.probing import newest_from
 from memwal.wal.region_manifest import RegionManifest, RegionStatus, SsTable
-from memwal.wal.retries import with_retried_reads
+from memwal.wal.retries import WalOptions, with_retried_reads
 from memwal.wal.slot import put_until_known
 from memwal.wal.store.port import ObjectStore
 

@@ -29,10 +29,9 @@ from memwal.wal.entry_reader import EntryReader
 from memwal.wal.errors import Corrupt, Overtaken
 from memwal.wal.layout import entry_key, parse_entry_key, snapshot_key, wal_prefix
 from memwal.wal.manifest import EpochGuard, ManifestStore, RegionManifest
-from memwal.wal.options import WalOptions
 from memwal.wal.probing import exists_beyond, newest_from
 from memwal.wal.records import Entry, EntryHeader
-from memwal.wal.retries import with_retried_reads
+from memwal.wal.retries import WalOptions, with_retried_reads
 from memwal.wal.store.port import ObjectStore
 
 _BatchKey = tuple[str, int, str]
