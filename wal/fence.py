@@ -162,45 +162,6 @@ class Known:
     """Consecutive entries of the region, beginning after some `replay_after`."""
 
 
-def expect_claimable(
-    region_id: UUID,
-    current: RegionManifest | None,
-    tip: int,
-    *,
-    spec_id: int,
-    committed: int,
-    seal: bool,
-    opening: bool,
-) -> None:
-    """Return if a writer may claim the region whose newest manifest is `current` and whose log has entries up to `tip`.
-
-    `spec_id`: the version of the claimer's routing; `committed`: a generation that the base table has; `seal`,
-    `opening`: the two claims of a resize (`wal.fence`).
-    Raises: Sealed; Resized; Corrupt.
-    """
-    if current is None:
-        expect_no_entries(region_id, tip)
-        if opening:
-            raise Corrupt(f"{manifest_prefix(region_id)}: empty, though a resize sealed it; restore a backup")
-        return
-    _expect_routing(region_id, current, spec_id, seal=seal, opening=opening)
-    if current.current_generation <= committed:
-        raise Corrupt(
-            f"region {region_id}: generation {committed} is committed, but manifest version {current.version} "
-            f"publishes {current.current_generation} next: it is older than the base table; restore the whole table "
-            "from one backup"
-        )
-
-
-def expect_no_entries(region_id: UUID, tip: int) -> None:
-    """Raise Corrupt if the log has an entry: without a manifest, it would have been written without a claim."""
-    if tip:
-        raise Corrupt(
-            f"region {region_id} has WAL entries up to position {tip} but had no manifest; restore "
-            f"{manifest_prefix(region_id)} from a backup, or move {wal_prefix(region_id)} away to start empty"
-        )
-
-
 def _expect_routing(region_id: UUID, current: RegionManifest, spec_id: int, *, seal: bool, opening: bool) -> None:
     if current.spec_id > spec_id or (opening and current.spec_id == spec_id):
         # (model: Resize!Claim)
@@ -413,7 +374,7 @@ class _Claimer:
         while True:
             applied = newest_applied(reader, tip, manifest.replay_after, guard)
             if guard.epoch == 1:
-                expect_no_entries(self.region_id, tip)
+                self._expect_no_entries(tip)
                 return 0, AppliedMap()
             applied = AppliedMap.of(applied if self.opening is None else self.opening).copy()
             header = self._sentinel(guard, manifest, applied, tip + 1)
@@ -519,15 +480,32 @@ class _Claimer:
         return round(1000 * self.options.read_lease) if serves else 0
 
     def _expect_claimable(self, current: RegionManifest | None, tip: int) -> None:
-        expect_claimable(
-            self.region_id,
-            current,
-            tip,
-            spec_id=self.spec_id,
-            committed=self.known.committed,
-            seal=self.seal,
-            opening=self.opening is not None,
-        )
+        """Return if the region may be claimed whose newest manifest is `current` and whose log has entries up to `tip`.
+
+        Raises: Sealed; Resized; Corrupt.
+        """
+        region_id, opening, committed = self.region_id, self.opening is not None, self.known.committed
+        if current is None:
+            self._expect_no_entries(tip)
+            if opening:
+                raise Corrupt(f"{manifest_prefix(region_id)}: empty, though a resize sealed it; restore a backup")
+            return
+        _expect_routing(region_id, current, self.spec_id, seal=self.seal, opening=opening)
+        if current.current_generation <= committed:
+            raise Corrupt(
+                f"region {region_id}: generation {committed} is committed, but manifest version {current.version} "
+                f"publishes {current.current_generation} next: it is older than the base table; restore the whole "
+                "table from one backup"
+            )
+
+    def _expect_no_entries(self, tip: int) -> None:
+        """Raise Corrupt if the log has an entry: without a manifest, it would have been written without a claim."""
+        if tip:
+            raise Corrupt(
+                f"region {self.region_id} has WAL entries up to position {tip} but had no manifest; restore "
+                f"{manifest_prefix(self.region_id)} from a backup, or move {wal_prefix(self.region_id)} away to start "
+                "empty"
+            )
 
     def _probed(self, tip: int) -> int:
         return probe_tip(self.reads, self.region_id, self.codec.suffix, tip)

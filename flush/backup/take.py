@@ -34,7 +34,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -43,15 +43,14 @@ from uuid import UUID
 import lance
 
 from memwal.flush.backup.contents import Piece, Vanished, is_ours, pieces_of, turn
-from memwal.flush.backup.copying import AT_ONCE, Copier, Progress
+from memwal.flush.backup.copying import Copier, CopyRun
 from memwal.flush.backup.moment import Moment, RegionMoment, capture
 from memwal.flush.backup.record import BACKING_UP, RECORD, Copied, CopiedRegion, Record, read_note, read_record
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import BackupOvertaken, InvalidBackup
-from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
+from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.panics import panics_as_errors
-from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
 
 if TYPE_CHECKING:
@@ -68,20 +67,13 @@ _TRIES = 3
 
 
 @dataclass
-class BackupRun:
+class BackupRun(CopyRun):
     """One backup of the table at the root of `source` to the root of `dest`.
 
     Thread safety. One thread; any number of writers, committers and collectors beside it.
     """
 
-    base: BaseTable
-    source: ObjectStore
-    dest: ObjectStore
-    clock: Clock
-    ids: Ids
-    options: WalOptions
-    on_progress: Progress | None = None
-    at_once: int = AT_ONCE
+    base: BaseTable = field(kw_only=True)
 
 
 @panics_as_errors
@@ -92,8 +84,7 @@ def back_up(run: BackupRun, *, resume: bool = False) -> Record:
     InvalidBackup, before anything is written; BackupOvertaken; Corrupt if the table is damaged; OutcomeUnknown,
     StoreUnavailable, StoreRefused, OSError of either storage.
     """
-    run.source = with_retried_reads(run.source, run.clock, run.options)
-    run.dest = with_retried_reads(run.dest, run.clock, run.options)
+    run.retry_reads()
     began = run.clock.now()
     unique = run.ids.entry_id()
     tag = f"memwal-backup-{datetime.fromtimestamp(began, UTC):{_TIME}}-{unique[:8]}"
@@ -265,21 +256,12 @@ def _copy(run: BackupRun, moment: Moment, unique: str) -> list[Copied]:
     """Run steps 4 to 7. Return the copied objects."""
     pieces = pieces_of(moment, run.source)
     present = {info.key: info.size for info in run.dest.describe("")}
-    copier = Copier(
-        run.source,
-        run.dest,
-        run.clock,
-        run.ids,
-        run.options,
-        run.at_once,
-        run.on_progress,
-        before_replacing=lambda: _expect_ours(run, unique),
-    )
+    copier = Copier(run, before_replacing=lambda: _expect_ours(run, unique))
     last = [piece for piece in pieces if turn(piece.key) == 2]
     copied = copier.copy([piece for piece in pieces if turn(piece.key) < 2], present)
     _expect_ours(run, unique)
     _remove_others(run.dest, pieces)
-    copier.on_progress = None
+    run.on_progress = None
     copied += copier.copy(last, present)
     sync_tree(run.dest.url(""))
     return copied
