@@ -12,10 +12,13 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from memwal.flush.base.open import LanceCaches
+from memwal.flush.base.swap import ConflictRetries
+from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.merge_passes import Written
 from memwal.flush.commits.plan import RegionPlan
 from memwal.flush.errors import FlushError
-from memwal.wal import WalError
+from memwal.wal import Clock, Ids, ObjectStore, WalError, WalOptions
 from memwal.wal.panics import is_panic
 
 
@@ -123,3 +126,25 @@ class HeldBack:
         """Raise the error of the first region, if any."""
         for error in self.regions.values():
             raise error
+
+
+@dataclass
+class CommitRun:
+    """What all steps of one commit, or of one load, use.
+
+    Thread safety. One thread only.
+    """
+
+    uri: str
+    storage_options: dict[str, str]
+    store: ObjectStore
+    clock: Clock
+    ids: Ids | None
+    conflict_retries: ConflictRetries
+    caches: LanceCaches
+    options: WalOptions | None
+    totals: CommitTotals = field(default_factory=CommitTotals)
+
+    def opened(self) -> BaseTable:
+        """Return the newest view of the base table."""
+        return BaseTable.open(self.uri, self.storage_options, caches=self.caches)

@@ -10,8 +10,6 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from memwal.flush.base.open import LanceCaches
-from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import AppendedSsts
 from memwal.flush.commits.changes import Changes, read_changes
@@ -26,17 +24,14 @@ from memwal.flush.commits.foreign_writes import (
 )
 from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, fitting, restored_generations, uncommitted
-from memwal.flush.commits.report import CommitTotals, HeldBack, is_failure
+from memwal.flush.commits.report import CommitRun, HeldBack, is_failure
 from memwal.flush.errors import CommitConflict, CountMismatch, UnsupportedTable
 from memwal.wal import (
-    Clock,
     Corrupt,
     ManifestStore,
-    ObjectStore,
     OutcomeUnknown,
     RegionManifest,
     StoreUnavailable,
-    WalOptions,
     regions,
 )
 from memwal.wal.errors import first_line
@@ -53,27 +48,19 @@ class _Overtaken(Exception):
     """Another writer created a version in between; the round restarts. Never leaves this module."""
 
 
-@dataclass
-class Rounds:
+@dataclass(kw_only=True)
+class Rounds(CommitRun):
     """The rounds of one commit.
 
     Thread safety. One thread only.
     """
 
-    uri: str
-    storage_options: dict[str, str]
-    store: ObjectStore
-    clock: Clock
-    conflict_retries: ConflictRetries
     memory_max: int
     courtesy: float
     """Seconds left to wait for other committers."""
     committer: str
     """Name of this committer in its plans."""
-    caches: LanceCaches
     held_back: HeldBack
-    options: WalOptions | None = None
-    totals: CommitTotals = field(default_factory=CommitTotals)
     unchecked: pa.Table | None = None
     """Keys of an upserts pass that Lance rebased onto versions that no round has read."""
     appended: AppendedSsts | None = None
@@ -92,7 +79,7 @@ class Rounds:
     def next(self) -> BaseTable | None:
         """Run one round. Return the base table if nothing is left to do, else None."""
         manifests = self._manifests()
-        base = BaseTable.open(self.uri, self.storage_options, caches=self.caches)
+        base = self.opened()
         plans: list[RegionPlan] = []
         try:
             plans = self._agreed(manifests, base)
