@@ -138,7 +138,15 @@ class WalAppender:
             alone = rows is None
             applied = AppliedMap.of(applied)
             if not self.holds(applied):
-                self._write_snapshot(applied)
+                write_snapshot(
+                    applied,
+                    self._store,
+                    self._region_id,
+                    self.next_position,
+                    ids=self._ids,
+                    clock=self._clock,
+                    options=self._options,
+                )
             name = applied.snapshot.name
             unique = self._ids.entry_id()
             guard = self._guard
@@ -173,17 +181,6 @@ class WalAppender:
                 f"region {self._region_id}: the writer of epoch {self._guard.epoch} stopped itself at position "
                 f"{self._poison.position} ({self._poison.cause}); open the region again to recover"
             )
-
-    def _write_snapshot(self, applied: AppliedMap) -> None:
-        write_snapshot(
-            applied,
-            self._store,
-            self._region_id,
-            self.next_position,
-            ids=self._ids,
-            clock=self._clock,
-            options=self._options,
-        )
 
     def _put(self, data: bytes) -> int:
         position = self.next_position

@@ -120,7 +120,8 @@ class WalCollector:
         fences, unreadable = self._fences.among(considered)
         kept = fences | unreadable | self._possible_fences(considered) if old else fences
         condemned = [position for position in old if position not in kept]
-        snapshots = [each for each in self._superseded(last, newest) if each.modified <= self._clock.now() - min_age]
+        named = superseded(self._store, self._region_id, last, newest.snapshot) if newest is not None else []
+        snapshots = [each for each in named if each.modified <= self._clock.now() - min_age]
         if not dry_run:
             self._index.save(self._fences.epochs(fences))
             self._each(lambda position: self._store.delete(entries[position].key), condemned)
@@ -161,9 +162,6 @@ class WalCollector:
         headers = zip(above, self._each(self._readable_header, above), strict=True)
         rows = {at for at, header in headers if isinstance(header, EntryHeader) and not _may_be_fence(header)}
         return gone | set(above) - rows
-
-    def _superseded(self, last: int, newest: EntryHeader | None) -> list[ObjectInfo]:
-        return [] if newest is None else superseded(self._store, self._region_id, last, newest.snapshot)
 
     def _newest_map(self, tip: int) -> tuple[int, EntryHeader | None]:
         """Return position and header of the newest entry with the applied map; the tip and None without one."""

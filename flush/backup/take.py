@@ -48,6 +48,7 @@ from memwal.flush.backup.moment import Moment, RegionMoment, capture
 from memwal.flush.backup.record import BACKING_UP, RECORD, Copied, CopiedRegion, Record, read_note, read_record
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.table import BaseTable
+from memwal.flush.base.version_files import tags_of
 from memwal.flush.errors import BackupOvertaken, InvalidBackup
 from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.panics import panics_as_errors
@@ -63,7 +64,7 @@ TAGS_KEPT = 7 * 86_400.0
 _TAG = re.compile(r"memwal-backup-(?P<time>[0-9]{8}T[0-9]{6}Z)-[0-9a-f]{8}")
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRIES = 3
-"""Attempts to create a tag, and to list tags; Lance fails to list them if one is deleted in the meantime."""
+"""Attempts to create or delete a tag."""
 
 
 @dataclass
@@ -193,24 +194,13 @@ def _untag_noted(run: BackupRun, note: Mapping[str, Any]) -> None:
 
 
 def _remove_tags(dataset: lance.LanceDataset, before: float) -> None:
-    for name in _tags(dataset):
+    for name in tags_of(dataset):
         parsed = _TAG.fullmatch(name)
         if parsed is None:
             continue
         made = datetime.strptime(parsed["time"], _TIME).replace(tzinfo=UTC).timestamp()
         if made < before:
             _untag(dataset, name)
-
-
-def _tags(dataset: lance.LanceDataset) -> Mapping[str, int]:
-    """Return the version of each tag."""
-    for attempt in range(1, _TRIES + 1):
-        try:
-            return {name: int(tag["version"]) for name, tag in dataset.tags.list().items()}
-        except (OSError, ValueError):
-            if attempt == _TRIES:
-                raise
-    raise AssertionError("unreachable")
 
 
 @contextmanager
@@ -229,7 +219,7 @@ def _tag(base: BaseTable, tag: str) -> None:
             base.dataset.tags.create(tag, base.version)
             return
         except (OSError, ValueError) as error:
-            if _tags(base.dataset).get(tag) == base.version:
+            if (made := tags_of(base.dataset).get(tag)) and int(made["version"]) == base.version:
                 return  # the answer to an earlier attempt was lost
             if not base.is_kept():
                 raise Vanished(f"version {base.version}") from error

@@ -207,7 +207,9 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         version = json.loads(metadata.get(VERSION, b"null"))
         version_id = None if version is None else int(version["id"])
         buckets, routing, rules = int(metadata[REGIONS]), int(metadata.get(ROUTING, b"1")), _read_rules(metadata)
-        ttl, ttl_id = _read_ttl(metadata)
+        expires = json.loads(metadata.get(TTL, b"null"))
+        ttl = None if expires is None else Ttl("", float(expires["seconds"]))
+        ttl_id = None if expires is None else int(expires["id"])
         routed_ids = tuple(int(id) for id in json.loads(metadata.get(ROUTED_BY, b"[]")))
         return Setup(buckets, specs, wal_format, ids, by, by_ids, rules, version_id, routing, ttl, ttl_id, routed_ids)
     except (ValueError, TypeError, KeyError) as error:
@@ -215,11 +217,6 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} or {TTL.decode()} cannot "
             f"be read ({error}); open it with the version of memwal that created it"
         ) from error
-
-
-def _read_ttl(metadata: Mapping[bytes, bytes]) -> tuple[Ttl | None, int | None]:
-    stored = json.loads(metadata.get(TTL, b"null"))
-    return (None, None) if stored is None else (Ttl("", float(stored["seconds"])), int(stored["id"]))
 
 
 def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:

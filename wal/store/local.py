@@ -98,12 +98,6 @@ TEMPORARY = ".memwal-put-"
 _MOST_DIRECTORIES = 64
 
 
-def _make_directory(path: Path) -> None:
-    """Create `path` unless it exists, and make its name durable in both cases."""
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)
-
-
 def sync_directory(path: Path) -> None:
     """Make the names in the directory `path` durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -427,8 +421,9 @@ class LocalStore:
         if self._root_identity is None:
             sync_names(path)
         for name in filter(None, folder.split("/")):
-            path = path / name
-            _make_directory(path)
+            parent, path = path, path / name
+            path.mkdir(exist_ok=True)
+            sync_directory(parent)
 
     def _evict(self) -> None:
         """Close the least recently used directory, but never one whose sync failed: that must be remembered."""
