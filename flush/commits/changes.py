@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -12,7 +13,6 @@ import pyarrow as pa
 
 from memwal.flush.commits.plan import RegionPlan
 from memwal.flush.commits.report import is_failure
-from memwal.flush.parallel_map import each
 from memwal.flush.sst.files import read_sst
 from memwal.memtable import TOMBSTONE
 from memwal.wal import ObjectStore, SsTable
@@ -111,7 +111,10 @@ def _read_all(
                 raise
             return error
 
-    return list(each(read, ssts, _READERS if len(ssts) > 1 else 1))
+    if len(ssts) < 2:
+        return [read(region_sst) for region_sst in ssts]
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="commit-read") as readers:
+        return list(readers.map(read, ssts))
 
 
 def _kept(rows: pa.Table, mask: Mask) -> pa.Table:
