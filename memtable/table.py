@@ -181,7 +181,9 @@ class MemTable:
         if not same and not rows.schema.equals(self.schema, check_metadata=False):
             raise InvalidRows(_schema_difference(rows.schema, self.schema))
         for name in (*self.key, TOMBSTONE):
-            _check_not_null(rows, name)
+            if (column := rows.column(name)).null_count:
+                row = int(column.is_null().to_pylist().index(True))
+                raise InvalidRows(f"column {name!r} is null in row {row}: give it a value", column=name, row=row)
         # One schema for all batches, metadata too.
         return rows if same else pa.Table.from_arrays(rows.columns, schema=self.schema)
 
@@ -222,13 +224,6 @@ def _check_key(schema: pa.Schema, key: Sequence[str]) -> None:
     for name in key:
         if name not in schema.names or not is_key_type(schema.field(name).type):
             raise InvalidRows(f"key column {name!r} is missing or of a type that cannot be a key", column=name)
-
-
-def _check_not_null(rows: pa.Table, name: str) -> None:
-    column = rows.column(name)
-    if column.null_count:
-        row = int(column.is_null().to_pylist().index(True))
-        raise InvalidRows(f"column {name!r} is null in row {row}: give it a value", column=name, row=row)
 
 
 def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str:

@@ -160,7 +160,8 @@ class WalCollector:
         gone = {position for position in positions if position not in entries}
         above = _above_younger(positions, entries)
         headers = zip(above, self._each(self._readable_header, above), strict=True)
-        rows = {at for at, header in headers if isinstance(header, EntryHeader) and not _may_be_fence(header)}
+        read = {at: header for at, header in headers if isinstance(header, EntryHeader)}
+        rows = {at for at, header in read.items() if not header.sentinel and header.applied is not None}
         return gone | set(above) - rows
 
     def _newest_map(self, tip: int) -> tuple[int, EntryHeader | None]:
@@ -194,7 +195,3 @@ def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) 
     times = [entries[position].modified if position in entries else inf for position in positions]
     above = zip(positions, times, accumulate(times, max), strict=True)
     return [position for position, modified, latest in above if modified < latest]
-
-
-def _may_be_fence(header: EntryHeader) -> bool:
-    return header.sentinel or header.applied is None

@@ -299,7 +299,10 @@ def _raise_missing(reader: EntryReader, position: int, guard: EpochGuard | None 
     """
     newest = ManifestStore(reader.store, reader.region_id).latest()
     _expect_not_passed(newest, reader.region_id, position, guard)
-    raise _hole(reader, position)
+    raise Corrupt(
+        f"{reader.key(position)}: position {position} is missing, though a later entry or the manifest says that it "
+        "existed; nothing was skipped: restore this object from a backup"
+    )
 
 
 def _expect_not_passed(newest: RegionManifest | None, region_id: UUID, position: int, guard: EpochGuard | None) -> None:
@@ -308,14 +311,6 @@ def _expect_not_passed(newest: RegionManifest | None, region_id: UUID, position:
         guard.fenced_by(newest.writer_epoch)
     if newest is not None and newest.replay_after >= position:
         raise Overtaken(region_id, position, newest.replay_after, newest.current_generation)
-
-
-def _hole(reader: EntryReader, position: int) -> Corrupt:
-    """Return the error for a missing entry."""
-    return Corrupt(
-        f"{reader.key(position)}: position {position} is missing, though a later entry or the manifest says that it "
-        "existed; nothing was skipped: restore this object from a backup"
-    )
 
 
 def visible(

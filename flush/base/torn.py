@@ -178,13 +178,9 @@ def _lacking_segments(store: ObjectStore, uri: str, version: int, known: frozens
             of_lance = index.name.startswith("__lance_") or segment.base_id is not None
             if not of_lance and UUID(str(segment.uuid)) not in known and has_files(segment):
                 files = store.describe(f"_indices/{segment.uuid}/")
-                sizes = [info.size for info in files if not _is_temporary(info.key)]
+                # Lance writes a file under a temporary name before renaming it.
+                sizes = [info.size for info in files if not info.key.rpartition("/")[2].startswith(".tmp")]
                 yield not sizes or sum(sizes) < (segment.size_bytes or 0)
-
-
-def _is_temporary(key: str) -> bool:
-    """Return whether an object has a temporary name, under which Lance writes a file before renaming it."""
-    return key.rpartition("/")[2].startswith(".tmp")
 
 
 def _unused(path: Path) -> Path:

@@ -101,8 +101,10 @@ def _taken(column: pa.ChunkedArray, rows: Positions) -> pa.Array:
 
 def _differs(one: pa.Array, two: pa.Array) -> Mask:
     """Return True for the positions where the two values differ."""
-    if one.type != two.type:
-        one, two = _of_one_type(one, two)
+    if pa.types.is_null(one.type):
+        one = one.cast(two.type)
+    elif one.type != two.type:
+        two = two.cast(one.type)
     nulls_one, nulls_two = _mask(pc.is_null(one)), _mask(pc.is_null(two))
     both = ~nulls_one & ~nulls_two
     differs: Mask = nulls_one != nulls_two
@@ -152,12 +154,6 @@ def _lists_differ(one: pa.Array, two: pa.Array) -> Mask:
 def _bits(array: pa.Array) -> npt.NDArray[np.generic]:
     values = array.to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
-
-
-def _of_one_type(one: pa.Array, two: pa.Array) -> tuple[pa.Array, pa.Array]:
-    if pa.types.is_null(one.type):
-        return one.cast(two.type), two
-    return one, two.cast(one.type)
 
 
 def _mask(array: pa.Array) -> Mask:
