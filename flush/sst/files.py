@@ -151,15 +151,14 @@ class _Keys:
     def __init__(self, keys: pa.Table, beside: Executor) -> None:
         self.keys = keys
         self._bloom = beside.submit(bloom_bytes, keys)
-        self._pages = beside.submit(page_data, keys, keys.column_names)
+        self._pages = beside.submit(page_data, keys)
 
     def write(self, store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
         bloom = sst_key(region_id, sst.path, BLOOM_NAME)
         # The directory's name is new and random: any outcome but CREATED is a storage failure.
         if (outcome := store.put_if_absent(bloom, self._bloom.result())) is not PutOutcome.CREATED:
             raise StoreUnavailable(f"{bloom}: {outcome.value}; the SST was not published, flush again")
-        url, pages = store.url(sst_key(region_id, sst.path)), self._pages.result()
-        write_key_sidecar(url, self.keys, self.keys.column_names, store.storage_options, pages=pages)
+        write_key_sidecar(store.url(sst_key(region_id, sst.path)), self._pages.result(), store.storage_options)
 
 
 def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> bool:
