@@ -178,7 +178,7 @@ def agree(
 def agreed(key: str, first: int, data: bytes) -> tuple[int, str]:
     """Return the last generation of a stored plan and its committer; "" for old plans without a committer.
 
-    Raises Corrupt if `data` is no plan that begins at generation `first`.
+    Raises Corrupt unless `data` is a plan that begins at generation `first`.
     """
     try:
         stored = json.loads(data)
