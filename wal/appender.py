@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 from uuid import UUID
 
@@ -57,12 +56,6 @@ _PROOF_LASTS = 5.0
 """Seconds after which an append reads the manifest again. A busy region reads it twelve times a minute, an idle one
 never, and no collector or lifecycle rule has a minimum age this short.
 """
-
-
-@dataclass(frozen=True)
-class _Poison:
-    position: int
-    cause: BaseException
 
 
 class WalAppender:
@@ -98,7 +91,7 @@ class WalAppender:
         self._options = options or WalOptions()
         self._snapshot = snapshot
         self._in_use = threading.Lock()
-        self._poison: _Poison | None = None
+        self._poison: tuple[int, BaseException] | None = None
         self._manifests = ManifestStore(store, region_id, ids=ids, clock=clock, options=self._options)
 
     @property
@@ -177,9 +170,10 @@ class WalAppender:
     def _check_alive(self) -> None:
         self._guard.check()
         if self._poison is not None:
+            position, cause = self._poison
             raise Poisoned(
                 f"region {self._region_id}: the writer of epoch {self._guard.epoch} stopped itself at position "
-                f"{self._poison.position} ({self._poison.cause}); open the region again to recover"
+                f"{position} ({cause}); open the region again to recover"
             )
 
     def _put(self, data: bytes) -> int:
@@ -202,7 +196,7 @@ class WalAppender:
             raise  # Nothing landed: the slot is still free.
         except BaseException as error:
             # Any other error, including an interrupt during the put: the slot's content is unknown.
-            self._poison = _Poison(position, error)
+            self._poison = position, error
             raise
         self.next_position = position + 1
         return position

@@ -160,10 +160,6 @@ class ManifestStore:
             listed = again
         raise StoreUnavailable(f"{manifest_prefix(self.region_id)}: {_LOOKS} times the newest version listed was gone")
 
-    def read(self, version: int) -> RegionManifest | None:
-        """Return one version, or None if it does not exist."""
-        return self._get(version)
-
     def create(
         self, current: RegionManifest | None, proposed: RegionManifest, *, hint: bool = True
     ) -> RegionManifest | None:
@@ -242,7 +238,7 @@ class ManifestStore:
     def _check_claimed(self, current: RegionManifest, version: int, edit_id: str) -> None:
         claimed_by = current.claim_id
         if not claimed_by:  # Lance's writer, which drops memwal's fields, wrote the newest version
-            claimed = self._get(version)
+            claimed = self.read(version)
             claimed_by = claimed.edit_id if claimed is not None else ""
         if claimed_by != edit_id:
             raise Corrupt(
@@ -268,7 +264,8 @@ class ManifestStore:
             raise Corrupt(f"region {self.region_id} has no manifest; claim the region first")
         return current
 
-    def _get(self, version: int) -> RegionManifest | None:
+    def read(self, version: int) -> RegionManifest | None:
+        """Return one version, or None if it does not exist. Raises: Corrupt, StoreUnavailable, StoreRefused."""
         key = manifest_key(self.region_id, version)
         data = self._reads.get(key)
         if data is None:
@@ -288,8 +285,8 @@ class ManifestStore:
         pruned there.
         """
         top = newest_from(lambda version: self._reads.exists(manifest_key(self.region_id, version)), start)
-        newest = self._get(top)
-        first = newest if top == start else self._get(start)
+        newest = self.read(top)
+        first = newest if top == start else self.read(start)
         if newest is None or first is None or (edit_id and first.edit_id != edit_id):
             return None
         if newest.log_id and first.log_id and newest.log_id != first.log_id:
@@ -300,7 +297,7 @@ class ManifestStore:
         """Return whether the slot of the version just created after `current` had never been filled before."""
         if current is None:
             return (self._listed() or 1) == 1
-        before = self._get(current.version)
+        before = self.read(current.version)
         return before is not None and before.edit_id == current.edit_id
 
     def _hinted(self) -> tuple[int, str] | None:
