@@ -32,7 +32,7 @@ import pyarrow as pa
 from memwal.memtable.arrays import Mask
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.index_spec import nearest
+from memwal.memtable.index_spec import is_key_type, nearest
 
 TOMBSTONE = "_tombstone"
 _FIXED_WIDTH = (
@@ -157,19 +157,6 @@ def row_schema(base: pa.Schema, key: Sequence[str]) -> pa.Schema:
 def required_columns(base: pa.Schema, key: Sequence[str]) -> tuple[str, ...]:
     """Return the columns outside the key that the base table declares not null; the row schema cannot express this."""
     return tuple(f.name for f in base if not f.nullable and f.name not in key)
-
-
-def is_key_type(kind: pa.DataType) -> bool:
-    """Return whether a column of this type may be part of a key."""
-    types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_boolean(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-    )
 
 
 def with_tombstone(

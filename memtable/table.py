@@ -21,9 +21,9 @@ from memwal.memtable.arrays import GrowableArray
 from memwal.memtable.batch_store import BatchStore
 from memwal.memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memwal.memtable.filter.scalar_index import ScalarIndex
-from memwal.memtable.index_spec import IndexSpec, check_indexes, vector_width
+from memwal.memtable.index_spec import IndexSpec, check_indexes, is_key_type, vector_width
 from memwal.memtable.key.index import KeyIndex, NoKeys
-from memwal.memtable.schema import TOMBSTONE, is_key_type
+from memwal.memtable.schema import TOMBSTONE
 from memwal.memtable.snapshot import Indexes, Snapshot
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.vector.column import VectorBatch, read_vectors, usable_vectors
